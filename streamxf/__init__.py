@@ -1,0 +1,92 @@
+"""streamxf: a chain of codecs for PyTorch Distributed Checkpoint.
+
+    writer = streamxf.FileSystemWriter(path, _extensions=[ZStandard(level=3), Checksum(), Encrypt(key)])
+    dcp.save(state_dict, storage_writer=writer)
+    dcp.load(state_dict, storage_reader=streamxf.FileSystemReader(path, keys=key))
+
+Names are imported when they are first used, so ``import streamxf`` costs nothing and only the DCP parts import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamxf import errors
+    from streamxf.chain import Chain
+    from streamxf.codec import BlockInfo, Codec, StreamInfo
+    from streamxf.codecs.checksum import Checksum
+    from streamxf.codecs.encrypt import Encrypt
+    from streamxf.codecs.lz4 import LZ4
+    from streamxf.codecs.zstd import ZStandard
+    from streamxf.dcp.attach import attach
+    from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
+    from streamxf.dcp.reader import FileSystemReader
+    from streamxf.dcp.registry import Registry
+    from streamxf.dcp.writer import FileSystemWriter
+    from streamxf.errors import StreamxfError
+    from streamxf.fileio import decode, encode, open
+    from streamxf.keys import Key, KeyRing
+    from streamxf.registry import CodecRegistry
+
+_HOME = {
+    "BlockInfo": "streamxf.codec",
+    "Chain": "streamxf.chain",
+    "Checksum": "streamxf.codecs.checksum",
+    "Codec": "streamxf.codec",
+    "CodecRegistry": "streamxf.registry",
+    "Encrypt": "streamxf.codecs.encrypt",
+    "FileSystemReader": "streamxf.dcp.reader",
+    "FileSystemWriter": "streamxf.dcp.writer",
+    "FsspecReader": "streamxf.dcp.fsspec",
+    "FsspecWriter": "streamxf.dcp.fsspec",
+    "Key": "streamxf.keys",
+    "KeyRing": "streamxf.keys",
+    "LZ4": "streamxf.codecs.lz4",
+    "Registry": "streamxf.dcp.registry",
+    "StreamInfo": "streamxf.codec",
+    "StreamxfError": "streamxf.errors",
+    "ZStandard": "streamxf.codecs.zstd",
+    "attach": "streamxf.dcp.attach",
+    "decode": "streamxf.fileio",
+    "encode": "streamxf.fileio",
+    "open": "streamxf.fileio",
+}
+
+__all__ = [
+    "LZ4",
+    "BlockInfo",
+    "Chain",
+    "Checksum",
+    "Codec",
+    "CodecRegistry",
+    "Encrypt",
+    "FileSystemReader",
+    "FileSystemWriter",
+    "FsspecReader",
+    "FsspecWriter",
+    "Key",
+    "KeyRing",
+    "Registry",
+    "StreamInfo",
+    "StreamxfError",
+    "ZStandard",
+    "attach",
+    "decode",
+    "encode",
+    "errors",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in ("errors", "testing"):
+        return import_module(f"streamxf.{name}")
+    raise AttributeError(f"module 'streamxf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

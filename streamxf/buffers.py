@@ -1,0 +1,106 @@
+"""Bytes-like objects as flat views without a copy, and memory that is reused from block to block.
+
+Blocks are a mebibyte each: allocating one per step costs more in page faults than many codecs cost in work, and with two threads it collapses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
+
+from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+
+class Writable(Protocol):
+    """The part of a binary file that streamxf writes to."""
+
+    def write(self, data: Buffer, /) -> int | None: ...
+
+
+def flat_view(data: Buffer) -> memoryview:
+    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy.
+
+    Raises
+    ------
+    TypeError
+        If `data` has no buffer, or one that is not contiguous.
+    """
+    view = memoryview(data)
+    if view.format == "B" and view.ndim == 1 and view.contiguous:
+        return view
+    if view.nbytes == 0:
+        return memoryview(b"")  # cast() refuses shapes with a zero in them
+    if not view.c_contiguous:
+        raise TypeError("streamxf needs C-contiguous data; copy the array first, e.g. with numpy.ascontiguousarray")
+    return view.cast("B")
+
+
+def write_all(file: Writable, data: Buffer) -> int:
+    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes.
+
+    Raises
+    ------
+    OSError
+        If `file` takes nothing (a full or non-blocking file).
+    """
+    view = flat_view(data)
+    written = 0
+    while written < len(view):
+        count = file.write(view[written:])
+        if not count:
+            raise OSError(f"the file took {written} of {len(view)} bytes and then no more")
+        written += count
+    return written
+
+
+class Scratch:
+    """Memory for one block on its way through a chain: one buffer for each step that asks for one."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, bytearray] = {}
+
+    def take(self, step: int, size: int) -> memoryview:
+        """Return `size` writable bytes for `step`, valid until the block has left the chain. Their contents are undefined."""
+        buffer = self._buffers.get(step)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[step] = bytearray(size)
+        return memoryview(buffer)[:size]
+
+
+class ScratchPool:
+    """Scratch memory of blocks that are done, for the next blocks; last in, first out, because that one is still in cache."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._free: list[Scratch] = []
+
+    def take(self) -> Scratch:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Scratch()
+
+    def give(self, scratch: Scratch) -> None:
+        if len(self._free) < self._keep:
+            self._free.append(scratch)
+
+
+_local = threading.local()
+
+
+def per_thread(factory: Callable[..., T], *arguments: Hashable) -> T:
+    """Return ``factory(*arguments)``, made once for each thread and set of arguments.
+
+    For compression contexts, which are costly to make and must not be shared between threads.
+    """
+    made: dict[Any, Any] | None = getattr(_local, "made", None)
+    if made is None:
+        made = _local.made = {}
+    key = (factory, arguments)
+    if key not in made:
+        made[key] = factory(*arguments)
+    result: T = made[key]
+    return result

@@ -1,0 +1,250 @@
+"""`Chain`: codecs in the order in which data flows through them on save; its rules of order, and one block's way through it.
+
+On save a block passes the codecs front to back, on load back to front. All of that happens inside one worker, so that the block stays in cache.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Union
+
+from streamxf.buffers import Scratch, flat_view
+from streamxf.codec import BlockInfo, Codec, StreamInfo
+from streamxf.descriptor import Descriptor
+from streamxf.errors import AuthenticationError, ChainError, CodecError, StreamxfError
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.registry import BUILTINS, ENCRYPT, CodecRegistry
+
+MAX_CODECS = 8
+MAX_CHAIN_TEXT = 1024
+
+ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A frozen tuple of codecs.
+
+    Parameters
+    ----------
+    codecs : sequence of Codec
+        In the order in which data flows through them on save: ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses, then checks, then encrypts.
+        At most 8.
+
+    Raises
+    ------
+    ChainError
+        If the codecs break a rule of order; the message gives the reason.
+    """
+
+    codecs: tuple[Codec, ...]
+
+    def __init__(self, codecs: Iterable[Codec] = ()) -> None:
+        object.__setattr__(self, "codecs", tuple(codecs))
+        _check_order(self.codecs)
+
+    @classmethod
+    def of(cls, chain: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+        """Make a chain of whatever a ``chain=`` argument takes: a Chain, codecs, one codec, or the text form.
+
+        `keys` is used for ``encrypt`` in the text form only; it must then hold exactly one key.
+        """
+        if isinstance(chain, Chain):
+            return chain
+        if isinstance(chain, str):
+            return cls.parse(chain, keys, registry)
+        return cls((chain,)) if isinstance(chain, Codec) else cls(chain)
+
+    @classmethod
+    def parse(cls, text: str, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+        """Read the text form: ``zstd:level=3+checksum+encrypt``.
+
+        Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:`` and parameters joined by commas. The
+        empty text is the empty chain.
+
+        Raises
+        ------
+        ChainError
+            If the text cannot be read, or has ``encrypt`` and `keys` does not hold exactly one key.
+        UnknownCodecError
+            If a name is unknown.
+        """
+        registry = registry or CodecRegistry()
+        return cls(_parse_codec(part.strip(), keys, registry) for part in text.split("+")) if text.strip() else cls()
+
+    def __str__(self) -> str:
+        return "+".join(_format_codec(codec) for codec in self.codecs)
+
+    def __iter__(self) -> Iterator[Codec]:
+        return iter(self.codecs)
+
+    def __len__(self) -> int:
+        return len(self.codecs)
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """The codecs' descriptors in save order."""
+        return tuple(codec.descriptor() for codec in self.codecs)
+
+    @classmethod
+    def from_descriptors(cls, descriptors: Iterable[Descriptor | str], keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+        """Rebuild a chain from its descriptors in save order.
+
+        Raises
+        ------
+        UnknownCodecError, DescriptorError, KeyMissingError, WrongKeyError
+            As `CodecRegistry.build`.
+        """
+        registry = registry or CodecRegistry()
+        ring = KeyRing.of(keys)
+        parsed = (Descriptor.parse(item) if isinstance(item, str) else item for item in descriptors)
+        return cls(registry.build(descriptor, ring) for descriptor in parsed)
+
+    def renew(self) -> Chain:
+        """The chain for one save: whatever is drawn at random for each save is drawn anew."""
+        return Chain(codec.renew() for codec in self.codecs)
+
+    @property
+    def encryption(self) -> Codec | None:
+        """The chain's Encrypt codec, or None."""
+        return next((codec for codec in self.codecs if codec.name == ENCRYPT), None)
+
+
+class StreamCoder:
+    """A chain made ready for one stream: encodes and decodes its blocks, from any thread.
+
+    Parameters
+    ----------
+    chain : Chain
+    stream : StreamInfo
+    """
+
+    def __init__(self, chain: Chain, stream: StreamInfo) -> None:
+        self.stream = stream
+        self.stage_limit = stage_limit(stream.block_size)
+        self._steps: list[tuple[Codec, Any]] = [(codec, codec.start(stream)) for codec in chain]
+
+    @property
+    def seal(self) -> bytes | None:
+        """The header's seal, 32 bytes, where the chain encrypts."""
+        return next((state.seal for codec, state in self._steps if codec.name == ENCRYPT), None)
+
+    def check_seal(self, stored: bytes | None) -> None:
+        """Compare the seal that a header holds with the one that the key gives.
+
+        Raises
+        ------
+        AuthenticationError
+            If they differ, or one is missing.
+        """
+        seal = self.seal
+        if (seal is None) != (stored is None) or (seal is not None and stored is not None and not hmac.compare_digest(seal, stored)):
+            raise AuthenticationError("the container's seal does not match: its header was altered, or it was sealed under another data key")
+
+    def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
+        """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
+        for step, (codec, state) in enumerate(self._steps):
+            info = BlockInfo(index, last, self.stage_limit, state, self.stream, partial(scratch.take, step))
+            block = self._run(codec.encode, codec, block, info)
+        return block
+
+    def decode(self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None) -> memoryview:
+        """Pass one stored block through the chain, back to front.
+
+        Parameters
+        ----------
+        out : memoryview, optional
+            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the result may lie in `scratch`, and is at most a
+            block long.
+        """
+        limit = self.stream.block_size if out is None else len(out)
+        for step, (codec, state) in reversed(list(enumerate(self._steps))):
+            final = step == 0
+            take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
+            info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
+            block = self._run(codec.decode, codec, block, info)
+        if len(block) > limit or (out is not None and len(block) != limit):
+            raise CodecError(f"block decodes to {len(block)} bytes where {limit} belong")
+        if out is not None and block is not out:
+            out[:] = block
+        return block if out is None else out
+
+    def _run(self, step: Any, codec: Codec, block: memoryview, info: BlockInfo) -> memoryview:
+        try:
+            result = flat_view(step(block, info))
+        except StreamxfError as error:
+            raise error.locate(block=info.index, item=self.stream.item)
+        except Exception as error:
+            raise CodecError(f"codec {codec.name} could not {step.__name__} a block: {type(error).__name__}: {error}", block=info.index, item=self.stream.item) from error
+        if len(result) > info.limit:
+            raise CodecError(
+                f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} are allowed",
+                block=info.index,
+                item=self.stream.item,
+            )
+        return result
+
+
+def stage_limit(block_size: int) -> int:
+    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block of `block_size` bytes."""
+    return block_size + block_size // 16 + 1024
+
+
+def _take_out(out: memoryview, scratch: Scratch, step: int, size: int) -> memoryview:
+    return out if size == len(out) else scratch.take(step, size)
+
+
+def _check_order(codecs: tuple[Codec, ...]) -> None:
+    if len(codecs) > MAX_CODECS:
+        raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(codecs)}")
+    encrypted = False
+    for codec in codecs:
+        if not isinstance(codec, Codec):
+            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is none")
+        if encrypted and codec.role == "encryption":
+            raise ChainError("a chain encrypts at most once: a second key adds no protection, and doubles what can be lost")
+        if encrypted and codec.role != "checksum":
+            raise ChainError(f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has structure; put it before Encrypt. Only a checksum may follow")
+        encrypted = encrypted or codec.role == "encryption"
+
+
+def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
+    name, colon, rest = text.partition(":")
+    if not name or (colon and not rest):
+        raise ChainError(f"chain text: {text!r} is not name or name:key=value,key=value")
+    full = f"streamxf.{name}" if f"streamxf.{name}" in BUILTINS else name
+    parameters: dict[str, str] = {}
+    for pair in rest.split(",") if rest else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not key or key in parameters:
+            raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or stands twice")
+        parameters[key] = value
+    if full == ENCRYPT:
+        return _parse_encrypt(parameters, KeyRing.of(keys))
+    if "." not in full:
+        shorts = ", ".join(known.removeprefix("streamxf.") for known in BUILTINS)
+        raise ChainError(f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name")
+    return registry.find(full).from_parameters(parameters)
+
+
+def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
+    from streamxf.codecs.encrypt import Encrypt
+
+    if parameters:
+        raise ChainError("chain text: encrypt takes no parameters")
+    if len(ring) != 1:
+        raise ChainError(f"chain text: 'encrypt' needs exactly one key in keys=, and there are {len(ring)}")
+    return Encrypt(next(iter(ring)))
+
+
+def _format_codec(codec: Codec) -> str:
+    name = codec.name.removeprefix("streamxf.")
+    if codec.name == ENCRYPT:
+        return name
+    descriptor = codec.descriptor()
+    parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
+    return f"{name}:{parameters}" if parameters else name
+

@@ -1,0 +1,214 @@
+"""`Codec`, the base class of every codec, and what a codec is told about the block and the stream at hand.
+
+A codec is one reversible transform of a block of bytes. It is a frozen dataclass: its fields are its parameters, it holds no state of any
+stream, and one object is shared by all threads. What belongs to a stream (a derived key, a table) is made once by `Codec.start` and comes back
+with every block.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar, Literal, Self, get_type_hints
+
+from typing_extensions import Buffer
+
+from streamxf.descriptor import Descriptor, shorten
+from streamxf.errors import DescriptorError
+
+Role = Literal["transform", "compression", "checksum", "encryption"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """Facts about a stream, the same for all of its blocks.
+
+    Attributes
+    ----------
+    block_size : int
+        Bytes in every block but the last.
+    salt : bytes
+        32 random bytes, fresh for this stream.
+    header_digest : bytes
+        SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
+    item : str or None
+        The item's name in the state dict, when known.
+    dtype : str or None
+        The name of the item's torch dtype (``"bfloat16"``), when known; on encoding only.
+    """
+
+    block_size: int
+    salt: bytes
+    header_digest: bytes
+    item: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(slots=True)
+class BlockInfo:
+    """Facts about one block on its way through one codec.
+
+    Attributes
+    ----------
+    index : int
+        Number of the block in its stream, from 0.
+    last : bool
+        Whether it is the stream's last block.
+    limit : int
+        The most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it takes memory for it.
+    state : Any
+        What the codec's own `Codec.start` returned for this stream.
+    stream : StreamInfo
+        Facts about the stream.
+    scratch : callable
+        ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A codec that returns (a part of)
+        it saves an allocation; using it is optional.
+    """
+
+    index: int
+    last: bool
+    limit: int
+    state: Any
+    stream: StreamInfo
+    scratch: Callable[[int], memoryview]
+
+
+class Codec(abc.ABC):
+    """One reversible transform of a block: the class that a codec's author derives from.
+
+    A subclass is a frozen dataclass with a `name`, and it implements `encode` and `decode`. Its fields are its parameters, of type int, str or bool;
+    a field made with ``field(metadata={"encode_only": True})`` matters to encoding only and is never bound to the data. Check parameters in
+    ``__post_init__`` and raise `streamxf.errors.ParameterError` with the allowed range.
+
+    ``streamxf.testing`` holds the suite that every codec must pass; docs/writing-a-codec.md walks through an example.
+
+    Attributes
+    ----------
+    name : str
+        The name in descriptors and of the entry point, such as ``acme.delta``.
+    version : int
+        Raised whenever the encoded bytes change their meaning.
+    role : str
+        ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec. Only a checksum may follow encryption.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    role: ClassVar[Role] = "transform"
+
+    @abc.abstractmethod
+    def encode(self, block: memoryview, info: BlockInfo) -> Buffer:
+        """Transform one block on save. The result may be longer than the block, up to ``info.limit``."""
+
+    @abc.abstractmethod
+    def decode(self, block: memoryview, info: BlockInfo) -> Buffer:
+        """Undo `encode`.
+
+        `block` comes from storage and may hold anything. Raise `streamxf.errors.CodecError` (or any exception) for whatever `encode` cannot have
+        made, trailing bytes included, and never produce more than ``info.limit`` bytes.
+        """
+
+    def start(self, stream: StreamInfo) -> Any:
+        """Prepare what all blocks of one stream share; it comes back as ``info.state``. Threads share it, so it must not change."""
+        return None
+
+    def renew(self) -> Self:
+        """Return the codec for one save. Only a codec that draws something at random for each save returns another object."""
+        return self
+
+    # -- descriptor ---------------------------------------------------------------------------------------------------------------------------
+
+    def descriptor(self) -> Descriptor:
+        """Describe the codec so that a reader can rebuild it."""
+        bound: list[tuple[str, str]] = []
+        fragment: list[tuple[str, str]] = []
+        for field in parameter_fields(type(self)):
+            value = getattr(self, field.name)
+            if field.metadata.get("encode_only"):
+                fragment.append((field.name, _to_text(value)))
+            elif value != field.default:
+                bound.append((field.name, _to_text(value)))
+        return Descriptor(self.name, self.version, tuple(sorted(bound)), tuple(sorted(fragment)))
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """Make the codec from parameters in their text form.
+
+        Raises
+        ------
+        DescriptorError
+            If a parameter is unknown, or its text is not of the parameter's type.
+        ParameterError
+            If a value is out of range.
+        """
+        hints = get_type_hints(cls)
+        known = {field.name: hints[field.name] for field in parameter_fields(cls)}
+        values: dict[str, Any] = {}
+        for key, text in parameters.items():
+            if key not in known:
+                takes = ", ".join(sorted(known)) or "none"
+                raise DescriptorError(f"codec {cls.name} has no parameter {shorten(key)!r}; it takes: {takes}")
+            values[key] = _from_text(cls.name, key, text, known[key])
+        return cls(**values)
+
+    # -- torch's extension interface ----------------------------------------------------------------------------------------------------------
+    # Torch's own writers and readers call these. The streams are made in streamxf.dcp, which is imported only then: this module stays free of torch.
+
+    @classmethod
+    def registry_name(cls) -> str:
+        """The codec's name, as torch's ``ExtensionRegistry`` asks for it."""
+        return cls.name
+
+    @classmethod
+    def from_descriptor(cls, version: str) -> Self:
+        """Make the codec from what stands after the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks for it."""
+        descriptor = Descriptor.parse(f"{cls.name}/{version}")
+        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+
+    def get_descriptor(self) -> str:
+        """The descriptor's text, as torch's writers ask for it."""
+        return str(self.descriptor())
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        """Wrap a stream on save, for torch's own writers. Neighbouring codecs join one container."""
+        from streamxf.dcp.stock import save_stream
+
+        return save_stream(self, output)
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        """Wrap a stream on load, for torch's own readers. The codecs of a chain join again."""
+        from streamxf.dcp.stock import load_stream
+
+        return load_stream(self, input)
+
+
+def parameter_fields(cls: type[Codec]) -> list[dataclasses.Field[Any]]:
+    """The dataclass fields of a codec that are its parameters."""
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"codec {cls.__qualname__} must be a frozen dataclass")
+    return [field for field in dataclasses.fields(cls) if field.init]
+
+
+def _to_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | str):
+        return str(value)
+    raise TypeError(f"a codec's parameters are int, str or bool, not {type(value).__name__}")
+
+
+def _from_text(name: str, key: str, text: str, kind: object) -> int | str | bool:
+    if kind is str:
+        return text
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    if kind is int and len(text) <= 20:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is not None and str(value) == text:
+            return value
+    raise DescriptorError(f"codec {name}: {key}={shorten(text)!r} is not {getattr(kind, '__name__', kind)}")

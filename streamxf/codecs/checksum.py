@@ -1,0 +1,66 @@
+"""An end-to-end checksum at its place in the chain, besides the CRC that every container block has anyway."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import crc32c
+
+from streamxf.codec import BlockInfo, Codec, Role
+from streamxf.errors import ChecksumError, CodecError, ParameterError
+
+
+def _crc32c(data: memoryview) -> bytes:
+    return int(crc32c.crc32c(data)).to_bytes(4, "little")
+
+
+def _sha256(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+_DIGESTS: dict[str, tuple[Callable[[memoryview], bytes], int]] = {"crc32c": (_crc32c, 4), "sha256": (_sha256, 32)}
+
+
+@dataclass(frozen=True)
+class Checksum(Codec):
+    """Append a digest to each block and check it on load.
+
+    Parameters
+    ----------
+    algorithm : str
+        ``"crc32c"`` finds faults of storage, memory and other codecs; ``"sha256"`` is the strong choice. Neither replaces `Encrypt` against an
+        attacker, who can compute both.
+
+    Raises
+    ------
+    ParameterError
+        If the algorithm is unknown.
+    """
+
+    name: ClassVar[str] = "streamxf.checksum"
+    role: ClassVar[Role] = "checksum"
+
+    algorithm: str = "crc32c"
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in _DIGESTS:
+            raise ParameterError(f"Checksum(algorithm={self.algorithm!r}): the algorithm is one of {', '.join(_DIGESTS)}")
+
+    def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        digest, size = _DIGESTS[self.algorithm]
+        out = info.scratch(len(block) + size)
+        out[: len(block)] = block
+        out[len(block) :] = digest(block)
+        return out
+
+    def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        digest, size = _DIGESTS[self.algorithm]
+        if len(block) < size:
+            raise CodecError(f"block of {len(block)} bytes is too short to hold a {self.algorithm} digest")
+        data = block[: len(block) - size]
+        if digest(data) != block[len(block) - size :]:
+            raise ChecksumError(f"{self.algorithm} checksum does not match")
+        return data

@@ -1,0 +1,226 @@
+"""The container's header, and the identity that binds a stream to its item; docs/format.md, "Header"."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+
+import crc32c
+
+from streamxf.container.limits import (
+    HEADER_FIXED_BYTES,
+    MAGIC,
+    MAX_BLOCK_LOG2,
+    MAX_CHAIN,
+    MAX_CODECS,
+    MAX_IDENTITY,
+    MAX_NDIM,
+    MIN_BLOCK_LOG2,
+    SALT_BYTES,
+    SEAL_BYTES,
+    VERSION,
+)
+from streamxf.descriptor import shorten
+from streamxf.errors import ContainerError
+
+KEYED, BOUND, PUBLISHED = 1, 2, 4
+WRITER_ID_BYTES = 16
+ENCRYPT_NAME = "streamxf.encrypt"
+
+_FIXED = struct.Struct("<8sBBBBHH32s")
+_IDENTITY = struct.Struct("<16sBB")
+_CRC = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """What kind of item a stream holds."""
+
+    BYTES = 1
+    TENSOR = 2
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which item a stream is.
+
+    Attributes
+    ----------
+    writer_id : bytes
+        16 random bytes of the process and save that wrote it.
+    kind : Kind
+    offsets : tuple of int
+        Where the shard begins in its tensor, one number for each dimension; empty for a bytes object.
+    name : str
+        The item's name in the state dict.
+    """
+
+    writer_id: bytes
+    kind: Kind
+    offsets: tuple[int, ...]
+    name: str
+
+    def pack(self) -> bytes:
+        try:
+            name = self.name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ContainerError("the item's name is not valid Unicode", item=repr(self.name)) from None
+        data = _IDENTITY.pack(self.writer_id, self.kind, len(self.offsets)) + struct.pack(f"<{len(self.offsets)}Q", *self.offsets) + name
+        if not name or len(data) > MAX_IDENTITY or len(self.offsets) > MAX_NDIM:
+            raise ContainerError(
+                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; these take {len(data)} bytes", item=shorten(self.name)
+            )
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Identity:
+        if len(data) < _IDENTITY.size:
+            raise ContainerError("the header's identity is too short")
+        writer_id, kind, ndim = _IDENTITY.unpack_from(data)
+        name_at = _IDENTITY.size + 8 * ndim
+        if kind not in tuple(Kind) or ndim > MAX_NDIM or (kind == Kind.BYTES and ndim) or name_at >= len(data):
+            raise ContainerError("the header's identity is not well formed")
+        offsets = struct.unpack_from(f"<{ndim}Q", data, _IDENTITY.size)
+        try:
+            name = data[name_at:].decode("utf-8")
+        except UnicodeDecodeError:
+            raise ContainerError("the item's name in the header is not UTF-8") from None
+        return cls(writer_id, Kind(kind), offsets, name)
+
+
+@dataclass(frozen=True)
+class Header:
+    """A container's header.
+
+    Attributes
+    ----------
+    block_log2 : int
+        Blocks hold ``2**block_log2`` bytes.
+    chain : tuple of str
+        Descriptors in save order, without fragments.
+    salt : bytes
+        32 random bytes.
+    identity : Identity or None
+        Set in a bound stream.
+    published : bool
+        Whether streamxf's own DCP writer made it; then it is bound, too.
+    seal : bytes or None
+        32 bytes, in a keyed stream.
+    """
+
+    block_log2: int
+    chain: tuple[str, ...]
+    salt: bytes
+    identity: Identity | None = None
+    published: bool = False
+    seal: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
+            raise ContainerError(f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)")
+        if len(self.salt) != SALT_BYTES:
+            raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
+        if len(self.chain) > MAX_CODECS or len(self._chain_text) > MAX_CHAIN:
+            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
+        if self.published and self.identity is None:
+            raise ContainerError("a stream cannot be published without being bound to its item")
+
+    @property
+    def block_size(self) -> int:
+        """Bytes in every block but the last."""
+        return 1 << self.block_log2
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the chain encrypts."""
+        return any(text.partition("/")[0] == ENCRYPT_NAME for text in self.chain)
+
+    @cached_property
+    def _chain_text(self) -> bytes:
+        try:
+            return "\n".join(self.chain).encode("ascii")
+        except UnicodeEncodeError:
+            raise ContainerError("a chain's descriptors are ASCII") from None
+
+    @cached_property
+    def body(self) -> bytes:
+        """The header's bytes before the seal."""
+        identity = self.identity.pack() if self.identity is not None else b""
+        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published
+        fixed = _FIXED.pack(MAGIC, VERSION, self.block_log2, flags, 0, len(self._chain_text), len(identity), self.salt)
+        return fixed + self._chain_text + identity
+
+    @cached_property
+    def digest(self) -> bytes:
+        """H: SHA-256 of `body`."""
+        return hashlib.sha256(self.body).digest()
+
+    def sealed(self, seal: bytes | None) -> Header:
+        """The same header with its seal."""
+        return replace(self, seal=seal)
+
+    def pack(self) -> bytes:
+        if self.keyed != (self.seal is not None):
+            raise ContainerError("a header has a seal exactly when its chain encrypts")
+        data = self.body + (self.seal or b"")
+        return data + _CRC.pack(crc32c.crc32c(data))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Header:
+        """Read a header that is exactly `data`; `header_size` tells how much that is.
+
+        Raises
+        ------
+        ContainerError
+            If anything about it is not as the format says.
+        """
+        size = header_size(data)
+        if len(data) != size:
+            raise ContainerError(f"the header has {size} bytes, {len(data)} are there")
+        if _CRC.unpack_from(data, size - 4)[0] != crc32c.crc32c(data[: size - 4]):
+            raise ContainerError("the header's CRC does not match: it is damaged")
+        _, _, block_log2, flags, _, chain_len, ident_len, salt = _FIXED.unpack_from(data)
+        identity_at = HEADER_FIXED_BYTES + chain_len
+        chain = _parse_chain(data[HEADER_FIXED_BYTES:identity_at])
+        identity = Identity.parse(data[identity_at : identity_at + ident_len]) if ident_len else None
+        seal = data[size - 4 - SEAL_BYTES : size - 4] if flags & KEYED else None
+        header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), seal)
+        if header.keyed != bool(flags & KEYED):
+            raise ContainerError("the header's flag for encryption contradicts its chain")
+        return header
+
+
+def header_size(start: bytes) -> int:
+    """The whole header's size in bytes, from its first 48.
+
+    Raises
+    ------
+    ContainerError
+        If they do not begin a container that this version reads.
+    """
+    if len(start) < HEADER_FIXED_BYTES:
+        raise ContainerError("this is not a streamxf container, or it is truncated inside its header")
+    magic, version, block_log2, flags, reserved, chain_len, ident_len, _ = _FIXED.unpack_from(start)
+    if magic != MAGIC:
+        raise ContainerError("this is not a streamxf container: it does not begin as one")
+    if version != VERSION:
+        raise ContainerError(f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if it is newer")
+    if not MIN_BLOCK_LOG2 <= block_log2 <= MAX_BLOCK_LOG2 or flags & ~(KEYED | BOUND | PUBLISHED) or reserved:
+        raise ContainerError("the header is not well formed: a field has a value that version 1 does not know")
+    if chain_len > MAX_CHAIN or ident_len > MAX_IDENTITY or bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len):
+        raise ContainerError("the header is not well formed: lengths and flags contradict each other or the format's limits")
+    return HEADER_FIXED_BYTES + int(chain_len) + int(ident_len) + (SEAL_BYTES if flags & KEYED else 0) + 4
+
+
+def _parse_chain(data: bytes) -> tuple[str, ...]:
+    if not data:
+        return ()
+    try:
+        chain = tuple(data.decode("ascii").split("\n"))
+    except UnicodeDecodeError:
+        raise ContainerError("the header's chain is not ASCII") from None
+    if not all(text and text.isprintable() and "#" not in text for text in chain):
+        raise ContainerError("the header's chain is not a list of descriptors without fragments")
+    return chain

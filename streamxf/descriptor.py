@@ -1,0 +1,123 @@
+"""Descriptors: the text by which a codec is recorded, ``streamxf.checksum/1?algorithm=sha256``; docs/format.md, "Descriptors"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamxf.errors import DescriptorError
+
+MAX_BOUND = 4096
+MAX_FRAGMENT = 32768
+MAX_NAME = 64
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)+", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_KEY = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+_VALUE = re.compile(r"[A-Za-z0-9._~:+-]*", re.ASCII)
+
+Parameters = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A codec's name, version and parameters.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
+    version : int
+        1 to 65535.
+    parameters : tuple of (str, str)
+        What a decoder needs; sorted by key, without those that equal their defaults.
+    fragment : tuple of (str, str)
+        What may change while the stored blocks stay: encoding parameters and wrapped keys. Never bound to the data.
+    """
+
+    name: str
+    version: int
+    parameters: Parameters = ()
+    fragment: Parameters = ()
+
+    @property
+    def bound(self) -> str:
+        """The descriptor without its fragment, as it stands in a container's header."""
+        return f"{self.name}/{self.version}" + ("?" + format_parameters(self.parameters) if self.parameters else "")
+
+    def __str__(self) -> str:
+        return self.bound + ("#" + format_parameters(self.fragment) if self.fragment else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Descriptor:
+        """Read a descriptor.
+
+        Raises
+        ------
+        DescriptorError
+            If `text` is not a descriptor, or is longer than the format allows.
+        """
+        bound, marker, fragment = text.partition("#")
+        if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
+            raise DescriptorError(f"descriptor of {len(text)} characters is longer than the format allows")
+        path, question, query = bound.partition("?")
+        name, slash, version = path.partition("/")
+        check_name(name)
+        if not slash or not _VERSION.fullmatch(version) or int(version) > 65535:
+            raise DescriptorError(f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535")
+        if (question and not query) or (marker and not fragment):
+            raise DescriptorError(f"descriptor {shorten(text)!r}: nothing stands after '?' or '#'")
+        return cls(name, int(version), parse_parameters(query), parse_parameters(fragment, repeatable=("w",)))
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a codec may have it.
+
+    Raises
+    ------
+    DescriptorError
+        If it may not.
+    """
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise DescriptorError(
+            f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at most {MAX_NAME} characters"
+        )
+    return name
+
+
+def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
+    """Write parameters as ``k=v&k=v``."""
+    pairs = tuple(parameters)
+    for key, value in pairs:
+        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            raise DescriptorError(f"parameter {shorten(key)}={shorten(value)!r} cannot stand in a descriptor")
+    return "&".join(f"{key}={value}" for key, value in pairs)
+
+
+def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
+    """Read ``k=v&k=v``; a key stands once, except those in `repeatable`.
+
+    Raises
+    ------
+    DescriptorError
+        If `text` is not well formed.
+    """
+    if not text:
+        return ()
+    pairs: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    for part in text.split("&"):
+        key, equals, value = part.partition("=")
+        if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            raise DescriptorError(f"descriptor parameter {shorten(part)!r} is not of the form key=value")
+        if key in seen and key not in repeatable:
+            raise DescriptorError(f"descriptor parameter {shorten(key)!r} stands twice")
+        seen.add(key)
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def shorten(text: str, width: int = 80) -> str:
+    """Cut text from an untrusted place to a length that fits an error message."""
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,173 @@
+"""A bounded, ordered, parallel map over blocks. It knows nothing of codecs, containers or files.
+
+All streams of a process share one pool of threads, one for each usable CPU: compression, CRC and AES release the GIL, so threads suffice.
+A `Pipeline` is one stream's view of it: jobs run in any order, results come out in the order of submission, and the first error cancels the rest.
+
+What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2`` jobs, and `MAX_BYTES_IN_FLIGHT`. A stream that
+finds no room takes out its own oldest result first, and one job of each stream is always let in, so streams cannot block each other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Generic, TypeVar
+
+from streamxf.errors import AbortedError
+
+T = TypeVar("T")
+
+MAX_BYTES_IN_FLIGHT = 64 * 2**20
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Budget:
+    """Counts the jobs and bytes in flight in the whole process."""
+
+    def __init__(self, jobs: int, size: int) -> None:
+        self.limit_jobs = jobs
+        self.limit_bytes = size
+        self._lock = threading.Lock()
+        self.jobs = 0
+        self.bytes = 0
+        self.peak_jobs = 0
+        self.peak_bytes = 0
+
+    def take(self, size: int, *, always: bool) -> bool:
+        """Take room for one more job of `size` bytes if there is some, or if `always`."""
+        with self._lock:
+            if not always and (self.jobs >= self.limit_jobs or self.bytes + size > self.limit_bytes):
+                return False
+            self.jobs += 1
+            self.bytes += size
+            self.peak_jobs = max(self.peak_jobs, self.jobs)
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+            return True
+
+    def give(self, size: int) -> None:
+        """Return the room of one job."""
+        with self._lock:
+            self.jobs -= 1
+            self.bytes -= size
+
+    def reset_peak(self) -> None:
+        """Start to count the peaks anew."""
+        with self._lock:
+            self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
+
+
+class Engine:
+    """The process's worker threads and the budget that all streams share."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
+        self.pid = os.getpid()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="streamxf")
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        return self._threads.submit(job)
+
+
+_engine: Engine | None = None
+_making = threading.Lock()
+
+
+def shared() -> Engine:
+    """The process's engine, made when it is first needed."""
+    global _engine
+    if _engine is None:
+        with _making:
+            if _engine is None:
+                _engine = Engine(usable_cpus())
+    return _engine
+
+
+def _forget_after_fork() -> None:
+    # the child has none of the parent's threads, and a copy of its locks in whatever state they were
+    global _engine, _making
+    _engine = None
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class Pipeline(Generic[T]):
+    """One stream's jobs: run in parallel, taken out in order.
+
+    Parameters
+    ----------
+    sink : callable
+        Gets each result, in the order of submission, in the thread that calls `submit` and `settle`.
+    """
+
+    def __init__(self, sink: Callable[[T], None]) -> None:
+        self._sink = sink
+        self._engine = shared()
+        self._flying: deque[tuple[Future[T], int]] = deque()
+
+    def submit(self, job: Callable[[], T], size: int) -> None:
+        """Run `job`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their results.
+
+        Raises
+        ------
+        Exception
+            Whatever an earlier job or the sink raised. All other jobs are then cancelled and none is running any more.
+        AbortedError
+            After a fork.
+        """
+        if self._engine.pid != os.getpid():
+            raise AbortedError("this stream was opened before a fork and cannot be used in the child process")
+        try:
+            while self._flying and self._flying[0][0].done():
+                self._take_out()
+            while not self._engine.budget.take(size, always=not self._flying):
+                self._take_out()
+            try:
+                self._flying.append((self._engine.submit(job), size))
+            except BaseException:
+                self._engine.budget.give(size)
+                raise
+        except BaseException:
+            self.cancel()
+            raise
+
+    def settle(self) -> None:
+        """Wait for all jobs and hand out their results; raises as `submit`."""
+        try:
+            while self._flying:
+                self._take_out()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Drop all jobs. Returns when none is running, so that the memory they work on may go."""
+        if self._engine.pid != os.getpid():
+            self._flying.clear()
+            return
+        for future, _ in self._flying:
+            future.cancel()
+        wait([future for future, _ in self._flying])
+        while self._flying:
+            self._engine.budget.give(self._flying.popleft()[1])
+
+    def _take_out(self) -> None:
+        future, size = self._flying[0]
+        result = future.result()
+        self._flying.popleft()
+        try:
+            self._sink(result)
+        finally:
+            self._engine.budget.give(size)

@@ -1,0 +1,124 @@
+"""Everything streamxf raises on purpose: one class for each layer that can fail.
+
+Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while the error travels outwards.
+All classes survive a pickle round trip, because DCP sends errors between ranks by pickle, and one that fails to unpickle leaves the other
+ranks waiting for their time-out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StreamxfError(Exception):
+    """Base class of everything streamxf raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, and what to do about it.
+    file, item : str, optional
+        Where: the file's path, and the item's name in the state dict.
+    block : int, optional
+        The number of the block inside the item's stream, from 0.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.item = item
+        self.block = block
+
+    def locate(self, *, file: str | None = None, item: str | None = None, block: int | None = None) -> StreamxfError:
+        """Fill in what is not yet known about the place, and return the error itself."""
+        self.file = self.file if self.file is not None else file
+        self.item = self.item if self.item is not None else item
+        self.block = self.block if self.block is not None else block
+        return self
+
+    def __str__(self) -> str:
+        known = (("file", self.file), ("item", self.item), ("block", self.block))
+        place = ", ".join(f"{label} {value}" for label, value in known if value is not None)
+        return f"{self.message} [{place}]" if place else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.file, self.item, self.block)
+
+
+def _rebuild(
+    cls: type[StreamxfError], message: str, file: str | None, item: str | None, block: int | None
+) -> StreamxfError:
+    return cls(message, file=file, item=item, block=block)
+
+
+class ParameterError(StreamxfError, ValueError):
+    """A codec, a key or a writer was made with a parameter that it does not take."""
+
+
+class ChainError(StreamxfError, ValueError):
+    """A chain breaks a rule of order, or its text form cannot be read."""
+
+
+class DescriptorError(StreamxfError, ValueError):
+    """A codec's descriptor is not well formed, or has parameters that the codec does not know."""
+
+
+class UnknownCodecError(StreamxfError):
+    """No installed codec has the name and version that a descriptor gives."""
+
+
+class CodecNotAllowedError(StreamxfError):
+    """The codec exists, but the caller's allow-list does not hold it."""
+
+
+class DuplicateCodecError(StreamxfError):
+    """Two packages, or two classes, claim the same codec name."""
+
+
+class CodecError(StreamxfError):
+    """A codec could not turn a block, or gave something that no codec may give."""
+
+
+class ChecksumError(CodecError):
+    """What a checksum codec finds differs from what it stored."""
+
+
+class ContainerError(StreamxfError):
+    """The framing of a container, a plain file or its index is damaged, truncated or continued."""
+
+
+class BlockError(ContainerError):
+    """One block of a container is damaged, out of place or too long."""
+
+
+class IdentityError(StreamxfError):
+    """The container is whole, but it is another item's, another chain's or another save's."""
+
+
+class KeyMissingError(StreamxfError):
+    """Something is encrypted and no key was given that opens it."""
+
+
+class WrongKeyError(StreamxfError):
+    """A key was found by its id, but it does not open what it should."""
+
+
+class AuthenticationError(StreamxfError):
+    """A seal, a tag or a MAC does not match: the data was altered, or another key made it."""
+
+
+class MetadataError(StreamxfError):
+    """``.metadata`` is damaged, inconsistent or holds something that is not metadata."""
+
+
+class PolicyError(StreamxfError):
+    """What was found is weaker than what the caller requires."""
+
+
+class UnsupportedError(StreamxfError):
+    """This combination of writer, reader, format and extensions cannot work."""
+
+
+class AbortedError(StreamxfError):
+    """A stream was used after it failed, was aborted, or crossed a fork."""

@@ -1,0 +1,209 @@
+"""Plain files through a chain: `open`, and `encode` and `decode` for bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Literal, overload
+
+from typing_extensions import Buffer
+
+from streamxf.buffers import write_all
+from streamxf.chain import Chain, ChainLike, StreamCoder
+from streamxf.codec import Codec
+from streamxf.container.header import Header
+from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.descriptor import Descriptor, parse_parameters
+from streamxf.errors import ContainerError, ParameterError, StreamxfError
+from streamxf.fileio.pipe import PipeReader
+from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
+from streamxf.fileio.reader import StreamReader, read_header, stream_info
+from streamxf.fileio.source import FileSlice
+from streamxf.fileio.writer import StreamWriter
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.registry import ENCRYPT, CodecRegistry
+
+PathOrFile = str | os.PathLike[str] | IO[bytes]
+
+_builtin_open = open
+
+
+@overload
+def open(path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., registry: CodecRegistry | None = ...) -> StreamReader | PipeReader: ...
+@overload
+def open(
+    path_or_file: PathOrFile, mode: Literal["wb"], *, chain: ChainLike = ..., keys: KeysLike = ..., block_size: int = ..., registry: CodecRegistry | None = ...
+) -> StreamWriter: ...
+def open(
+    path_or_file: PathOrFile,
+    mode: Literal["rb", "wb"] = "rb",
+    *,
+    chain: ChainLike | None = None,
+    keys: KeysLike = None,
+    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    registry: CodecRegistry | None = None,
+) -> StreamReader | PipeReader | StreamWriter:
+    """Open a plain file through a chain.
+
+    The file records its chain, so a reader needs only the keys. What is written to a path appears under that name when the file is closed, whole; if
+    writing fails, a file that was there before stays. Readers are seekable where the source is.
+
+    Parameters
+    ----------
+    path_or_file : path or binary file
+        A file object is used from its current position (to its end, for reading) and stays open.
+    mode : {"rb", "wb"}
+    chain : Chain, codecs or str
+        For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
+    keys : Key, bytes, several of them or a KeyRing
+        For reading what is encrypted, and for ``encrypt`` in a chain's text form.
+    block_size : int
+        Bytes, a power of two from 64 KiB to 16 MiB. For writing.
+    registry : CodecRegistry, optional
+        Where codecs are looked up.
+
+    Returns
+    -------
+    file
+        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a file that is written.
+
+    Raises
+    ------
+    ChainError, ParameterError
+        If the chain or another argument cannot be used.
+    ContainerError, BlockError, CodecError, AuthenticationError
+        If what is read is damaged; also later, by the reads that meet the damage.
+    KeyMissingError, UnknownCodecError
+        If the file needs a key or a codec that is not there.
+    """
+    if mode == "wb":
+        return _open_writer(path_or_file, Chain.of("zstd" if chain is None else chain, keys, registry).renew(), _log2(block_size))
+    if mode != "rb":
+        raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
+    if chain is not None:
+        raise ParameterError("streamxf.open: a file that is read says itself which chain it has; pass keys= only")
+    return _open_reader(path_or_file, KeyRing.of(keys), registry or CodecRegistry())
+
+
+def encode(data: Buffer, chain: ChainLike = "zstd", *, keys: KeysLike = None) -> bytes:
+    """Encode bytes as a plain file in memory; arguments as for `open`."""
+    buffer = io.BytesIO()
+    with open(buffer, "wb", chain=chain, keys=keys) as file:
+        file.write(data)
+    return buffer.getvalue()
+
+
+def decode(data: Buffer, *, keys: KeysLike = None, registry: CodecRegistry | None = None) -> bytes:
+    """Undo `encode`; raises as `open` does."""
+    with open(io.BytesIO(data), "rb", keys=keys, registry=registry) as file:
+        return file.read() or b""
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWriter:
+    prefix = pack_prefix(chain)
+    if not isinstance(target, str | os.PathLike):
+        write_all(target, prefix)
+        return StreamWriter(target, chain, block_log2=block_log2)
+    path = Path(target)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    file = _builtin_open(draft, "xb")
+    finish = partial(_finish_draft, file, draft, path)
+    try:
+        write_all(file, prefix)
+        return StreamWriter(file, chain, block_log2=block_log2, finish=finish)
+    except BaseException:
+        finish(False)
+        raise
+
+
+def _finish_draft(file: BinaryIO, draft: Path, path: Path, complete: bool) -> None:
+    try:
+        if complete:
+            file.flush()
+            os.fsync(file.fileno())
+        file.close()
+        if complete:
+            draft.replace(path)
+    finally:
+        with suppress(OSError):
+            file.close()
+        draft.unlink(missing_ok=True)
+
+
+def _log2(block_size: int) -> int:
+    log2 = block_size.bit_length() - 1
+    if block_size != 1 << log2 or not 16 <= log2 <= 24:
+        raise ParameterError(f"block_size={block_size}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)")
+    return log2
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:
+    if not isinstance(origin, str | os.PathLike):
+        return _read_file(origin, ring, registry, None)
+    file = _builtin_open(origin, "rb")
+    try:
+        return _read_file(file, ring, registry, file)
+    except StreamxfError as error:
+        file.close()
+        raise error.locate(file=os.fspath(origin))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_file(file: IO[bytes], ring: KeyRing, registry: CodecRegistry, owned: IO[bytes] | None) -> StreamReader | PipeReader:
+    finish = owned.close if owned is not None else None
+    if not file.seekable():
+        start = _read_exactly(file, START_BYTES)
+        fragment = parse_prefix(start + _read_exactly(file, prefix_size(start) - START_BYTES))
+        return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish)
+    whole = FileSlice(file, begin := file.tell())
+    size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
+    fragment = parse_prefix(whole.read_at(0, size))
+    source = FileSlice(file, begin + size)
+    header = read_header(source)
+    return StreamReader(source, header, _coder(header, fragment, ring, registry), finish)
+
+
+def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+    if bool(fragment) != header.keyed:
+        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
+    descriptors = [Descriptor.parse(text) for text in header.chain]
+    keyed = [replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item for item in descriptors]
+    return sealed_coder(header, keyed, ring, registry)
+
+
+def sealed_coder(header: Header, descriptors: list[Descriptor], ring: KeyRing, registry: CodecRegistry, **context: Any) -> StreamCoder:
+    """Build a stream's coder from its descriptors, the seal first: no other codec is imported before the header is known to be authentic.
+
+    Raises
+    ------
+    AuthenticationError
+        If the seal does not match.
+    UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError
+        If the chain cannot be built.
+    """
+    info = stream_info(header)
+    encryption: dict[Descriptor, Codec] = {item: registry.build(item, ring) for item in descriptors if item.name == ENCRYPT}
+    StreamCoder(Chain(encryption.values()), info).check_seal(header.seal)
+    chain = Chain(encryption.get(item) or registry.build(item, ring, **context) for item in descriptors)
+    return StreamCoder(chain, info)
+
+
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return data
+

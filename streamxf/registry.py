@@ -1,0 +1,181 @@
+"""From a codec's name to its class: built-ins by a string, third parties by an entry point, and nothing imported but what is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from streamxf.codec import Codec
+from streamxf.descriptor import Descriptor, check_name
+from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
+from streamxf.keys import KeyRing
+
+ENTRY_POINT_GROUP = "streamxf.codecs"
+ENCRYPT = "streamxf.encrypt"
+BUILTINS = {
+    "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
+    "streamxf.lz4": "streamxf.codecs.lz4:LZ4",
+    "streamxf.checksum": "streamxf.codecs.checksum:Checksum",
+    ENCRYPT: "streamxf.codecs.encrypt:Encrypt",
+}
+
+_REQUIREMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """The package that a codec comes from."""
+
+    codec: str
+    requirement: str
+
+    @classmethod
+    def parse(cls, text: str) -> Provider | None:
+        """Read ``acme.delta=acme-codec==1.0``; None for anything else, because the text comes from a checkpoint and ends up in front of a person."""
+        codec, _, requirement = text.partition("=")
+        return cls(codec, requirement) if _REQUIREMENT.fullmatch(requirement) else None
+
+    def __str__(self) -> str:
+        return f"{self.codec}={self.requirement}"
+
+
+class CodecRegistry:
+    """Finds codec classes by name.
+
+    Parameters
+    ----------
+    allow : iterable of str, optional
+        Names of the third-party codecs that may be used; the built-in ones always may. None allows every installed one.
+    """
+
+    def __init__(self, allow: Iterable[str] | None = None) -> None:
+        self._allow = None if allow is None else frozenset(check_name(name) for name in allow)
+        self._registered: dict[str, type[Codec]] = {}
+
+    @cached_property
+    def _entry_points(self) -> dict[str, list[EntryPoint]]:
+        found: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            known = found.setdefault(point.name, [])
+            # one package can be seen twice on sys.path, once installed and once as a source tree
+            if not any((point.value, _package(point)) == (other.value, _package(other)) for other in known):
+                known.append(point)
+        return found
+
+    def register(self, cls: type[Codec]) -> None:
+        """Add a codec class that no entry point names.
+
+        Raises
+        ------
+        DuplicateCodecError
+            If another class or package has the name already.
+        """
+        name = check_name(cls.name)
+        if self._registered.get(name) is cls:
+            return
+        if self.knows(name):
+            raise DuplicateCodecError(f"a codec named {name!r} exists already; choose a name of your own, such as 'yourcompany.{name.rpartition('.')[2]}'")
+        self._registered[name] = cls
+
+    def knows(self, name: str) -> bool:
+        """Whether a codec of that name is at hand. Imports nothing."""
+        return name in BUILTINS or name in self._registered or name in self._entry_points
+
+    def names(self) -> list[str]:
+        """All names at hand, sorted. Imports nothing."""
+        return sorted({*BUILTINS, *self._registered, *self._entry_points})
+
+    def find(self, name: str, providers: Iterable[Provider] = ()) -> type[Codec]:
+        """Return the class for `name`, importing only that one.
+
+        Parameters
+        ----------
+        name : str
+            As in a descriptor.
+        providers : iterable of Provider
+            What the checkpoint says about the packages that provided its codecs, for the error.
+
+        Raises
+        ------
+        UnknownCodecError
+            If no installed package has a codec of that name, or what it names is not that codec.
+        CodecNotAllowedError
+            If the allow-list does not hold it.
+        DuplicateCodecError
+            If two packages claim it.
+        """
+        if name in BUILTINS:
+            return _load(EntryPoint(name, BUILTINS[name], ENTRY_POINT_GROUP))
+        if name in self._registered:
+            return self._registered[name]
+        points = self._entry_points.get(name, [])
+        if not points:
+            raise UnknownCodecError(_what_to_install(name, providers))
+        if self._allow is not None and name not in self._allow:
+            raise CodecNotAllowedError(f"codec {name!r} is installed ({_package(points[0])}) but not in allow=; add it there if you trust it")
+        if len(points) > 1:
+            claims = ", ".join(f"{_package(point)} ({point.value})" for point in points)
+            raise DuplicateCodecError(f"codec {name!r} is claimed by several packages: {claims}; uninstall all but one")
+        return _load(points[0])
+
+    def build(self, descriptor: Descriptor, keys: KeyRing, providers: Iterable[Provider] = ()) -> Codec:
+        """Make the codec that a descriptor describes.
+
+        Raises
+        ------
+        UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+            As `find`; also for a version that the installed codec does not know.
+        DescriptorError, ParameterError
+            If the codec does not take the parameters.
+        KeyMissingError, WrongKeyError
+            If it is encrypted and none of `keys` opens it.
+        """
+        cls = self.find(descriptor.name, providers)
+        if descriptor.version != cls.version:
+            raise UnknownCodecError(
+                f"codec {descriptor.name!r}: the data has version {descriptor.version}, the installed codec reads version {cls.version}; "
+                + _what_to_install(descriptor.name, providers)
+            )
+        if descriptor.name == ENCRYPT:
+            from streamxf.codecs.encrypt import Encrypt
+
+            return Encrypt.open(descriptor, keys)
+        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+
+    def provider(self, codec: Codec) -> Provider | None:
+        """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that it provides it."""
+        points = [] if codec.name in BUILTINS else self._entry_points.get(codec.name, [])
+        package = _package(points[0]) if len(points) == 1 else ""
+        return Provider.parse(f"{codec.name}={package}") if package else None
+
+
+def _load(point: EntryPoint) -> type[Codec]:
+    module, _, attribute = point.value.partition(":")
+    try:
+        cls = getattr(import_module(module.strip()), attribute.strip())
+    except (ImportError, AttributeError) as error:
+        raise UnknownCodecError(f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Codec) and cls.name == point.name):
+        raise UnknownCodecError(f"{point.value} of {_package(point)} is not a streamxf.Codec whose name is {point.name!r}")
+    return cls
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name}=={point.dist.version}" if point.dist is not None else ""
+
+
+def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
+    recorded = [provider.requirement for provider in providers if provider.codec == name]
+    if recorded:
+        return f"codec {name!r} was provided by the package {recorded[0]}, which is not installed here in a version that reads it; install it if you trust it"
+    return f"codec {name!r} is not installed here, and the data does not say which package provides it; install the package that registers it in the entry-point group {ENTRY_POINT_GROUP!r}"
+
+
+def providers_in(modules: Iterable[object] | None) -> list[Provider]:
+    """The providers among the texts of DCP's ``StorageMeta.modules``; whatever else stands there is passed over."""
+    texts = [text for text in (modules or ()) if isinstance(text, str)]
+    return [provider for provider in map(Provider.parse, texts) if provider is not None]
