@@ -90,7 +90,9 @@ class Chain:
         return tuple(codec.descriptor() for codec in self.codecs)
 
     @classmethod
-    def from_descriptors(cls, descriptors: Iterable[Descriptor | str], keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+    def from_descriptors(
+        cls, descriptors: Iterable[Descriptor | str], keys: KeysLike = None, registry: CodecRegistry | None = None
+    ) -> Chain:
         """Rebuild a chain from its descriptors in save order.
 
         Raises
@@ -141,8 +143,12 @@ class StreamCoder:
             If they differ, or one is missing.
         """
         seal = self.seal
-        if (seal is None) != (stored is None) or (seal is not None and stored is not None and not hmac.compare_digest(seal, stored)):
-            raise AuthenticationError("the container's seal does not match: its header was altered, or it was sealed under another data key")
+        if (seal is None) != (stored is None) or (
+            seal is not None and stored is not None and not hmac.compare_digest(seal, stored)
+        ):
+            raise AuthenticationError(
+                "the container's seal does not match: its header was altered, or it was sealed under another data key"
+            )
 
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
@@ -151,7 +157,9 @@ class StreamCoder:
             block = self._run(codec.encode, codec, block, info)
         return block
 
-    def decode(self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None) -> memoryview:
+    def decode(
+        self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None
+    ) -> memoryview:
         """Pass one stored block through the chain, back to front.
 
         Parameters
@@ -176,9 +184,14 @@ class StreamCoder:
         try:
             result = flat_view(step(block, info))
         except StreamxfError as error:
-            raise error.locate(block=info.index, item=self.stream.item)
+            error.locate(block=info.index, item=self.stream.item)
+            raise
         except Exception as error:
-            raise CodecError(f"codec {codec.name} could not {step.__name__} a block: {type(error).__name__}: {error}", block=info.index, item=self.stream.item) from error
+            raise CodecError(
+                f"codec {codec.name} could not {step.__name__} a block: {type(error).__name__}: {error}",
+                block=info.index,
+                item=self.stream.item,
+            ) from error
         if len(result) > info.limit:
             raise CodecError(
                 f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} are allowed",
@@ -205,9 +218,13 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
         if not isinstance(codec, Codec):
             raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is none")
         if encrypted and codec.role == "encryption":
-            raise ChainError("a chain encrypts at most once: a second key adds no protection, and doubles what can be lost")
+            raise ChainError(
+                "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
+            )
         if encrypted and codec.role != "checksum":
-            raise ChainError(f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has structure; put it before Encrypt. Only a checksum may follow")
+            raise ChainError(
+                f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has structure; put it before Encrypt. Only a checksum may follow"
+            )
         encrypted = encrypted or codec.role == "encryption"
 
 
@@ -226,7 +243,9 @@ def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
         return _parse_encrypt(parameters, KeyRing.of(keys))
     if "." not in full:
         shorts = ", ".join(known.removeprefix("streamxf.") for known in BUILTINS)
-        raise ChainError(f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name")
+        raise ChainError(
+            f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
+        )
     return registry.find(full).from_parameters(parameters)
 
 
@@ -247,4 +266,3 @@ def _format_codec(codec: Codec) -> str:
     descriptor = codec.descriptor()
     parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
     return f"{name}:{parameters}" if parameters else name
-

@@ -65,7 +65,9 @@ class Descriptor:
         name, slash, version = path.partition("/")
         check_name(name)
         if not slash or not _VERSION.fullmatch(version) or int(version) > 65535:
-            raise DescriptorError(f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535")
+            raise DescriptorError(
+                f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535"
+            )
         if (question and not query) or (marker and not fragment):
             raise DescriptorError(f"descriptor {shorten(text)!r}: nothing stands after '?' or '#'")
         return cls(name, int(version), parse_parameters(query), parse_parameters(fragment, repeatable=("w",)))

@@ -7,6 +7,8 @@ ranks waiting for their time-out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -50,6 +52,16 @@ def _rebuild(
     cls: type[StreamxfError], message: str, file: str | None, item: str | None, block: int | None
 ) -> StreamxfError:
     return cls(message, file=file, item=item, block=block)
+
+
+@contextmanager
+def located(*, file: str | None = None, item: str | None = None) -> Iterator[None]:
+    """Tell every `StreamxfError` that passes through here its place."""
+    try:
+        yield
+    except StreamxfError as error:
+        error.locate(file=file, item=item)
+        raise
 
 
 class ParameterError(StreamxfError, ValueError):

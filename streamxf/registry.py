@@ -23,7 +23,9 @@ BUILTINS = {
     ENCRYPT: "streamxf.codecs.encrypt:Encrypt",
 }
 
-_REQUIREMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}", re.ASCII)
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class CodecRegistry:
         if self._registered.get(name) is cls:
             return
         if self.knows(name):
-            raise DuplicateCodecError(f"a codec named {name!r} exists already; choose a name of your own, such as 'yourcompany.{name.rpartition('.')[2]}'")
+            raise DuplicateCodecError(
+                f"a codec named {name!r} exists already; choose a name of your own, such as 'yourcompany.{name.rpartition('.')[2]}'"
+            )
         self._registered[name] = cls
 
     def knows(self, name: str) -> bool:
@@ -116,7 +120,9 @@ class CodecRegistry:
         if not points:
             raise UnknownCodecError(_what_to_install(name, providers))
         if self._allow is not None and name not in self._allow:
-            raise CodecNotAllowedError(f"codec {name!r} is installed ({_package(points[0])}) but not in allow=; add it there if you trust it")
+            raise CodecNotAllowedError(
+                f"codec {name!r} is installed ({_package(points[0])}) but not in allow=; add it there if you trust it"
+            )
         if len(points) > 1:
             claims = ", ".join(f"{_package(point)} ({point.value})" for point in points)
             raise DuplicateCodecError(f"codec {name!r} is claimed by several packages: {claims}; uninstall all but one")
@@ -158,9 +164,13 @@ def _load(point: EntryPoint) -> type[Codec]:
     try:
         cls = getattr(import_module(module.strip()), attribute.strip())
     except (ImportError, AttributeError) as error:
-        raise UnknownCodecError(f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be imported: {error}") from error
+        raise UnknownCodecError(
+            f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be imported: {error}"
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, Codec) and cls.name == point.name):
-        raise UnknownCodecError(f"{point.value} of {_package(point)} is not a streamxf.Codec whose name is {point.name!r}")
+        raise UnknownCodecError(
+            f"{point.value} of {_package(point)} is not a streamxf.Codec whose name is {point.name!r}"
+        )
     return cls
 
 

@@ -47,7 +47,9 @@ class Checksum(Codec):
 
     def __post_init__(self) -> None:
         if self.algorithm not in _DIGESTS:
-            raise ParameterError(f"Checksum(algorithm={self.algorithm!r}): the algorithm is one of {', '.join(_DIGESTS)}")
+            raise ParameterError(
+                f"Checksum(algorithm={self.algorithm!r}): the algorithm is one of {', '.join(_DIGESTS)}"
+            )
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         digest, size = _DIGESTS[self.algorithm]

@@ -87,7 +87,9 @@ class Encrypt(Codec):
     def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
         size = len(block) - TAG_BYTES
         if not 0 <= size <= info.limit:
-            raise CodecError(f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here")
+            raise CodecError(
+                f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here"
+            )
         out = info.scratch(size)
         try:
             info.state.cipher.decrypt_into(_nonce(info), block, None, out)
@@ -108,7 +110,9 @@ class Encrypt(Codec):
 
     def _writing_key(self) -> Key:
         if self.key is None:
-            raise KeyMissingError("this Encrypt was made to read a checkpoint and cannot write one; make a new Encrypt(key)")
+            raise KeyMissingError(
+                "this Encrypt was made to read a checkpoint and cannot write one; make a new Encrypt(key)"
+            )
         return self.key
 
     def _current(self) -> _Session:
@@ -168,7 +172,9 @@ class _AbsentKey(Key):
         object.__setattr__(self, "id", key_id)
 
     def reveal(self) -> NoReturn:
-        raise KeyMissingError(f"key {self.id} did not travel with the pickle of this Encrypt; make a new Encrypt(key) here")
+        raise KeyMissingError(
+            f"key {self.id} did not travel with the pickle of this Encrypt; make a new Encrypt(key) here"
+        )
 
     def wrapping_key(self) -> NoReturn:
         self.reveal()

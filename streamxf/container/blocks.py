@@ -41,7 +41,9 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
     word, crc = _WORDS.unpack(data)
     stored_size = word & ~LAST
     if stored_size > limit:
-        raise BlockError(f"block says it has {stored_size} stored bytes, {limit} are allowed: its head is damaged", block=index)
+        raise BlockError(
+            f"block says it has {stored_size} stored bytes, {limit} are allowed: its head is damaged", block=index
+        )
     return BlockHead(bool(word & LAST), stored_size, crc)
 
 

@@ -56,7 +56,9 @@ def pack_tail(header_digest: bytes, ends: Sequence[int], raw_size: int) -> bytes
     return index + sizes + struct.pack("<I", crc32c.crc32c(header_digest[:16] + index + sizes)) + FOOTER_MAGIC
 
 
-def parse_tail(data: bytes, header_digest: bytes, header_size: int, container_size: int, block_size: int, stage_limit: int) -> tuple[Footer, array[int]]:
+def parse_tail(
+    data: bytes, header_digest: bytes, header_size: int, container_size: int, block_size: int, stage_limit: int
+) -> tuple[Footer, array[int]]:
     """Read index and footer, which are exactly `data`, and check them against the container's size.
 
     Returns
@@ -72,7 +74,9 @@ def parse_tail(data: bytes, header_digest: bytes, header_size: int, container_si
     """
     footer = Footer.parse(data[-FOOTER_BYTES:], block_size)
     if len(data) != footer.tail_size or footer.container_size != container_size:
-        raise ContainerError(f"the footer speaks of a container of {footer.container_size} bytes, this one has {container_size}: it is truncated or continued")
+        raise ContainerError(
+            f"the footer speaks of a container of {footer.container_size} bytes, this one has {container_size}: it is truncated or continued"
+        )
     index = data[: 8 * footer.blocks]
     if crc32c.crc32c(header_digest[:16] + data[:-12]) != footer.crc:
         raise ContainerError("the CRC of index and footer does not match: they are damaged, or another container's")

@@ -67,10 +67,15 @@ class Identity:
             name = self.name.encode("utf-8")
         except UnicodeEncodeError:
             raise ContainerError("the item's name is not valid Unicode", item=repr(self.name)) from None
-        data = _IDENTITY.pack(self.writer_id, self.kind, len(self.offsets)) + struct.pack(f"<{len(self.offsets)}Q", *self.offsets) + name
+        data = (
+            _IDENTITY.pack(self.writer_id, self.kind, len(self.offsets))
+            + struct.pack(f"<{len(self.offsets)}Q", *self.offsets)
+            + name
+        )
         if not name or len(data) > MAX_IDENTITY or len(self.offsets) > MAX_NDIM:
             raise ContainerError(
-                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; these take {len(data)} bytes", item=shorten(self.name)
+                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; these take {len(data)} bytes",
+                item=shorten(self.name),
             )
         return data
 
@@ -119,7 +124,9 @@ class Header:
 
     def __post_init__(self) -> None:
         if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
-            raise ContainerError(f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)")
+            raise ContainerError(
+                f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)"
+            )
         if len(self.salt) != SALT_BYTES:
             raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
         if len(self.chain) > MAX_CODECS or len(self._chain_text) > MAX_CHAIN:
@@ -206,11 +213,20 @@ def header_size(start: bytes) -> int:
     if magic != MAGIC:
         raise ContainerError("this is not a streamxf container: it does not begin as one")
     if version != VERSION:
-        raise ContainerError(f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if it is newer")
+        raise ContainerError(
+            f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if it is newer"
+        )
     if not MIN_BLOCK_LOG2 <= block_log2 <= MAX_BLOCK_LOG2 or flags & ~(KEYED | BOUND | PUBLISHED) or reserved:
         raise ContainerError("the header is not well formed: a field has a value that version 1 does not know")
-    if chain_len > MAX_CHAIN or ident_len > MAX_IDENTITY or bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len):
-        raise ContainerError("the header is not well formed: lengths and flags contradict each other or the format's limits")
+    if (
+        chain_len > MAX_CHAIN
+        or ident_len > MAX_IDENTITY
+        or bool(flags & BOUND) != bool(ident_len)
+        or (flags & PUBLISHED and not ident_len)
+    ):
+        raise ContainerError(
+            "the header is not well formed: lengths and flags contradict each other or the format's limits"
+        )
     return HEADER_FIXED_BYTES + int(chain_len) + int(ident_len) + (SEAL_BYTES if flags & KEYED else 0) + 4
 
 

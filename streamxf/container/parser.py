@@ -133,7 +133,9 @@ class ContainerParser:
             return NEED_DATA
         total = self._position + size
         header = self._parsed
-        footer, ends = parse_tail(self._take(size), header.digest, self._header_size, total, header.block_size, self._limit)
+        footer, ends = parse_tail(
+            self._take(size), header.digest, self._header_size, total, header.block_size, self._limit
+        )
         if ends.tolist() != self._ends:
             raise ContainerError("the index contradicts the blocks")
         self._step = self._done

@@ -40,7 +40,9 @@ class PipeReader(io.RawIOBase):
         Called by `close`.
     """
 
-    def __init__(self, raw: Readable, start: Callable[[Header], StreamCoder], finish: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, raw: Readable, start: Callable[[Header], StreamCoder], finish: Callable[[], Any] | None = None
+    ) -> None:
         super().__init__()
         self._raw = raw
         self._on_finish = finish

@@ -19,7 +19,7 @@ from streamxf.codec import Codec
 from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.descriptor import Descriptor, parse_parameters
-from streamxf.errors import ContainerError, ParameterError, StreamxfError
+from streamxf.errors import ContainerError, ParameterError, located
 from streamxf.fileio.pipe import PipeReader
 from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
 from streamxf.fileio.reader import StreamReader, read_header, stream_info
@@ -34,10 +34,18 @@ _builtin_open = open
 
 
 @overload
-def open(path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., registry: CodecRegistry | None = ...) -> StreamReader | PipeReader: ...
+def open(
+    path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., registry: CodecRegistry | None = ...
+) -> StreamReader | PipeReader: ...
 @overload
 def open(
-    path_or_file: PathOrFile, mode: Literal["wb"], *, chain: ChainLike = ..., keys: KeysLike = ..., block_size: int = ..., registry: CodecRegistry | None = ...
+    path_or_file: PathOrFile,
+    mode: Literal["wb"],
+    *,
+    chain: ChainLike = ...,
+    keys: KeysLike = ...,
+    block_size: int = ...,
+    registry: CodecRegistry | None = ...,
 ) -> StreamWriter: ...
 def open(
     path_or_file: PathOrFile,
@@ -82,7 +90,11 @@ def open(
         If the file needs a key or a codec that is not there.
     """
     if mode == "wb":
-        return _open_writer(path_or_file, Chain.of("zstd" if chain is None else chain, keys, registry).renew(), _log2(block_size))
+        return _open_writer(
+            path_or_file,
+            Chain.of("zstd" if chain is None else chain, keys, registry).renew(),
+            block_log2_of(block_size),
+        )
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
     if chain is not None:
@@ -138,10 +150,19 @@ def _finish_draft(file: BinaryIO, draft: Path, path: Path, complete: bool) -> No
         draft.unlink(missing_ok=True)
 
 
-def _log2(block_size: int) -> int:
+def block_log2_of(block_size: int) -> int:
+    """The container's ``block_log2`` for blocks of `block_size` bytes.
+
+    Raises
+    ------
+    ParameterError
+        If that is no power of two from 64 KiB to 16 MiB.
+    """
     log2 = block_size.bit_length() - 1
     if block_size != 1 << log2 or not 16 <= log2 <= 24:
-        raise ParameterError(f"block_size={block_size}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)")
+        raise ParameterError(
+            f"block_size={block_size}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
+        )
     return log2
 
 
@@ -153,16 +174,16 @@ def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> 
         return _read_file(origin, ring, registry, None)
     file = _builtin_open(origin, "rb")
     try:
-        return _read_file(file, ring, registry, file)
-    except StreamxfError as error:
-        file.close()
-        raise error.locate(file=os.fspath(origin))
+        with located(file=os.fspath(origin)):
+            return _read_file(file, ring, registry, file)
     except BaseException:
         file.close()
         raise
 
 
-def _read_file(file: IO[bytes], ring: KeyRing, registry: CodecRegistry, owned: IO[bytes] | None) -> StreamReader | PipeReader:
+def _read_file(
+    file: IO[bytes], ring: KeyRing, registry: CodecRegistry, owned: IO[bytes] | None
+) -> StreamReader | PipeReader:
     finish = owned.close if owned is not None else None
     if not file.seekable():
         start = _read_exactly(file, START_BYTES)
@@ -180,11 +201,16 @@ def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry
     if bool(fragment) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
     descriptors = [Descriptor.parse(text) for text in header.chain]
-    keyed = [replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item for item in descriptors]
+    keyed = [
+        replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item
+        for item in descriptors
+    ]
     return sealed_coder(header, keyed, ring, registry)
 
 
-def sealed_coder(header: Header, descriptors: list[Descriptor], ring: KeyRing, registry: CodecRegistry, **context: Any) -> StreamCoder:
+def sealed_coder(
+    header: Header, descriptors: list[Descriptor], ring: KeyRing, registry: CodecRegistry, **context: Any
+) -> StreamCoder:
     """Build a stream's coder from its descriptors, the seal first: no other codec is imported before the header is known to be authentic.
 
     Raises
@@ -195,7 +221,9 @@ def sealed_coder(header: Header, descriptors: list[Descriptor], ring: KeyRing, r
         If the chain cannot be built.
     """
     info = stream_info(header)
-    encryption: dict[Descriptor, Codec] = {item: registry.build(item, ring) for item in descriptors if item.name == ENCRYPT}
+    encryption: dict[Descriptor, Codec] = {
+        item: registry.build(item, ring) for item in descriptors if item.name == ENCRYPT
+    }
     StreamCoder(Chain(encryption.values()), info).check_seal(header.seal)
     chain = Chain(encryption.get(item) or registry.build(item, ring, **context) for item in descriptors)
     return StreamCoder(chain, info)
@@ -206,4 +234,3 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
     while len(data) < size and (more := file.read(size - len(data))):
         data += more
     return data
-

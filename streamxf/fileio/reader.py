@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -23,7 +24,8 @@ from streamxf.fileio.source import FileSlice
 _scratch = ScratchPool(keep=16)
 
 
-class _Decoded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Decoded:
     index: int
     data: memoryview
 
@@ -64,7 +66,9 @@ class StreamReader(io.RawIOBase):
         Called by `close`.
     """
 
-    def __init__(self, source: FileSlice, header: Header, coder: StreamCoder, finish: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, source: FileSlice, header: Header, coder: StreamCoder, finish: Callable[[], Any] | None = None
+    ) -> None:
         super().__init__()
         self._source = source
         self._coder = coder
@@ -77,7 +81,9 @@ class StreamReader(io.RawIOBase):
         self.error: StreamxfError | None = None
         footer = Footer.parse(source.read_at(max(0, source.length - FOOTER_BYTES), FOOTER_BYTES), header.block_size)
         tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
-        footer, self._ends = parse_tail(tail, header.digest, self._start, source.length, header.block_size, self._stage_limit)
+        footer, self._ends = parse_tail(
+            tail, header.digest, self._start, source.length, header.block_size, self._stage_limit
+        )
         self.size = footer.raw_size
         if header.keyed:
             # index and footer carry a CRC only: the last block, whose tag covers that it is the last, vouches for the size

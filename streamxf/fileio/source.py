@@ -14,6 +14,7 @@ class Seekable(Protocol):
     """The part of a binary file that `FileSlice` uses."""
 
     def seek(self, offset: int, whence: int = ..., /) -> int: ...
+    def tell(self) -> int: ...
     def read(self, size: int = ..., /) -> bytes | None: ...
 
 
@@ -32,8 +33,11 @@ class FileSlice:
     def __init__(self, file: Seekable, offset: int = 0, length: int | None = None) -> None:
         self._file = file
         self._offset = offset
-        # not seek(-n, SEEK_END): torch's _ReaderView counts that the wrong way round
-        self.length = file.seek(0, io.SEEK_END) - offset if length is None else length
+        if length is None:
+            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in the file beneath
+            file.seek(0, io.SEEK_END)
+            length = file.tell() - offset
+        self.length = length
         self._whole: bytes | None = None
         if self.length <= READ_WHOLE:
             self._whole = self._read(0, self.length)
@@ -47,7 +51,9 @@ class FileSlice:
             If the slice or the file ends before.
         """
         if position < 0 or position + size > self.length:
-            raise ContainerError(f"the container is truncated: {size} bytes at {position} are missing, it has {self.length}")
+            raise ContainerError(
+                f"the container is truncated: {size} bytes at {position} are missing, it has {self.length}"
+            )
         if self._whole is not None:
             return self._whole[position : position + size]
         return self._read(position, size)

@@ -43,13 +43,17 @@ class Key:
 
     def __init__(self, material: Buffer) -> None:
         if isinstance(material, str):
-            raise ParameterError("a key is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a passphrase as a key")
+            raise ParameterError(
+                "a key is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a passphrase as a key"
+            )
         try:
             secret = bytes(memoryview(material))
         except TypeError:
             raise ParameterError(f"a key is 32 bytes, not {type(material).__name__}") from None
         if len(secret) != KEY_BYTES:
-            raise ParameterError(f"a key is {KEY_BYTES} bytes long (AES-256); this one has {len(secret)}. Make one with streamxf.Key.generate()")
+            raise ParameterError(
+                f"a key is {KEY_BYTES} bytes long (AES-256); this one has {len(secret)}. Make one with streamxf.Key.generate()"
+            )
         object.__setattr__(self, "_material", secret)
         object.__setattr__(self, "id", derive(secret, b"streamxf/1 key id", 8).hex())
 

@@ -42,7 +42,9 @@ class KeyRing:
             return cls([keys])
         if isinstance(keys, Iterable) and not isinstance(keys, str):
             return cls(keys)
-        raise ParameterError(f"keys= takes a key of 32 bytes, a streamxf.Key, several of them or a KeyRing, not {type(keys).__name__}")
+        raise ParameterError(
+            f"keys= takes a key of 32 bytes, a streamxf.Key, several of them or a KeyRing, not {type(keys).__name__}"
+        )
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._keys.values())

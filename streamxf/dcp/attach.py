@@ -1,0 +1,136 @@
+"""`attach`: a chain for other people's writers and readers that derive from torch's."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import IO, Any, TypeVar, cast
+
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+from torch.distributed.checkpoint.filesystem import (
+    SerializationFormat,
+    _StorageReaderTransforms,
+    _StorageWriterTransforms,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
+
+from streamxf.chain import Chain
+from streamxf.container.header import WRITER_ID_BYTES, Kind
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, Expected, ItemOpener, Require
+from streamxf.dcp.reader import ChainReaderMixin, check_require
+from streamxf.dcp.registry import Registry
+from streamxf.dcp.save import identity_of
+from streamxf.dcp.writer import ChainWriterMixin
+from streamxf.errors import ParameterError, UnsupportedError, located
+from streamxf.fileio.source import FileSlice
+from streamxf.keys import KeysLike
+
+T = TypeVar("T")
+
+
+def attach(
+    target: T,
+    extensions: Sequence[Any] | Chain | None = None,
+    *,
+    registry: ExtensionRegistry | None = None,
+    keys: KeysLike = None,
+    require: Require | None = None,
+) -> T:
+    """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
+
+    The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a reader with keys needs
+    ``require="bound"``. docs/guarantees.md says what holds for which pair.
+
+    Parameters
+    ----------
+    target : torch ``FileSystemWriter`` or ``FileSystemReader``, or a subclass
+        Changed in place.
+    extensions : sequence of Codec, or Chain
+        For a writer: what its data flows through.
+    registry, keys, require
+        For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys.
+
+    Returns
+    -------
+    target
+        The same object.
+
+    Raises
+    ------
+    UnsupportedError
+        If it cannot work with that object; the message says why.
+    ParameterError, ChainError
+        If the arguments do not fit.
+    """
+    if isinstance(target, ChainWriterMixin | ChainReaderMixin):
+        raise UnsupportedError(
+            f"{type(target).__name__} is streamxf's own: pass the chain or the keys to its constructor"
+        )
+    if (
+        "HuggingFace" in _names(target)
+        or getattr(target, "serialization_format", None) == SerializationFormat.SAFETENSORS
+    ):
+        raise UnsupportedError(
+            f"{type(target).__name__} stores safetensors files, which torch writes past all extensions; a chain would corrupt them"
+        )
+    transforms = getattr(target, "transforms", None)
+    if isinstance(transforms, _StorageWriterTransforms):
+        if extensions is None or registry is not None or keys is not None or require is not None:
+            raise ParameterError("attach to a writer takes extensions= and nothing else")
+        target.transforms = _WriterTransforms(Extensions.of(list(extensions)))  # type: ignore[attr-defined]
+    elif isinstance(transforms, _StorageReaderTransforms):
+        if extensions is not None:
+            raise ParameterError(
+                "attach to a reader takes registry=, keys= and require=; what was written says itself which chain it has"
+            )
+        made = Registry.of(registry, keys)
+        target.transforms = _ReaderTransforms(made, check_require(require, made, default="bound"))  # type: ignore[attr-defined]
+    else:
+        raise UnsupportedError(
+            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has no place for extensions"
+        )
+    return target
+
+
+class _WriterTransforms(_StorageWriterTransforms):
+    """Opens a bound container for each item. One writer id and one data key serve all saves of a process: nothing tells this where a save begins."""
+
+    def __init__(self, extensions: Extensions) -> None:
+        super().__init__([*extensions.foreign, *extensions.chain])
+        self._extensions = extensions
+        self._descriptors = extensions.descriptors()
+        self._writer_id = os.urandom(WRITER_ID_BYTES)
+
+    def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
+        raw = cast("Any", raw_stream)
+        target = self._extensions.open(raw, identity_of(self._writer_id, write_item))
+        return cast("IO[bytes]", target.stream), self._descriptors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _WriterTransforms, (self._extensions,)
+
+
+class _ReaderTransforms(_StorageReaderTransforms):
+    """Checks chain, identity and policy of each item."""
+
+    def __init__(self, registry: Registry, require: Require | None) -> None:
+        super().__init__(registry)
+        self._opener = ItemOpener(registry, require)
+
+    def transform_load_stream(
+        self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
+    ) -> IO[bytes]:
+        kind = Kind.BYTES if read_item.type == LoadItemType.BYTE_IO else Kind.TENSOR
+        expected = Expected(read_item.storage_index, kind, FOREIGN_MAX_BYTES_ITEM, None)
+        with located(item=read_item.storage_index.fqn):
+            opened = self._opener.open(FileSlice(raw_stream), transform_descriptors, expected)
+        if opened is None:
+            raw_stream.seek(0)
+            return raw_stream
+        return cast("IO[bytes]", opened)
+
+
+def _names(target: object) -> str:
+    return " ".join(cls.__name__ for cls in type(target).__mro__)

@@ -1,0 +1,162 @@
+"""A writer's list of extensions: foreign stream transforms, then the chain; and the streams that it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from torch.distributed.checkpoint._extension import StreamTransformExtension
+
+from streamxf.buffers import Writable
+from streamxf.chain import Chain
+from streamxf.codec import Codec
+from streamxf.container.header import Identity
+from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.errors import ChainError, UnsupportedError
+from streamxf.fileio.writer import StreamWriter
+from streamxf.registry import CodecRegistry
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks.
+
+    Attributes
+    ----------
+    foreign : tuple of StreamTransformExtension
+    chain : Chain
+    """
+
+    foreign: tuple[StreamTransformExtension, ...]
+    chain: Chain
+
+    @classmethod
+    def of(cls, extensions: Iterable[Any]) -> Extensions:
+        """Part a list of extensions, in the order in which data flows through them.
+
+        Raises
+        ------
+        ChainError
+            If the codecs break a rule of order, or a foreign extension follows a codec.
+        UnsupportedError
+            If something is no stream transform at all.
+        """
+        foreign: list[StreamTransformExtension] = []
+        codecs: list[Codec] = []
+        for extension in extensions:
+            if isinstance(extension, Codec):
+                codecs.append(extension)
+            elif not isinstance(extension, StreamTransformExtension):
+                raise UnsupportedError(
+                    f"{extension!r} is neither a streamxf codec nor a torch StreamTransformExtension"
+                )
+            elif codecs:
+                raise ChainError(
+                    f"{type(extension).__name__} stands after {type(codecs[-1]).__name__}: a stream extension from elsewhere cannot run on blocks, so it must stand before the first codec"
+                )
+            else:
+                foreign.append(extension)
+        return cls(tuple(foreign), Chain(codecs))
+
+    def __bool__(self) -> bool:
+        return bool(self.foreign) or len(self.chain) > 0
+
+    def renew(self) -> Extensions:
+        """The extensions for one save."""
+        return Extensions(self.foreign, self.chain.renew())
+
+    def providers(self) -> list[str]:
+        """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
+        registry = CodecRegistry()
+        return [str(provider) for provider in map(registry.provider, self.chain) if provider is not None]
+
+    def descriptors(self) -> list[str]:
+        """In the order in which a reader applies them: the reverse."""
+        save_order = [extension.get_descriptor() for extension in self.foreign] + [
+            str(descriptor) for descriptor in self.chain.descriptors
+        ]
+        return save_order[::-1]
+
+    def open(
+        self,
+        raw: Writable,
+        identity: Identity,
+        *,
+        published: bool = False,
+        dtype: str | None = None,
+        block_log2: int = DEFAULT_BLOCK_LOG2,
+    ) -> SaveStream:
+        """Open the streams for one item.
+
+        Parameters
+        ----------
+        raw : writable
+            Gets what is stored.
+        """
+        foreign_names = tuple(extension.get_descriptor() for extension in self.foreign)
+        container = None
+        if len(self.chain):
+            container = StreamWriter(
+                raw,
+                self.chain,
+                foreign=foreign_names,
+                identity=identity,
+                published=published,
+                dtype=dtype,
+                block_log2=block_log2,
+            )
+        stream: Any = container if container is not None else _Unclosable(raw)
+        for extension in reversed(self.foreign):
+            stream = extension.transform_to(stream)
+        return SaveStream(stream, container)
+
+
+@dataclass(frozen=True)
+class SaveStream:
+    """The streams of one item that is being saved.
+
+    Attributes
+    ----------
+    stream : file
+        Write the item here.
+    container : StreamWriter or None
+        Where the chain's blocks leave.
+    """
+
+    stream: IO[bytes] | StreamWriter
+    container: StreamWriter | None
+
+    def write_owned(self, data: memoryview) -> None:
+        """Write `data`, whose memory stays as it is until `close`."""
+        if isinstance(self.stream, StreamWriter):
+            self.stream.write_owned(data)
+        else:
+            self.stream.write(data)
+
+    def close(self) -> None:
+        """Finish the item."""
+        self.stream.close()
+        if self.container is not None:
+            self.container.close()  # a foreign stream need not close what it wraps; closing twice is fine
+
+    def abort(self) -> None:
+        """Give the item up."""
+        if self.container is not None:
+            self.container.abort()
+
+
+class _Unclosable:
+    """What a foreign stream writes to when no container follows: items share the file, so closing one must not close that."""
+
+    def __init__(self, raw: Writable) -> None:
+        self._raw = raw
+
+    def write(self, data: Any, /) -> int | None:
+        return self._raw.write(data)
+
+    def flush(self) -> None:
+        """The file is flushed once, when all of its items are written."""
+
+    def close(self) -> None:
+        """The file is closed once, when all of its items are written."""

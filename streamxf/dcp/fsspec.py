@@ -1,0 +1,99 @@
+"""`FsspecWriter` and `FsspecReader`: the same over any file system that fsspec knows, S3 among them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+from streamxf.chain import Chain
+from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.dcp.items import Require
+from streamxf.dcp.reader import ChainReaderMixin
+from streamxf.dcp.writer import ChainWriterMixin
+from streamxf.keys import KeysLike
+
+
+class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
+    """Saves a checkpoint through a chain to wherever fsspec writes.
+
+    Parameters
+    ----------
+    path : str
+        A URL such as ``s3://bucket/step-100``.
+    single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, overwrite
+        As in torch.
+    _extensions, serialization_format, block_size
+        As in `FileSystemWriter`.
+    **kwargs
+        fsspec's storage options, such as ``key``, ``secret`` and ``endpoint_url``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | Chain | None = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            path,
+            single_file_per_rank=single_file_per_rank,
+            sync_files=sync_files,
+            thread_count=thread_count,
+            per_thread_copy_ahead=per_thread_copy_ahead,
+            overwrite=overwrite,
+            **kwargs,
+        )
+        self._storage_options = kwargs
+        self._set_up_chain(_extensions, serialization_format, block_size)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turn to another checkpoint, with the same storage options; torch's own forgets endpoint and credentials here."""
+        super().reset()
+        if checkpoint_id:
+            self.path = self.fs.init_path(checkpoint_id, **self._storage_options)
+
+
+class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
+    """Loads a checkpoint from wherever fsspec reads.
+
+    Parameters
+    ----------
+    path : str
+        A URL such as ``s3://bucket/step-100``.
+    _extension_registry, keys, require
+        As in `FileSystemReader`.
+    **kwargs
+        fsspec's storage options.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        _extension_registry: ExtensionRegistry | None = None,
+        *,
+        keys: KeysLike = None,
+        require: Require | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        self._storage_options = kwargs
+        self._set_up_chain(_extension_registry, keys, require)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turn to another checkpoint, with the same storage options."""
+        super().reset()
+        if checkpoint_id:
+            self.path = self.fs.init_path(checkpoint_id, **self._storage_options)

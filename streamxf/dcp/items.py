@@ -1,0 +1,183 @@
+"""From an item's place in a file to its bytes: chain, identity, policy and seal are checked, in that order, before a block is decoded."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Literal
+
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from streamxf.container.header import Header, Kind
+from streamxf.container.limits import MAGIC
+from streamxf.dcp.manifest import Manifest
+from streamxf.dcp.registry import Registry
+from streamxf.errors import ContainerError, IdentityError, MetadataError, PolicyError
+from streamxf.fileio.plain import sealed_coder
+from streamxf.fileio.reader import StreamReader, read_header
+from streamxf.fileio.source import FileSlice
+from streamxf.registry import Provider
+
+Require = Literal["published", "bound", "encrypted"]
+REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
+
+FOREIGN_SLACK = 2**20
+FOREIGN_MAX_BYTES_ITEM = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the metadata says of an item that is about to be read.
+
+    Attributes
+    ----------
+    index : MetadataIndex
+        Its name, and its offset for a shard of a tensor.
+    kind : Kind
+    raw_limit : int
+        The most bytes that a foreign extension may make of it.
+    writer : str or None
+        Id of the process and save that wrote its file, by the manifest.
+    """
+
+    index: MetadataIndex
+    kind: Kind
+    raw_limit: int
+    writer: str | None
+
+
+@dataclass(frozen=True)
+class ItemOpener:
+    """Opens items of one checkpoint.
+
+    Attributes
+    ----------
+    registry : Registry
+        Codecs, foreign extensions and keys.
+    require : str or None
+        The weakest item that is acceptable: ``"published"``, ``"bound"`` or ``"encrypted"``; None takes any.
+    manifest : Manifest or None
+        None where the checkpoint has none.
+    providers : tuple of Provider
+        What the checkpoint says about the packages of its codecs.
+    """
+
+    registry: Registry
+    require: Require | None = None
+    manifest: Manifest | None = None
+    providers: tuple[Provider, ...] = ()
+
+    def open(
+        self, source: FileSlice, descriptors: Sequence[str], expected: Expected
+    ) -> IO[bytes] | StreamReader | None:
+        """Open an item's stream, or return None if it was stored as it is.
+
+        Raises
+        ------
+        PolicyError
+            If it is weaker than `require`.
+        ContainerError, IdentityError, AuthenticationError, MetadataError
+            If it is damaged, another item's, altered, or stripped of its descriptors.
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
+            If its chain cannot be rebuilt.
+        """
+        codecs, foreign = self.registry.split(descriptors, self.providers)
+        if not codecs:
+            self._check_bare(source)
+            return self._through_foreign(_Plain(source), foreign, expected) if foreign else None
+        header = read_header(source)
+        recorded = tuple(text.partition("#")[0] for text in reversed(descriptors))
+        if header.chain != recorded:
+            raise IdentityError(
+                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: one of them was altered"
+            )
+        self._check_identity(header, expected)
+        self._check_policy(header)
+        coder = sealed_coder(header, codecs[::-1], self.registry.keys, self.registry.codecs, providers=self.providers)
+        reader = StreamReader(source, header, coder)
+        return self._through_foreign(reader, foreign, expected) if foreign else reader
+
+    def _check_bare(self, source: FileSlice) -> None:
+        if source.length >= len(MAGIC) and source.read_at(0, len(MAGIC)) == MAGIC:
+            raise MetadataError(
+                "the item is stored in a container, but the metadata gives it no codecs: its descriptors were removed"
+            )
+        if self.require is not None:
+            raise PolicyError(
+                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint that is not encrypted, leave keys= out"
+            )
+
+    def _check_identity(self, header: Header, expected: Expected) -> None:
+        found = header.identity
+        if found is None:
+            if self.manifest is not None:
+                raise IdentityError(
+                    "the item is not bound to its place, though the checkpoint was written by streamxf's writer: it comes from elsewhere"
+                )
+            return
+        wanted = (expected.index.fqn, tuple(expected.index.offset or ()), expected.kind)
+        if (found.name, found.offsets, found.kind) != wanted:
+            raise IdentityError(
+                f"the container holds the {found.kind.name.lower()} item {found.name!r} at {list(found.offsets)}: it was swapped"
+            )
+        if expected.writer is not None and found.writer_id.hex() != expected.writer:
+            raise IdentityError("the container was written by another process or save than its file: it was swapped")
+        if header.published and self.manifest is None:
+            raise MetadataError(
+                "the item was published with a manifest, and the metadata has none: its trailer was removed"
+            )
+        if not header.published and self.manifest is not None:
+            raise IdentityError("the item was not published, though the checkpoint was: it comes from elsewhere")
+
+    def _check_policy(self, header: Header) -> None:
+        if self.require is None:
+            return
+        if not header.keyed:
+            raise PolicyError(
+                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint that is not encrypted, leave keys= out"
+            )
+        if self.require in ("published", "bound") and header.identity is None:
+            raise PolicyError(
+                "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items could be swapped; require='encrypted' accepts it"
+            )
+        if self.require == "published" and not header.published:
+            raise PolicyError(
+                "the item is bound to its place but was not published by streamxf's writer, so a mixture of saves would pass; require='bound' accepts it"
+            )
+
+    def _through_foreign(self, stream: Any, foreign: list[str], expected: Expected) -> IO[bytes]:
+        for extension in self.registry.foreign(foreign):
+            stream = extension.transform_from(stream)
+        return _read_capped(stream, expected.raw_limit)
+
+
+class _Plain(io.RawIOBase):
+    """A slice as a file, for foreign extensions."""
+
+    def __init__(self, source: FileSlice) -> None:
+        super().__init__()
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._source.read_at(self._position, min(len(buffer), self._source.length - self._position))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _read_capped(stream: Any, limit: int) -> IO[bytes]:
+    """Everything that a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from outside, and it declares no size."""
+    whole = io.BytesIO()
+    while data := stream.read(min(2**20, limit + 1 - whole.tell())):
+        whole.write(data)
+        if whole.tell() > limit:
+            raise ContainerError(
+                f"a stream extension makes more than {limit} bytes of the item, which is all that it can hold"
+            )
+    whole.seek(0)
+    return whole

@@ -1,0 +1,233 @@
+"""The trailer of ``.metadata``: a manifest of the checkpoint's files and a tag over everything; docs/format.md, "Metadata".
+
+It stands behind DCP's pickle, so one rename publishes both, and readers that know nothing of it stop before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from streamxf.container.limits import METADATA_MAGIC
+from streamxf.errors import AuthenticationError, MetadataError
+from streamxf.keys.datakey import DataKey
+
+MANIFEST_VERSION = 1
+MAX_MANIFEST = 64 * 2**20
+TAG_BYTES = 32
+_END_BYTES = 4 + TAG_BYTES + len(METADATA_MAGIC)
+
+_HEX_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What the manifest says of one file.
+
+    Attributes
+    ----------
+    size : int
+        Bytes.
+    writer : str
+        Id of the process and save that wrote it, 32 hexadecimal digits.
+    digest : str
+        Over the whole file, ``crc32c:`` and 8 hexadecimal digits.
+    """
+
+    size: int
+    writer: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was published.
+
+    Attributes
+    ----------
+    save_id : str
+        Random for each save, 32 hexadecimal digits.
+    key : str or None
+        The Encrypt descriptor, with its wrapped keys, of the process that published.
+    packages : dict of str to str
+        Package versions that wrote the checkpoint.
+    files : dict of str to FileFacts
+        By path relative to the checkpoint.
+    """
+
+    save_id: str
+    key: str | None
+    packages: dict[str, str]
+    files: dict[str, FileFacts]
+
+    def pack(self) -> bytes:
+        """The manifest as JSON."""
+        files = {
+            path: {"size": facts.size, "writer": facts.writer, "digest": facts.digest}
+            for path, facts in self.files.items()
+        }
+        content = {
+            "version": MANIFEST_VERSION,
+            "save_id": self.save_id,
+            "key": self.key,
+            "packages": self.packages,
+            "files": files,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read the manifest's JSON.
+
+        Raises
+        ------
+        MetadataError
+            If it is anything but a manifest.
+        """
+        try:
+            content = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            raise MetadataError(f"the manifest is not JSON: {error}") from None
+        _check_keys(content, {"version", "save_id", "key", "packages", "files"}, "the manifest")
+        if content["version"] != MANIFEST_VERSION:
+            raise MetadataError(
+                f"the manifest has version {content['version']!r}; this streamxf reads version {MANIFEST_VERSION}"
+            )
+        _check(_is_id(content["save_id"]), "save_id")
+        _check(content["key"] is None or isinstance(content["key"], str), "key")
+        _check(
+            isinstance(content["packages"], dict)
+            and all(isinstance(text, str) for text in content["packages"].values()),
+            "packages",
+        )
+        _check(isinstance(content["files"], dict), "files")
+        files = {check_path(path): _parse_facts(path, facts) for path, facts in content["files"].items()}
+        return cls(content["save_id"], content["key"], content["packages"], files)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A metadata file taken apart, nothing of it believed yet.
+
+    Attributes
+    ----------
+    pickled : memoryview
+        DCP's pickle.
+    manifest : Manifest or None
+        None where there is no trailer: a stock checkpoint, or a damaged one.
+    """
+
+    pickled: memoryview
+    manifest: Manifest | None
+    _tagged: memoryview
+    _tag: bytes
+
+    def check_tag(self, data_key: DataKey | None) -> None:
+        """Compare the tag.
+
+        Raises
+        ------
+        AuthenticationError
+            If it does not match under `data_key`.
+        MetadataError
+            If it does not match as a plain digest.
+        """
+        if hmac.compare_digest(_tag(self._tagged, data_key), self._tag):
+            return
+        if data_key is None:
+            raise MetadataError("the digest of the metadata does not match: the file is damaged")
+        raise AuthenticationError("the MAC of the metadata does not match: the file was altered or damaged")
+
+
+def append_trailer(pickled: bytes, manifest: Manifest, data_key: DataKey | None) -> bytes:
+    """The whole metadata file: pickle, manifest, tag."""
+    text = manifest.pack()
+    if len(text) > MAX_MANIFEST:
+        raise MetadataError(
+            f"the manifest would have {len(text)} bytes, {MAX_MANIFEST} are allowed: too many files; save fewer, larger ones"
+        )
+    body = pickled + text + len(text).to_bytes(4, "little")
+    return body + _tag(memoryview(body), data_key) + METADATA_MAGIC
+
+
+def split(data: bytes) -> Parts:
+    """Take a metadata file apart.
+
+    Raises
+    ------
+    MetadataError
+        If it ends in a trailer that is not well formed.
+    """
+    view = memoryview(data)
+    if len(view) < _END_BYTES or view[-len(METADATA_MAGIC) :] != METADATA_MAGIC:
+        return Parts(view, None, view[:0], b"")
+    tagged = view[: len(view) - TAG_BYTES - len(METADATA_MAGIC)]
+    size = int.from_bytes(tagged[-4:], "little")
+    if size > MAX_MANIFEST or size > len(tagged) - 4:
+        raise MetadataError(f"the metadata's trailer says its manifest has {size} bytes: the file is damaged")
+    start = len(tagged) - 4 - size
+    tag = bytes(view[len(tagged) : len(tagged) + TAG_BYTES])
+    return Parts(view[:start], Manifest.parse(bytes(tagged[start:-4])), tagged, tag)
+
+
+def check_path(path: object) -> str:
+    """Return `path` if it stays inside the checkpoint.
+
+    Raises
+    ------
+    MetadataError
+        If it is absolute, climbs out, or is no path at all.
+    """
+    if (
+        not isinstance(path, str)
+        or not path
+        or "\\" in path
+        or "\0" in path
+        or path.startswith("/")
+        or ":" in path.split("/")[0]
+    ):
+        raise MetadataError(f"the metadata names a file outside of the checkpoint: {path!r:.120}")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise MetadataError(f"the metadata names a file outside of the checkpoint: {path!r:.120}")
+    return path
+
+
+def _tag(tagged: memoryview, data_key: DataKey | None) -> bytes:
+    if data_key is None:
+        return hashlib.sha256(tagged).digest()
+    return hmac.new(data_key.metadata_key(), tagged, hashlib.sha256).digest()
+
+
+def _parse_facts(path: str, facts: Any) -> FileFacts:
+    _check_keys(facts, {"size", "writer", "digest"}, f"the manifest's entry for {path!r:.120}")
+    size, writer, digest = facts["size"], facts["writer"], facts["digest"]
+    _check(type(size) is int and 0 <= size < 2**63, "size")
+    _check(_is_id(writer), "writer")
+    _check(isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None, "digest")
+    return FileFacts(size, writer, digest)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _HEX_ID.fullmatch(value) is not None
+
+
+def _check(good: bool, key: str) -> None:
+    if not good:
+        raise MetadataError(f"the manifest's {key!r} is not what the format says")
+
+
+def _check_keys(value: object, keys: set[str], what: str) -> None:
+    if not isinstance(value, dict) or set(value) != keys:
+        raise MetadataError(f"{what} must be an object with exactly the keys {', '.join(sorted(keys))}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return made

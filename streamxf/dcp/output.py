@@ -1,0 +1,57 @@
+"""One data file that is being written: its position, its size and its digest."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from io import UnsupportedOperation
+from typing import IO
+
+import crc32c
+from typing_extensions import Buffer
+
+from streamxf.buffers import flat_view, write_all
+from streamxf.dcp.manifest import FileFacts
+
+
+class OutputFile:
+    """Writes everything it is given to `raw`, however little `raw` takes at a time, and keeps count.
+
+    Parameters
+    ----------
+    raw : binary file
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._crc = 0
+        self.size = 0
+
+    def write(self, data: Buffer, /) -> int:
+        view = flat_view(data)
+        write_all(self._raw, view)
+        self._crc = crc32c.crc32c(view, self._crc)
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """The file is flushed once, by `finish`."""
+
+    def finish(self, sync: bool) -> None:
+        """Hand everything to the operating system, and to the disk if `sync`.
+
+        Raises
+        ------
+        OSError
+            If it could not be stored.
+        """
+        self._raw.flush()
+        if sync:
+            with suppress(
+                UnsupportedOperation, AttributeError
+            ):  # an object store has no descriptor: closing the file stores it
+                os.fsync(self._raw.fileno())
+
+    def facts(self, writer_id: bytes) -> FileFacts:
+        """The manifest's entry for the file."""
+        return FileFacts(self.size, writer_id.hex(), f"crc32c:{self._crc:08x}")

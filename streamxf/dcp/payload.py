@@ -1,0 +1,111 @@
+"""A tensor's bytes, piece by piece: without a copy where the memory already lies as it is saved, and never the whole tensor at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from streamxf.buffers import flat_view
+
+PIECE_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A tensor prepared for saving.
+
+    Attributes
+    ----------
+    shell : torch.Tensor
+        Has the dtype, shape and strides that are saved, on the CPU. Its memory is never read when `pieces` is given, and never touched, so it takes none.
+    source : torch.Tensor or None
+        Whose bytes are saved in the shell's place; None when the shell is the tensor itself.
+    """
+
+    shell: torch.Tensor
+    source: torch.Tensor | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Payload:
+        """Prepare `tensor`: itself if it lies on the CPU and fills its storage, otherwise behind a shell of its own size."""
+        plain = (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        )
+        if not plain:
+            return cls(_minimal(tensor.cpu()), None)
+        if tensor.device.type == "cpu" and tensor.untyped_storage().size() == tensor.nbytes:
+            return cls(tensor, None)
+        order = dense_order(tensor)
+        strides = tensor.stride() if order is not None else None
+        shell = (
+            torch.empty(tensor.shape, dtype=tensor.dtype)
+            if strides is None
+            else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        )
+        return cls(shell, tensor)
+
+    def pieces(self, storage: torch.UntypedStorage) -> Iterator[memoryview]:
+        """The bytes that belong in `storage`, one of the shell's, in order."""
+        if self.source is None:
+            yield storage_bytes(storage)
+        else:
+            yield from tensor_bytes(self.source)
+
+
+def _minimal(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        fills = tensor.untyped_storage().size() == tensor.nbytes
+    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have no storage of their own
+        return tensor
+    return tensor if fills else tensor.clone()
+
+
+def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
+    """The memory of a CPU storage, flat, without a copy."""
+    return flat_view(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """A strided tensor's bytes in pieces of about `PIECE_BYTES`: in the order of its memory if it is dense, else in row-major order."""
+    order = dense_order(tensor)
+    if order is None:
+        yield from map(_to_host, _rows(tensor))
+        return
+    flat = tensor.permute(order).reshape(-1)
+    if flat.device.type == "cpu":
+        yield _to_host(flat)
+        return
+    step = max(1, PIECE_BYTES // flat.element_size())
+    for start in range(0, flat.numel(), step):
+        yield _to_host(flat[start : start + step])
+
+
+def dense_order(tensor: torch.Tensor) -> list[int] | None:
+    """The order of dimensions in which the tensor's memory is contiguous, or None if it has gaps or overlaps."""
+    strides: tuple[int, ...] = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], -tensor.shape[dim]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _rows(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Contiguous copies of consecutive parts of a tensor, each of about `PIECE_BYTES` at the most."""
+    if tensor.nbytes <= PIECE_BYTES:
+        yield tensor.contiguous()
+        return
+    row_bytes = tensor[0].nbytes
+    if row_bytes > PIECE_BYTES:
+        for row in tensor:
+            yield from _rows(row)
+        return
+    step = PIECE_BYTES // max(1, row_bytes)
+    for start in range(0, tensor.shape[0], step):
+        yield tensor[start : start + step].contiguous()
+
+
+def _to_host(part: torch.Tensor) -> memoryview:
+    host = part.cpu().reshape(-1)
+    return flat_view(host.view(torch.uint8).numpy().data)

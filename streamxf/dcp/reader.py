@@ -1,0 +1,245 @@
+"""`FileSystemReader`: torch's reader, which rebuilds chains by itself and believes nothing that it has not checked."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from streamxf.container.header import Kind
+from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, FOREIGN_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
+from streamxf.dcp.manifest import check_path
+from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.dcp.registry import Registry
+from streamxf.errors import ContainerError, MetadataError, ParameterError, PolicyError, StreamxfError, located
+from streamxf.fileio.reader import StreamReader
+from streamxf.fileio.source import FileSlice
+from streamxf.keys import KeysLike
+from streamxf.registry import providers_in
+
+
+class ChainReaderMixin:
+    """What streamxf's readers put in the place of torch's load path. The class beside it is a torch ``FileSystemReader``."""
+
+    fs: Any
+    path: Any
+    load_id: str
+    storage_data: dict[MetadataIndex, _StorageInfo]
+    _registry: Registry
+    _require: Require | None
+    _opener: ItemOpener
+    _items: dict[str, Any]
+
+    def _set_up_chain(self, registry: ExtensionRegistry | None, keys: KeysLike, require: Require | None) -> None:
+        self._registry = Registry.of(registry, keys)
+        self._require = check_require(require, self._registry)
+        self._opener = ItemOpener(self._registry, self._require)
+        self._items = {}
+
+    # -- what DCP calls, in this order --------------------------------------------------------------------------------------------------------
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read ``.metadata``, or a rank's own where `rank` is given.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none; DCP then looks for rank-local metadata.
+
+        Notes
+        -----
+        For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP would take an exception here for
+        a missing file, and its reason would be lost.
+        """
+        path = self._get_metadata_path(kwargs.get("rank"))  # type: ignore[attr-defined]
+        with self.fs.create_stream(path, "rb") as file:
+            data = file.read()
+        try:
+            content = metadata_file.load(data, self._registry.keys)
+            if self._require == "published" and metadata_file.manifest_of(content) is None:
+                raise PolicyError(
+                    "the checkpoint has no manifest: torch's own writer made it, or its trailer was removed; with keys given that is refused. "
+                    "require='bound' or require='encrypted' accept it"
+                )
+        except StreamxfError as error:
+            return UnreadableMetadata(error.locate(file=os.fspath(path)))
+        content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
+        content.storage_meta.load_id = self.load_id
+        return content
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the metadata in use; raises what is wrong with it."""
+        if isinstance(metadata, UnreadableMetadata):
+            metadata.raise_error()
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        providers = tuple(providers_in(getattr(metadata.storage_meta, "modules", None)))
+        self._opener = ItemOpener(self._registry, self._require, metadata_file.manifest_of(metadata), providers)
+        self._items = metadata.state_dict_metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the plan's items. After an error the targets hold anything: old values, new ones, or a mixture.
+
+        Raises
+        ------
+        StreamxfError
+            With file, item and block, if anything about an item is not as it was saved.
+        """
+        by_file: dict[str, list[ReadItem]] = {}
+        for request in plan.items:
+            by_file.setdefault(self._place(request).relative_path, []).append(request)
+        for path, requests in by_file.items():
+            with self._open_file(path) as file:
+                for request in sorted(requests, key=lambda request: self._place(request).offset):
+                    with _noted(file=path, item=request.storage_index.fqn):
+                        self._read_item(file, request, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    # -- one item -----------------------------------------------------------------------------------------------------------------------------
+
+    def _read_item(self, file: IO[bytes], request: ReadItem, planner: LoadPlanner) -> None:
+        place = self._place(request)
+        source = FileSlice(file, place.offset, place.length)
+        stream = self._opener.open(source, place.transform_descriptors or (), self._expected(request))
+        if stream is None:
+            stream = self._slice_file(file, place)  # type: ignore[attr-defined]
+        if request.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(request, io.BytesIO(stream.read(-1) or b""))
+            return
+        tensor = narrow_tensor_by_index(_load_tensor(stream), request.storage_offsets, request.lengths)
+        target = planner.resolve_tensor(request).detach()
+        if target.size() != tensor.size():
+            raise MetadataError(
+                f"the stored tensor has the shape {tuple(tensor.size())}, the target {tuple(target.size())}"
+            )
+        target.copy_(tensor)
+        planner.commit_tensor(request, target)
+
+    def _expected(self, request: ReadItem) -> Expected:
+        index = request.storage_index
+        manifest = self._opener.manifest
+        writer = manifest.files[self._place(request).relative_path].writer if manifest is not None else None
+        if request.type == LoadItemType.BYTE_IO:
+            return Expected(index, Kind.BYTES, FOREIGN_MAX_BYTES_ITEM, writer)
+        return Expected(index, Kind.TENSOR, _tensor_bytes(self._items.get(index.fqn)) + FOREIGN_SLACK, writer)
+
+    def _place(self, request: ReadItem) -> _StorageInfo:
+        try:
+            return self.storage_data[request.storage_index]
+        except KeyError:
+            raise MetadataError(
+                "the metadata does not say where the item is stored", item=request.storage_index.fqn
+            ) from None
+
+    @contextmanager
+    def _open_file(self, relative_path: str) -> Iterator[IO[bytes]]:
+        path = self.fs.concat_path(self.path, check_path(relative_path))
+        manifest = self._opener.manifest
+        try:
+            opened = self.fs.create_stream(path, "rb")
+            with opened as file:
+                size = file.seek(0, io.SEEK_END)
+                if manifest is not None and size != manifest.files[relative_path].size:
+                    recorded = manifest.files[relative_path].size
+                    raise ContainerError(
+                        f"the file has {size} bytes, the manifest says {recorded}: it was cut or continued",
+                        file=relative_path,
+                    )
+                yield file
+        except FileNotFoundError as error:
+            raise MetadataError(
+                "the file that holds the item is missing from the checkpoint", file=relative_path
+            ) from error
+
+
+class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
+    """Loads a checkpoint from a local or mounted file system: streamxf's, stock uncompressed and stock ``ZStandard`` ones.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint's folder.
+    _extension_registry : ExtensionRegistry, optional
+        A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
+    keys : Key, bytes, several of them or a KeyRing, optional
+        For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
+    require : {"published", "bound", "encrypted"}, optional
+        The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer makes; ``"bound"`` accepts what `attach`
+        made of another writer, ``"encrypted"`` what torch's own writer made.
+
+    Raises
+    ------
+    ParameterError
+        If a key is not 32 bytes, or `require` is given without keys.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        _extension_registry: ExtensionRegistry | None = None,
+        *,
+        keys: KeysLike = None,
+        require: Require | None = None,
+    ) -> None:
+        super().__init__(path)
+        self._set_up_chain(_extension_registry, keys, require)
+
+
+def check_require(require: Require | None, registry: Registry, default: Require = "published") -> Require | None:
+    """The policy in force: `default` once there are keys, unless the caller relaxes it by name.
+
+    Raises
+    ------
+    ParameterError
+        If the word is unknown, or there are no keys that could satisfy it.
+    """
+    if require is not None and require not in REQUIREMENTS:
+        raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
+    if require is not None and not len(registry.keys):
+        raise ParameterError(f"require={require!r} needs keys=: only what is encrypted can be {require}")
+    return require or (default if len(registry.keys) else None)
+
+
+def _load_tensor(stream: Any) -> torch.Tensor:
+    try:
+        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+    except Exception:
+        if isinstance(stream, StreamReader) and stream.error is not None:
+            raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
+        raise
+    if not isinstance(tensor, torch.Tensor):
+        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+    return tensor
+
+
+def _tensor_bytes(item: Any) -> int:
+    if not isinstance(item, TensorStorageMetadata):
+        return 0
+    return math.prod(item.size) * torch.empty((), dtype=item.properties.dtype).element_size()
+
+
+@contextmanager
+def _noted(file: str, item: str) -> Iterator[None]:
+    """Tell errors their place: streamxf's own as they carry it, torch's as a note."""
+    try:
+        with located(file=file, item=item):
+            yield
+    except StreamxfError:
+        raise
+    except Exception as error:
+        error.add_note(f"while reading item {item} of file {file}")
+        raise

@@ -1,0 +1,129 @@
+"""`Registry`: streamxf's codecs and torch's stream extensions under one roof, for any reader derived from torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
+
+from streamxf.codec import Codec
+from streamxf.descriptor import Descriptor, shorten
+from streamxf.errors import DescriptorError, UnsupportedError
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.registry import CodecRegistry, Provider
+
+MAX_DESCRIPTORS = 8
+
+
+class Registry(ExtensionRegistry):
+    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own extensions.
+
+    Parameters
+    ----------
+    keys : Key, bytes, several of them or a KeyRing, optional
+        For checkpoints that are encrypted.
+    allow : iterable of str, optional
+        Names of the third-party codecs that may be used; None allows every installed one.
+
+    Attributes
+    ----------
+    codecs : CodecRegistry
+    keys : KeyRing
+    extensions : dict
+        Torch's own: foreign stream extensions by name.
+    """
+
+    def __init__(self, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
+        super().__init__()
+        self.keys = KeyRing.of(keys)
+        self.codecs = CodecRegistry(allow)
+
+    @classmethod
+    def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
+        """A registry with `keys` that also knows what `registry` does."""
+        ring = KeyRing.of(keys)
+        if isinstance(registry, Registry):
+            if not len(ring):
+                return registry
+            made = cls([*registry.keys, *ring])
+            made.codecs = registry.codecs
+        else:
+            made = cls(ring)
+        if registry is not None:
+            made.extensions.update(registry.extensions)
+        return made
+
+    def register(self, cls: type[Any]) -> None:
+        """Add a codec class, or a torch extension class of another kind.
+
+        Raises
+        ------
+        DuplicateCodecError
+            If a codec of that name exists already.
+        """
+        if issubclass(cls, Codec):
+            self.codecs.register(cls)
+        else:
+            super().register(cls)
+
+    def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
+        """Rebuild the extensions of one item, in the order in which a reader applies them.
+
+        Raises
+        ------
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError, WrongKeyError
+            If one cannot be rebuilt.
+        """
+        codecs, foreign = self.split(descriptors)
+        built: list[Any] = [self.codecs.build(descriptor, self.keys) for descriptor in codecs]
+        return built + self.foreign(foreign)
+
+    def split(
+        self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
+    ) -> tuple[list[Descriptor], list[str]]:
+        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign extensions. Imports nothing.
+
+        Raises
+        ------
+        UnknownCodecError
+            If a name belongs to neither.
+        DescriptorError
+            If one is not well formed, or there are too many.
+        UnsupportedError
+            If a foreign extension stands between or behind the codecs of the chain.
+        """
+        if len(descriptors) > MAX_DESCRIPTORS:
+            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_DESCRIPTORS} are allowed")
+        codecs: list[Descriptor] = []
+        foreign: list[str] = []
+        for text in descriptors:
+            if not isinstance(text, str):
+                raise DescriptorError("an item's descriptors are not text")
+            name = text.partition("/")[0]
+            if name in self.extensions and not self.codecs.knows(name):
+                foreign.append(text)
+            elif foreign:
+                raise UnsupportedError(
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions stand before the first codec"
+                )
+            else:
+                descriptor = Descriptor.parse(text)
+                if not self.codecs.knows(descriptor.name):
+                    self.codecs.find(descriptor.name, providers)  # raises, and says what to install
+                codecs.append(descriptor)
+        return codecs, foreign
+
+    def foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
+        """Build foreign extensions, as torch's registry does.
+
+        Raises
+        ------
+        UnsupportedError
+            If one does not transform a stream.
+        """
+        built = list(super().from_descriptor_list(list(descriptors)))
+        for extension in built:
+            if not isinstance(extension, StreamTransformExtension):
+                raise UnsupportedError(f"extension {type(extension).__name__} does not transform a stream")
+        return built  # type: ignore[return-value]

@@ -1,0 +1,231 @@
+"""`FileSystemWriter`: torch's writer with a chain, a save path of its own, and a trailer in ``.metadata``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.filesystem import SerializationFormat, _split_by_size_and_type, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from streamxf.chain import Chain
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.codecs.zstd import ZStandard
+from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.manifest import Manifest, split
+from streamxf.dcp.publish import publish, remove
+from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.errors import AbortedError, StreamxfError, UnsupportedError
+from streamxf.fileio.plain import block_log2_of
+
+DEFAULT_CHAIN = (ZStandard(),)
+
+WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
+
+
+class ChainWriterMixin:
+    """What streamxf's writers put in the place of torch's save path. The class beside it is a torch ``FileSystemWriter``."""
+
+    fs: Any
+    path: Any
+    rank: int | None
+    use_collectives: bool
+    thread_count: int
+    single_file_per_rank: bool
+    sync_files: bool
+    save_id: str
+    _extensions: Extensions
+    _block_log2: int
+    _save: Save | None
+
+    def _set_up_chain(
+        self, extensions: Sequence[Any] | Chain | None, serialization_format: SerializationFormat, block_size: int
+    ) -> None:
+        if serialization_format != SerializationFormat.TORCH_SAVE:
+            raise UnsupportedError(
+                "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, and no FileSystemReader reads the file. "
+                "Leave serialization_format out"
+            )
+        chosen = DEFAULT_CHAIN if extensions is None else extensions
+        self._extensions = Extensions.of(chosen)
+        self._block_log2 = block_log2_of(block_size)
+        self._save = None
+
+    # -- what DCP calls, in this order --------------------------------------------------------------------------------------------------------
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        self._save = Save(self._extensions.renew(), self._block_log2, self.sync_files)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
+        plan = super().prepare_local_plan(plan)  # type: ignore[misc]
+        if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, ".metadata")):
+            raise UnsupportedError(
+                f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without collectives into another folder"
+            )
+        return plan
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the plan's items; any file that fails, fails the save.
+
+        Raises
+        ------
+        Exception
+            The first failure, after all other threads have stopped.
+        """
+        save = self._current_save()
+        buckets = (
+            _split_by_size_and_type(self.thread_count, plan.items)
+            if self.single_file_per_rank
+            else [[item] for item in plan.items]
+        )
+        files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
+
+        def write(name: str, items: list[WriteItem]) -> list[WriteResult]:
+            return self._write_file(save, name, items, planner)
+
+        results = _write_all(write, files, self.thread_count)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publish the save: metadata and manifest in one step, then remove what the previous save left."""
+        save = self._current_save()
+        flat = [result for rank_results in results for result in rank_results]
+        records = [_take_record(result.storage_data) for result in flat]
+        known = [record for record in records if record is not None]
+        self.save_id = os.urandom(16).hex()
+        metadata.version = filesystem.CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for result in flat}
+        modules = sorted({module for record in known for module in record.modules})
+        metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=self.save_id, modules=modules)
+        encryption = save.extensions.chain.encryption
+        data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
+        packages = {"streamxf": version("streamxf"), "torch": torch.__version__}
+        manifest = Manifest(
+            self.save_id,
+            encryption.get_descriptor() if encryption is not None else None,
+            packages,
+            {record.path: record.facts for record in known},
+        )
+        name = ".metadata" if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
+        before = self._files_of_previous(name)
+        publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
+        self._save = None
+        remove(self.fs, self.path, sorted(before - set(manifest.files)))
+
+    # -- helpers ------------------------------------------------------------------------------------------------------------------------------
+
+    def _current_save(self) -> Save:
+        if self._save is None:
+            raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
+        return self._save
+
+    def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+        path = self.fs.concat_path(self.path, name)
+        try:
+            with self.fs.create_stream(path, "wb") as raw:
+                return save.write_file(raw, name, items, planner)
+        except BaseException:
+            remove(self.fs, self.path, [name])
+            raise
+
+    def _files_of_previous(self, name: str) -> set[str]:
+        """The files of the checkpoint that this save replaces: by its manifest, or for a stock checkpoint by its metadata."""
+        path = self.fs.concat_path(self.path, name)
+        if not self.fs.exists(path):
+            return set()
+        try:
+            with self.fs.create_stream(path, "rb") as file:
+                data = file.read()
+            manifest = split(data).manifest
+            if manifest is not None:
+                return set(manifest.files)
+            previous = metadata_file.load(data, metadata_file.NO_KEYS)
+        except (StreamxfError, OSError) as error:
+            warnings.warn(
+                f"the previous checkpoint in {self.path} cannot be read, so its files stay beside the new ones: {error}",
+                stacklevel=2,
+            )
+            return set()
+        return {info.relative_path for info in (previous.storage_data or {}).values()}
+
+
+class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
+    """Saves a checkpoint to a local or mounted file system through a chain. Use it wherever torch's ``FileSystemWriter`` is used.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint's folder.
+    single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
+        As in torch. All threads share the process's workers.
+    _extensions : sequence of Codec and StreamTransformExtension, or Chain
+        In the order in which data flows through them; foreign stream extensions stand before the first codec. None is streamxf's default,
+        ``[ZStandard()]``; an empty list is none at all.
+    serialization_format : SerializationFormat
+        Only ``TORCH_SAVE``.
+    block_size : int
+        Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
+
+    Raises
+    ------
+    ChainError, ParameterError, UnsupportedError
+        If the arguments cannot work together; the message says why.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | Chain | None = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    ) -> None:
+        super().__init__(
+            path,
+            single_file_per_rank=single_file_per_rank,
+            sync_files=sync_files,
+            thread_count=thread_count,
+            per_thread_copy_ahead=per_thread_copy_ahead,
+            cache_staged_state_dict=cache_staged_state_dict,
+            overwrite=overwrite,
+        )
+        self._set_up_chain(_extensions, serialization_format, block_size)
+
+
+def _write_all(write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int) -> list[WriteResult]:
+    if threads == 1 or len(files) <= 1:
+        return [result for name, items in files for result in write(name, items)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="streamxf-file") as pool:
+        futures = [pool.submit(write, name, items) for name, items in files]
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        # files that only stopped because another failed say so; the cause is what the caller needs
+        raise next((error for error in errors if not isinstance(error, AbortedError)), errors[0])
+    return [result for future in futures for result in future.result()]
+
+
+def _take_record(info: _StorageInfo) -> FileRecord | None:
+    record: FileRecord | None = info.__dict__.pop(RECORD_ATTRIBUTE, None)
+    return record
