@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamxf.fileio import decode, encode, open
     from streamxf.keys import Key, KeyRing
     from streamxf.registry import CodecRegistry
+    from streamxf.version import __version__
 
 _HOME = {
     "BlockInfo": "streamxf.codec",
@@ -48,6 +49,7 @@ _HOME = {
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "ZStandard": "streamxf.codecs.zstd",
+    "__version__": "streamxf.version",
     "attach": "streamxf.dcp.attach",
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
@@ -72,6 +74,7 @@ __all__ = [
     "StreamInfo",
     "StreamxfError",
     "ZStandard",
+    "__version__",
     "attach",
     "decode",
     "encode",

@@ -6,9 +6,9 @@ On save a block passes the codecs front to back, on load back to front. All of t
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Union
 
 from streamxf.buffers import Scratch, flat_view
@@ -84,6 +84,11 @@ class Chain:
     def __len__(self) -> int:
         return len(self.codecs)
 
+    @cached_property
+    def bound(self) -> tuple[str, ...]:
+        """The codecs' descriptors in save order without their fragments, as a container's header records them."""
+        return tuple(descriptor.bound for descriptor in self.descriptors)
+
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
         """The codecs' descriptors in save order."""
@@ -122,33 +127,38 @@ class StreamCoder:
     ----------
     chain : Chain
     stream : StreamInfo
+    started : mapping of Codec to state, optional
+        For codecs whose `Codec.start` was called already.
     """
 
-    def __init__(self, chain: Chain, stream: StreamInfo) -> None:
+    def __init__(self, chain: Chain, stream: StreamInfo, started: Mapping[Codec, Any] | None = None) -> None:
         self.stream = stream
         self.stage_limit = stage_limit(stream.block_size)
-        self._steps: list[tuple[Codec, Any]] = [(codec, codec.start(stream)) for codec in chain]
+        states = started or {}
+        self._steps = [(codec, states[codec] if codec in states else codec.start(stream)) for codec in chain]
+
+    @classmethod
+    def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None) -> StreamCoder:
+        """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
+
+        Raises
+        ------
+        AuthenticationError
+            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream then.
+        """
+        encryption = chain.encryption
+        started = {} if encryption is None else {encryption: encryption.start(stream)}
+        expected = None if encryption is None else started[encryption].seal
+        if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
+            raise AuthenticationError(
+                "the container's seal does not match: its header was altered, or it was sealed under another data key"
+            )
+        return cls(chain, stream, started)
 
     @property
     def seal(self) -> bytes | None:
         """The header's seal, 32 bytes, where the chain encrypts."""
         return next((state.seal for codec, state in self._steps if codec.name == ENCRYPT), None)
-
-    def check_seal(self, stored: bytes | None) -> None:
-        """Compare the seal that a header holds with the one that the key gives.
-
-        Raises
-        ------
-        AuthenticationError
-            If they differ, or one is missing.
-        """
-        seal = self.seal
-        if (seal is None) != (stored is None) or (
-            seal is not None and stored is not None and not hmac.compare_digest(seal, stored)
-        ):
-            raise AuthenticationError(
-                "the container's seal does not match: its header was altered, or it was sealed under another data key"
-            )
 
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
@@ -140,6 +141,11 @@ class Header:
         return 1 << self.block_log2
 
     @property
+    def size(self) -> int:
+        """Bytes of the whole header."""
+        return len(self.body) + (SEAL_BYTES if self.keyed else 0) + 4
+
+    @cached_property
     def keyed(self) -> bool:
         """Whether the chain encrypts."""
         return any(text.partition("/")[0] == ENCRYPT_NAME for text in self.chain)
@@ -166,7 +172,9 @@ class Header:
 
     def sealed(self, seal: bytes | None) -> Header:
         """The same header with its seal."""
-        return replace(self, seal=seal)
+        made = copy(self)  # keeps what was computed already: body and digest do not depend on the seal
+        object.__setattr__(made, "seal", seal)
+        return made
 
     def pack(self) -> bytes:
         if self.keyed != (self.seal is not None):

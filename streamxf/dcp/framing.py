@@ -55,19 +55,26 @@ class _ZipTarget:
         self.error: BaseException | None = None
 
     def write(self, data: Any) -> int:
-        return self._keep_error(self._write, data)
-
-    def _write(self, data: Any) -> int:
         size = len(data)
-        if self._target.stream.write(data) not in (size, None):
-            raise OSError("a stream extension took only a part of what was written to it")
+        try:
+            if self._target.stream.write(data) not in (size, None):
+                raise OSError("a stream extension took only a part of what was written to it")
+        except BaseException as error:
+            self.error = self.error or error
+            raise
         self._position += size
         return size
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        return self._keep_error(self._seek, offset, whence)
+        try:
+            self._write_payload(offset, whence)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        self._position += offset
+        return self._position
 
-    def _seek(self, offset: int, whence: int) -> int:
+    def _write_payload(self, size: int, whence: int) -> None:
         if whence != 1 or self.pieces is None:
             raise StreamxfError("torch's zip writer seeks where it did not before; this torch is not supported yet")
         pieces, self.pieces = self.pieces, None
@@ -75,27 +82,16 @@ class _ZipTarget:
         for piece in pieces:
             self._target.write_owned(piece)
             written += len(piece)
-        if written != offset:
+        if written != size:
             raise StreamxfError(
-                f"the tensor gave {written} bytes where {offset} belong; was it changed while it was saved?"
+                f"the tensor gave {written} bytes where {size} belong; was it changed while it was saved?"
             )
-        self._position += offset
-        return self._position
 
     def tell(self) -> int:
         return self._position
 
     def flush(self) -> None:
         """Blocks leave when they are full."""
-
-    def _keep_error(self, action: Any, *arguments: Any) -> int:
-        if self.error is not None:
-            raise self.error
-        try:
-            return int(action(*arguments))
-        except BaseException as error:
-            self.error = error
-            raise
 
 
 class _Records:

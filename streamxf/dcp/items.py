@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -14,7 +14,7 @@ from streamxf.container.limits import MAGIC
 from streamxf.dcp.manifest import Manifest
 from streamxf.dcp.registry import Registry
 from streamxf.errors import ContainerError, IdentityError, MetadataError, PolicyError
-from streamxf.fileio.plain import sealed_coder
+from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.reader import StreamReader, read_header
 from streamxf.fileio.source import FileSlice
 from streamxf.registry import Provider
@@ -48,6 +48,15 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class _Recipe:
+    """How items with one list of descriptors are opened; most checkpoints have a single one."""
+
+    recorded: tuple[str, ...]
+    chain: ChainOpener | None
+    foreign: list[str]
+
+
+@dataclass(frozen=True)
 class ItemOpener:
     """Opens items of one checkpoint.
 
@@ -67,6 +76,7 @@ class ItemOpener:
     require: Require | None = None
     manifest: Manifest | None = None
     providers: tuple[Provider, ...] = ()
+    _recipes: dict[tuple[str, ...], _Recipe] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def open(
         self, source: FileSlice, descriptors: Sequence[str], expected: Expected
@@ -82,21 +92,30 @@ class ItemOpener:
         UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
             If its chain cannot be rebuilt.
         """
-        codecs, foreign = self.registry.split(descriptors, self.providers)
-        if not codecs:
+        recipe = self._recipe(tuple(descriptors))
+        if recipe.chain is None:
             self._check_bare(source)
-            return self._through_foreign(_Plain(source), foreign, expected) if foreign else None
+            return self._through_foreign(_Plain(source), recipe, expected) if recipe.foreign else None
         header = read_header(source)
-        recorded = tuple(text.partition("#")[0] for text in reversed(descriptors))
-        if header.chain != recorded:
+        if header.chain != recipe.recorded:
             raise IdentityError(
-                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: one of them was altered"
+                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recipe.recorded)}: "
+                "one of them was altered"
             )
         self._check_identity(header, expected)
         self._check_policy(header)
-        coder = sealed_coder(header, codecs[::-1], self.registry.keys, self.registry.codecs, providers=self.providers)
-        reader = StreamReader(source, header, coder)
-        return self._through_foreign(reader, foreign, expected) if foreign else reader
+        reader = StreamReader(source, header, recipe.chain.coder(header))
+        return self._through_foreign(reader, recipe, expected) if recipe.foreign else reader
+
+    def _recipe(self, descriptors: tuple[str, ...]) -> _Recipe:
+        recipe = self._recipes.get(descriptors)
+        if recipe is None:
+            codecs, foreign = self.registry.split(descriptors, self.providers)
+            recorded = tuple(text.partition("#")[0] for text in reversed(descriptors))
+            registry = self.registry
+            chain = ChainOpener(codecs[::-1], registry.keys, registry.codecs, self.providers) if codecs else None
+            recipe = self._recipes[descriptors] = _Recipe(recorded, chain, foreign)
+        return recipe
 
     def _check_bare(self, source: FileSlice) -> None:
         if source.length >= len(MAGIC) and source.read_at(0, len(MAGIC)) == MAGIC:
@@ -146,8 +165,8 @@ class ItemOpener:
                 "the item is bound to its place but was not published by streamxf's writer, so a mixture of saves would pass; require='bound' accepts it"
             )
 
-    def _through_foreign(self, stream: Any, foreign: list[str], expected: Expected) -> IO[bytes]:
-        for extension in self.registry.foreign(foreign):
+    def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
+        for extension in self.registry.foreign(recipe.foreign):
             stream = extension.transform_from(stream)
         return _read_capped(stream, expected.raw_limit)
 

@@ -48,7 +48,7 @@ def remove(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str]
         try:
             if filesystem.exists(path):
                 filesystem.rm_file(path)
-        except OSError as error:
+        except Exception as error:  # whatever a file system raises here, the save stands
             warnings.warn(
                 f"the checkpoint is saved, but {path} of the one before it could not be removed: {error}", stacklevel=2
             )

@@ -229,7 +229,7 @@ def _load_tensor(stream: Any) -> torch.Tensor:
 def _tensor_bytes(item: Any) -> int:
     if not isinstance(item, TensorStorageMetadata):
         return 0
-    return math.prod(item.size) * torch.empty((), dtype=item.properties.dtype).element_size()
+    return math.prod(item.size) * item.properties.dtype.itemsize
 
 
 @contextmanager

@@ -142,8 +142,8 @@ class JoinedReader(io.RawIOBase):
         if self._reader is None:
             source = FileSlice(self._raw)
             header = read_header(source)
-            coder = StreamCoder(Chain(_in_stored_order(header, self._codecs)), stream_info(header))
-            coder.check_seal(header.seal)
+            chain = Chain(_in_stored_order(header, self._codecs))
+            coder = StreamCoder.open(chain, stream_info(header), header.seal)
             self._reader = StreamReader(source, header, coder)
         return self._reader
 

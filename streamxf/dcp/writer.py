@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.errors import AbortedError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
+from streamxf.version import __version__
 
 DEFAULT_CHAIN = (ZStandard(),)
 
@@ -115,7 +115,7 @@ class ChainWriterMixin:
         metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=self.save_id, modules=modules)
         encryption = save.extensions.chain.encryption
         data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
-        packages = {"streamxf": version("streamxf"), "torch": torch.__version__}
+        packages = {"streamxf": __version__, "torch": torch.__version__}
         manifest = Manifest(
             self.save_id,
             encryption.get_descriptor() if encryption is not None else None,

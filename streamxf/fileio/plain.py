@@ -9,20 +9,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, overload
+from typing import IO, BinaryIO, Literal, overload
 
 from typing_extensions import Buffer
 
 from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
-from streamxf.codec import Codec
 from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.descriptor import Descriptor, parse_parameters
 from streamxf.errors import ContainerError, ParameterError, located
+from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.pipe import PipeReader
 from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
-from streamxf.fileio.reader import StreamReader, read_header, stream_info
+from streamxf.fileio.reader import StreamReader, read_header
 from streamxf.fileio.source import FileSlice
 from streamxf.fileio.writer import StreamWriter
 from streamxf.keys import KeyRing, KeysLike
@@ -205,28 +205,7 @@ def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry
         replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item
         for item in descriptors
     ]
-    return sealed_coder(header, keyed, ring, registry)
-
-
-def sealed_coder(
-    header: Header, descriptors: list[Descriptor], ring: KeyRing, registry: CodecRegistry, **context: Any
-) -> StreamCoder:
-    """Build a stream's coder from its descriptors, the seal first: no other codec is imported before the header is known to be authentic.
-
-    Raises
-    ------
-    AuthenticationError
-        If the seal does not match.
-    UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError
-        If the chain cannot be built.
-    """
-    info = stream_info(header)
-    encryption: dict[Descriptor, Codec] = {
-        item: registry.build(item, ring) for item in descriptors if item.name == ENCRYPT
-    }
-    StreamCoder(Chain(encryption.values()), info).check_seal(header.seal)
-    chain = Chain(encryption.get(item) or registry.build(item, ring, **context) for item in descriptors)
-    return StreamCoder(chain, info)
+    return ChainOpener(keyed, ring, registry).coder(header)
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

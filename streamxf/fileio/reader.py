@@ -75,7 +75,7 @@ class StreamReader(io.RawIOBase):
         self._on_finish = finish
         self._block_size = header.block_size
         self._stage_limit = stage_limit(header.block_size)
-        self._start = len(header.pack())
+        self._start = header.size
         self._position = 0
         self._cached: _Decoded | None = None
         self.error: StreamxfError | None = None

@@ -68,8 +68,7 @@ class StreamWriter(io.RawIOBase):
         finish: Callable[[bool], Any] | None = None,
     ) -> None:
         super().__init__()
-        descriptors = foreign + tuple(descriptor.bound for descriptor in chain.descriptors)
-        header = Header(block_log2, descriptors, os.urandom(SALT_BYTES), identity, published)
+        header = Header(block_log2, foreign + chain.bound, os.urandom(SALT_BYTES), identity, published)
         item = identity.name if identity is not None else None
         self._coder = StreamCoder(chain, StreamInfo(header.block_size, header.salt, header.digest, item, dtype))
         self._header = header.sealed(self._coder.seal)
@@ -102,7 +101,11 @@ class StreamWriter(io.RawIOBase):
         """Encode `data`, whose memory stays as it is until the stream is closed. This spares a wait at the end of each call."""
         self._check_usable()
         view = flat_view(data)
-        self._guard(partial(self._feed, view))
+        if len(self._pending) + len(view) <= self._block_size:
+            self._raw_size += len(view)
+            self._pending += view
+        else:
+            self._guard(partial(self._feed, view))
         return len(view)
 
     def _feed(self, view: memoryview) -> None:
