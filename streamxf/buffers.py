@@ -1,6 +1,7 @@
 """Bytes-like objects as flat views without a copy, and memory that is reused from block to block.
 
-Blocks are a mebibyte each: allocating one per step costs more in page faults than many codecs cost in work, and with two threads it collapses.
+Blocks are a mebibyte each: allocating one per step costs more in page faults than many codecs cost in work, and with
+two threads it collapses.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Scratch:
         self._buffers: dict[int, bytearray] = {}
 
     def take(self, step: int, size: int) -> memoryview:
-        """Return `size` writable bytes for `step`, valid until the block has left the chain. Their contents are undefined."""
+        """Return `size` writable bytes for `step`, valid until the block has left the chain.
+
+        Their contents are undefined.
+        """
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[step] = bytearray(size)
@@ -71,7 +75,9 @@ class Scratch:
 
 
 class ScratchPool:
-    """Scratch memory of blocks that are done, for the next blocks; last in, first out, because that one is still in cache."""
+    """Scratch memory of blocks that are done, for the next blocks; last in, first out, because that one is still in
+    cache.
+    """
 
     def __init__(self, keep: int) -> None:
         self._keep = keep

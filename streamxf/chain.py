@@ -1,6 +1,8 @@
-"""`Chain`: codecs in the order in which data flows through them on save; its rules of order, and one block's way through it.
+"""`Chain`: codecs in the order in which data flows through them on save; its rules of order, and one block's way
+through it.
 
-On save a block passes the codecs front to back, on load back to front. All of that happens inside one worker, so that the block stays in cache.
+On save a block passes the codecs front to back, on load back to front. All of that happens inside one worker, so that
+the block stays in cache.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class Chain:
     Parameters
     ----------
     codecs : sequence of Codec
-        In the order in which data flows through them on save: ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses, then checks, then encrypts.
-        At most 8.
+        In the order in which data flows through them on save: ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses,
+        then checks, then encrypts. At most 8.
 
     Raises
     ------
@@ -62,8 +64,8 @@ class Chain:
     def parse(cls, text: str, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
-        Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:`` and parameters joined by commas. The
-        empty text is the empty chain.
+        Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
+        and parameters joined by commas. The empty text is the empty chain.
 
         Raises
         ------
@@ -144,7 +146,8 @@ class StreamCoder:
         Raises
         ------
         AuthenticationError
-            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream then.
+            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream
+            then.
         """
         encryption = chain.encryption
         started = {} if encryption is None else {encryption: encryption.start(stream)}
@@ -175,8 +178,8 @@ class StreamCoder:
         Parameters
         ----------
         out : memoryview, optional
-            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the result may lie in `scratch`, and is at most a
-            block long.
+            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the
+            result may lie in `scratch`, and is at most a block long.
         """
         limit = self.stream.block_size if out is None else len(out)
         for step, (codec, state) in reversed(list(enumerate(self._steps))):
@@ -204,7 +207,8 @@ class StreamCoder:
             ) from error
         if len(result) > info.limit:
             raise CodecError(
-                f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} are allowed",
+                f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} "
+                "are allowed",
                 block=info.index,
                 item=self.stream.item,
             )
@@ -212,7 +216,7 @@ class StreamCoder:
 
 
 def stage_limit(block_size: int) -> int:
-    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block of `block_size` bytes."""
+    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block."""
     return block_size + block_size // 16 + 1024
 
 
@@ -233,7 +237,8 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
             )
         if encrypted and codec.role != "checksum":
             raise ChainError(
-                f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has structure; put it before Encrypt. Only a checksum may follow"
+                f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has "
+                "structure; put it before Encrypt. Only a checksum may follow"
             )
         encrypted = encrypted or codec.role == "encryption"
 

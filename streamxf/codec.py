@@ -1,8 +1,8 @@
 """`Codec`, the base class of every codec, and what a codec is told about the block and the stream at hand.
 
-A codec is one reversible transform of a block of bytes. It is a frozen dataclass: its fields are its parameters, it holds no state of any
-stream, and one object is shared by all threads. What belongs to a stream (a derived key, a table) is made once by `Codec.start` and comes back
-with every block.
+A codec is one reversible transform of a block of bytes. It is a frozen dataclass: its fields are its parameters, it
+holds no state of any stream, and one object is shared by all threads. What belongs to a stream (a derived key, a table)
+is made once by `Codec.start` and comes back with every block.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ class BlockInfo:
     last : bool
         Whether it is the stream's last block.
     limit : int
-        The most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it takes memory for it.
+        The most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it takes
+        memory for it.
     state : Any
         What the codec's own `Codec.start` returned for this stream.
     stream : StreamInfo
         Facts about the stream.
     scratch : callable
-        ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A codec that returns (a part of)
-        it saves an allocation; using it is optional.
+        ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A
+        codec that returns (a part of) it saves an allocation; using it is optional.
     """
 
     index: int
@@ -78,9 +79,10 @@ class BlockInfo:
 class Codec(abc.ABC):
     """One reversible transform of a block: the class that a codec's author derives from.
 
-    A subclass is a frozen dataclass with a `name`, and it implements `encode` and `decode`. Its fields are its parameters, of type int, str or bool;
-    a field made with ``field(metadata={"encode_only": True})`` matters to encoding only and is never bound to the data. Check parameters in
-    ``__post_init__`` and raise `streamxf.errors.ParameterError` with the allowed range.
+    A subclass is a frozen dataclass with a `name`, and it implements `encode` and `decode`. Its fields are its
+    parameters, of type int, str or bool; a field made with ``field(metadata={"encode_only": True})`` matters to
+    encoding only and is never bound to the data. Check parameters in ``__post_init__`` and raise
+    `streamxf.errors.ParameterError` with the allowed range.
 
     ``streamxf.testing`` holds the suite that every codec must pass; docs/writing-a-codec.md walks through an example.
 
@@ -91,7 +93,8 @@ class Codec(abc.ABC):
     version : int
         Raised whenever the encoded bytes change their meaning.
     role : str
-        ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec. Only a checksum may follow encryption.
+        ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec.
+        Only a checksum may follow encryption.
     """
 
     name: ClassVar[str]
@@ -106,19 +109,24 @@ class Codec(abc.ABC):
     def decode(self, block: memoryview, info: BlockInfo) -> Buffer:
         """Undo `encode`.
 
-        `block` comes from storage and may hold anything. Raise `streamxf.errors.CodecError` (or any exception) for whatever `encode` cannot have
-        made, trailing bytes included, and never produce more than ``info.limit`` bytes.
+        `block` comes from storage and may hold anything. Raise `streamxf.errors.CodecError` (or any exception) for
+        whatever `encode` cannot have made, trailing bytes included, and never produce more than ``info.limit`` bytes.
         """
 
     def start(self, stream: StreamInfo) -> Any:
-        """Prepare what all blocks of one stream share; it comes back as ``info.state``. Threads share it, so it must not change."""
+        """Prepare what all blocks of one stream share; it comes back as ``info.state``. Threads share it, so it must
+        not change.
+        """
         return None
 
     def renew(self) -> Self:
-        """Return the codec for one save. Only a codec that draws something at random for each save returns another object."""
+        """Return the codec for one save.
+
+        Only a codec that draws something at random for each save returns another object.
+        """
         return self
 
-    # -- descriptor ---------------------------------------------------------------------------------------------------------------------------
+    # -- descriptor --------------------------------------------------------------------------------
 
     def descriptor(self) -> Descriptor:
         """Describe the codec so that a reader can rebuild it."""
@@ -153,8 +161,9 @@ class Codec(abc.ABC):
             values[key] = _from_text(cls.name, key, text, known[key])
         return cls(**values)
 
-    # -- torch's extension interface ----------------------------------------------------------------------------------------------------------
-    # Torch's own writers and readers call these. The streams are made in streamxf.dcp, which is imported only then: this module stays free of torch.
+    # -- torch's extension interface ---------------------------------------------------------------
+    # Torch's own writers and readers call these. The streams are made in streamxf.dcp, which is imported only then:
+    # this module stays free of torch.
 
     @classmethod
     def registry_name(cls) -> str:
@@ -163,7 +172,9 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what stands after the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks for it."""
+        """Make the codec from what stands after the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
+        for it.
+        """
         descriptor = Descriptor.parse(f"{cls.name}/{version}")
         return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
 

@@ -1,4 +1,6 @@
-"""Descriptors: the text by which a codec is recorded, ``streamxf.checksum/1?algorithm=sha256``; docs/format.md, "Descriptors"."""
+"""Descriptors: the text by which a codec is recorded, ``streamxf.checksum/1?algorithm=sha256``; docs/format.md,
+"Descriptors".
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def check_name(name: str) -> str:
     """
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise DescriptorError(
-            f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at most {MAX_NAME} characters"
+            f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at "
+            f"most {MAX_NAME} characters"
         )
     return name
 

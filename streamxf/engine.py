@@ -1,10 +1,12 @@
 """A bounded, ordered, parallel map over blocks. It knows nothing of codecs, containers or files.
 
-All streams of a process share one pool of threads, one for each usable CPU: compression, CRC and AES release the GIL, so threads suffice.
-A `Pipeline` is one stream's view of it: jobs run in any order, results come out in the order of submission, and the first error cancels the rest.
+All streams of a process share one pool of threads, one for each usable CPU: compression, CRC and AES release the GIL,
+so threads suffice. A `Pipeline` is one stream's view of it: jobs run in any order, results come out in the order of
+submission, and the first error cancels the rest.
 
-What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2`` jobs, and `MAX_BYTES_IN_FLIGHT`. A stream that
-finds no room takes out its own oldest result first, and one job of each stream is always let in, so streams cannot block each other.
+What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2`` jobs,
+and `MAX_BYTES_IN_FLIGHT`. A stream that finds no room takes out its own oldest result first, and one job of each stream
+is always let in, so streams cannot block each other.
 """
 
 from __future__ import annotations
@@ -118,7 +120,8 @@ class Pipeline(Generic[T]):
         self._flying: deque[tuple[Future[T], int]] = deque()
 
     def submit(self, job: Callable[[], T], size: int) -> None:
-        """Run `job`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their results.
+        """Run `job`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their
+        results.
 
         Raises
         ------

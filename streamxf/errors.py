@@ -1,8 +1,8 @@
 """Everything streamxf raises on purpose: one class for each layer that can fail.
 
-Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while the error travels outwards.
-All classes survive a pickle round trip, because DCP sends errors between ranks by pickle, and one that fails to unpickle leaves the other
-ranks waiting for their time-out.
+Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while
+the error travels outwards. All classes survive a pickle round trip, because DCP sends errors between ranks by pickle,
+and one that fails to unpickle leaves the other ranks waiting for their time-out.
 """
 
 from __future__ import annotations

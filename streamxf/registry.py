@@ -1,4 +1,6 @@
-"""From a codec's name to its class: built-ins by a string, third parties by an entry point, and nothing imported but what is named."""
+"""From a codec's name to its class: built-ins by a string, third parties by an entry point, and nothing imported but
+what is named.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Provider:
 
     @classmethod
     def parse(cls, text: str) -> Provider | None:
-        """Read ``acme.delta=acme-codec==1.0``; None for anything else, because the text comes from a checkpoint and ends up in front of a person."""
+        """Read ``acme.delta=acme-codec==1.0``; None for anything else, because the text comes from a checkpoint and
+        ends up in front of a person.
+        """
         codec, _, requirement = text.partition("=")
         return cls(codec, requirement) if _REQUIREMENT.fullmatch(requirement) else None
 
@@ -81,7 +85,8 @@ class CodecRegistry:
             return
         if self.knows(name):
             raise DuplicateCodecError(
-                f"a codec named {name!r} exists already; choose a name of your own, such as 'yourcompany.{name.rpartition('.')[2]}'"
+                f"a codec named {name!r} exists already; choose a name of your own, such as "
+                f"'yourcompany.{name.rpartition('.')[2]}'"
             )
         self._registered[name] = cls
 
@@ -143,8 +148,8 @@ class CodecRegistry:
         cls = self.find(descriptor.name, providers)
         if descriptor.version != cls.version:
             raise UnknownCodecError(
-                f"codec {descriptor.name!r}: the data has version {descriptor.version}, the installed codec reads version {cls.version}; "
-                + _what_to_install(descriptor.name, providers)
+                f"codec {descriptor.name!r}: the data has version {descriptor.version}, the installed codec reads "
+                f"version {cls.version}; " + _what_to_install(descriptor.name, providers)
             )
         if descriptor.name == ENCRYPT:
             from streamxf.codecs.encrypt import Encrypt
@@ -153,7 +158,9 @@ class CodecRegistry:
         return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
 
     def provider(self, codec: Codec) -> Provider | None:
-        """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that it provides it."""
+        """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
+        it provides it.
+        """
         points = [] if codec.name in BUILTINS else self._entry_points.get(codec.name, [])
         package = _package(points[0]) if len(points) == 1 else ""
         return Provider.parse(f"{codec.name}={package}") if package else None
@@ -165,7 +172,8 @@ def _load(point: EntryPoint) -> type[Codec]:
         cls = getattr(import_module(module.strip()), attribute.strip())
     except (ImportError, AttributeError) as error:
         raise UnknownCodecError(
-            f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be imported: {error}"
+            f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be "
+            f"imported: {error}"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Codec) and cls.name == point.name):
         raise UnknownCodecError(
@@ -181,8 +189,14 @@ def _package(point: EntryPoint) -> str:
 def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
     recorded = [provider.requirement for provider in providers if provider.codec == name]
     if recorded:
-        return f"codec {name!r} was provided by the package {recorded[0]}, which is not installed here in a version that reads it; install it if you trust it"
-    return f"codec {name!r} is not installed here, and the data does not say which package provides it; install the package that registers it in the entry-point group {ENTRY_POINT_GROUP!r}"
+        return (
+            f"codec {name!r} was provided by the package {recorded[0]}, which is not installed here in a version that "
+            "reads it; install it if you trust it"
+        )
+    return (
+        f"codec {name!r} is not installed here, and the data does not say which package provides it; install the "
+        f"package that registers it in the entry-point group {ENTRY_POINT_GROUP!r}"
+    )
 
 
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:

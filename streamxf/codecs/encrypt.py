@@ -1,8 +1,10 @@
-"""AES-256-GCM encryption in the STREAM construction; docs/security.md says what it protects, docs/format.md has every byte.
+"""AES-256-GCM encryption in the STREAM construction; docs/security.md says what it protects, docs/format.md has every
+byte.
 
-Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 32-byte salt and the header's digest. Under that key
-the nonce is the block's number and whether it is the last, so no nonce repeats within a stream, and blocks cannot be moved, dropped or added. The seal, derived
-beside the key, stands in the header: it commits to the key and authenticates the header before anything is decrypted.
+Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 32-byte salt and the header's
+digest. Under that key the nonce is the block's number and whether it is the last, so no nonce repeats within a stream,
+and blocks cannot be moved, dropped or added. The seal, derived beside the key, stands in the header: it commits to the
+key and authenticates the header before anything is decrypted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ MAX_BLOCKS = 2**32
 
 @dataclass(frozen=True)
 class _Session:
-    """A data key and the fragment that carries it wrapped. `writer` is the process that may encrypt with it; None where it was read."""
+    """A data key and the fragment that carries it wrapped.
+
+    `writer` is the process that may encrypt with it; None where it was read.
+    """
 
     data_key: DataKey = field(repr=False)
     fragment: Parameters
@@ -49,8 +54,9 @@ _drawing = threading.Lock()
 class Encrypt(Codec):
     """Encrypt and authenticate each block with AES-256-GCM.
 
-    The key given here wraps a random data key, which is drawn anew for every save and process and never leaves it unwrapped. A pickle of the codec
-    does not carry the key: the copy must be given one again before it can write (only `multiprocessing`'s own pipes to child processes carry it).
+    The key given here wraps a random data key, which is drawn anew for every save and process and never leaves it
+    unwrapped. A pickle of the codec does not carry the key: the copy must be given one again before it can write (only
+    `multiprocessing`'s own pipes to child processes carry it).
 
     Parameters
     ----------
@@ -73,7 +79,7 @@ class Encrypt(Codec):
         object.__setattr__(self, "key", as_key(key))
         object.__setattr__(self, "_session", None)
 
-    # -- blocks -------------------------------------------------------------------------------------------------------------------------------
+    # -- blocks ------------------------------------------------------------------------------------
 
     def start(self, stream: StreamInfo) -> _StreamState:
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
@@ -98,7 +104,7 @@ class Encrypt(Codec):
             raise AuthenticationError("AES-GCM tag does not match: the block was altered or moved") from None
         return out
 
-    # -- data key -----------------------------------------------------------------------------------------------------------------------------
+    # -- data key ----------------------------------------------------------------------------------
 
     @property
     def data_key(self) -> DataKey:
@@ -126,7 +132,7 @@ class Encrypt(Codec):
                     object.__setattr__(self, "_session", session)
         return session
 
-    # -- descriptor ---------------------------------------------------------------------------------------------------------------------------
+    # -- descriptor --------------------------------------------------------------------------------
 
     def descriptor(self) -> Descriptor:
         return Descriptor(self.name, self.version, (), self._current().fragment)
@@ -157,7 +163,7 @@ class Encrypt(Codec):
     def from_parameters(cls, parameters: Mapping[str, str]) -> NoReturn:
         raise KeyMissingError("the data is encrypted, and this registry has no keys; use streamxf.Registry(keys=...)")
 
-    # -- pickle -------------------------------------------------------------------------------------------------------------------------------
+    # -- pickle ------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_key, (self.key.id if self.key is not None else "unknown",)

@@ -20,7 +20,8 @@ class LZ4(Codec):
     Parameters
     ----------
     level : int
-        0 is LZ4's default. 1 to 12 are its high-compression levels; -1 to -64 trade size for speed (the acceleration factor). Readers do not need it.
+        0 is LZ4's default. 1 to 12 are its high-compression levels; -1 to -64 trade size for speed (the acceleration
+        factor). Readers do not need it.
 
     Raises
     ------

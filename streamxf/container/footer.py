@@ -75,7 +75,8 @@ def parse_tail(
     footer = Footer.parse(data[-FOOTER_BYTES:], block_size)
     if len(data) != footer.tail_size or footer.container_size != container_size:
         raise ContainerError(
-            f"the footer speaks of a container of {footer.container_size} bytes, this one has {container_size}: it is truncated or continued"
+            f"the footer speaks of a container of {footer.container_size} bytes, this one has {container_size}: it "
+            "is truncated or continued"
         )
     index = data[: 8 * footer.blocks]
     if crc32c.crc32c(header_digest[:16] + data[:-12]) != footer.crc:

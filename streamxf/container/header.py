@@ -75,7 +75,8 @@ class Identity:
         )
         if not name or len(data) > MAX_IDENTITY or len(self.offsets) > MAX_NDIM:
             raise ContainerError(
-                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; these take {len(data)} bytes",
+                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; "
+                f"these take {len(data)} bytes",
                 item=shorten(self.name),
             )
         return data
@@ -222,7 +223,8 @@ def header_size(start: bytes) -> int:
         raise ContainerError("this is not a streamxf container: it does not begin as one")
     if version != VERSION:
         raise ContainerError(
-            f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if it is newer"
+            f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if "
+            "it is newer"
         )
     if not MIN_BLOCK_LOG2 <= block_log2 <= MAX_BLOCK_LOG2 or flags & ~(KEYED | BOUND | PUBLISHED) or reserved:
         raise ContainerError("the header is not well formed: a field has a value that version 1 does not know")

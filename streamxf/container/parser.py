@@ -1,8 +1,8 @@
 """A container read front to back, for sources that cannot seek: feed it bytes, take out events.
 
-In the manner of h11: `ContainerParser.feed` takes whatever has arrived, in pieces of any size, and `ContainerParser.next_event` gives the next header, block or
-end, or `NEED_DATA`. A block is handed on as it is stored; whoever decodes the last one must keep it back until the `End` event.
-After an error the parser stays dead.
+In the manner of h11: `ContainerParser.feed` takes whatever has arrived, in pieces of any size, and
+`ContainerParser.next_event` gives the next header, block or end, or `NEED_DATA`. A block is handed on as it is stored;
+whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
 """
 
 from __future__ import annotations

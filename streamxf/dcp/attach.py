@@ -40,8 +40,8 @@ def attach(
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
 
-    The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a reader with keys needs
-    ``require="bound"``. docs/guarantees.md says what holds for which pair.
+    The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a
+    reader with keys needs ``require="bound"``. docs/guarantees.md says what holds for which pair.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ def attach(
         or getattr(target, "serialization_format", None) == SerializationFormat.SAFETENSORS
     ):
         raise UnsupportedError(
-            f"{type(target).__name__} stores safetensors files, which torch writes past all extensions; a chain would corrupt them"
+            f"{type(target).__name__} stores safetensors files, which torch writes past all extensions; a chain "
+            "would corrupt them"
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, _StorageWriterTransforms):
@@ -83,19 +84,25 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=; what was written says itself which chain it has"
+                "attach to a reader takes registry=, keys= and require=; what was written says itself which chain it "
+                "has"
             )
         made = Registry.of(registry, keys)
-        target.transforms = _ReaderTransforms(made, check_require(require, made, default="bound"))  # type: ignore[attr-defined]
+        required = check_require(require, made, default="bound")
+        target.transforms = _ReaderTransforms(made, required)  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
-            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has no place for extensions"
+            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
+            "no place for extensions"
         )
     return target
 
 
 class _WriterTransforms(_StorageWriterTransforms):
-    """Opens a bound container for each item. One writer id and one data key serve all saves of a process: nothing tells this where a save begins."""
+    """Opens a bound container for each item.
+
+    One writer id and one data key serve all saves of a process: nothing tells this where a save begins.
+    """
 
     def __init__(self, extensions: Extensions) -> None:
         super().__init__([*extensions.foreign, *extensions.chain])

@@ -53,7 +53,8 @@ class Extensions:
                 )
             elif codecs:
                 raise ChainError(
-                    f"{type(extension).__name__} stands after {type(codecs[-1]).__name__}: a stream extension from elsewhere cannot run on blocks, so it must stand before the first codec"
+                    f"{type(extension).__name__} stands after {type(codecs[-1]).__name__}: a stream extension from "
+                    "elsewhere cannot run on blocks, so it must stand before the first codec"
                 )
             else:
                 foreign.append(extension)
@@ -147,7 +148,9 @@ class SaveStream:
 
 
 class _Unclosable:
-    """What a foreign stream writes to when no container follows: items share the file, so closing one must not close that."""
+    """What a foreign stream writes to when no container follows: items share the file, so closing one must not close
+    that.
+    """
 
     def __init__(self, raw: Writable) -> None:
         self._raw = raw

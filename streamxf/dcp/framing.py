@@ -1,8 +1,10 @@
-"""``torch.save``'s framing for one tensor, written by torch's own zip writer, with the payload streamed in from outside.
+"""``torch.save``'s framing for one tensor, written by torch's own zip writer, with the payload streamed in from
+outside.
 
-``torch.save`` hands the whole tensor over in one piece, spends most of its time on a CRC-32 that ``torch.load`` never checks, and ignores what
-``write`` returns. Here torch writes everything around the payload, without the CRC, and seeks over the payload itself
-(``write_record_metadata``); at that seek the payload is written. Nothing global is switched, so other threads may call ``torch.save`` meanwhile.
+``torch.save`` hands the whole tensor over in one piece, spends most of its time on a CRC-32 that ``torch.load`` never
+checks, and ignores what ``write`` returns. Here torch writes everything around the payload, without the CRC, and seeks
+over the payload itself (``write_record_metadata``); at that seek the payload is written. Nothing global is switched, so
+other threads may call ``torch.save`` meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
 
 
 class _ZipTarget:
-    """The file that torch's zip writer sees: counts positions, keeps the first error, and puts the payload where it seeks."""
+    """The file that torch's zip writer sees: counts positions, keeps the first error, and puts the payload where it
+    seeks.
+    """
 
     def __init__(self, target: SaveStream) -> None:
         self._target = target

@@ -60,7 +60,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         self._set_up_chain(_extensions, serialization_format, block_size)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, with the same storage options; torch's own forgets endpoint and credentials here."""
+        """Turn to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""
         super().reset()
         if checkpoint_id:
             self.path = self.fs.init_path(checkpoint_id, **self._storage_options)

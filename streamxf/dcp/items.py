@@ -1,4 +1,6 @@
-"""From an item's place in a file to its bytes: chain, identity, policy and seal are checked, in that order, before a block is decoded."""
+"""From an item's place in a file to its bytes: chain, identity, policy and seal are checked, in that order, before a
+block is decoded.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,8 @@ class ItemOpener:
             )
         if self.require is not None:
             raise PolicyError(
-                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint that is not encrypted, leave keys= out"
+                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a "
+                "checkpoint that is not encrypted, leave keys= out"
             )
 
     def _check_identity(self, header: Header, expected: Expected) -> None:
@@ -132,13 +135,15 @@ class ItemOpener:
         if found is None:
             if self.manifest is not None:
                 raise IdentityError(
-                    "the item is not bound to its place, though the checkpoint was written by streamxf's writer: it comes from elsewhere"
+                    "the item is not bound to its place, though the checkpoint was written by streamxf's writer: it "
+                    "comes from elsewhere"
                 )
             return
         wanted = (expected.index.fqn, tuple(expected.index.offset or ()), expected.kind)
         if (found.name, found.offsets, found.kind) != wanted:
             raise IdentityError(
-                f"the container holds the {found.kind.name.lower()} item {found.name!r} at {list(found.offsets)}: it was swapped"
+                f"the container holds the {found.kind.name.lower()} item {found.name!r} at {list(found.offsets)}: it "
+                "was swapped"
             )
         if expected.writer is not None and found.writer_id.hex() != expected.writer:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
@@ -154,15 +159,18 @@ class ItemOpener:
             return
         if not header.keyed:
             raise PolicyError(
-                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint that is not encrypted, leave keys= out"
+                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a "
+                "checkpoint that is not encrypted, leave keys= out"
             )
         if self.require in ("published", "bound") and header.identity is None:
             raise PolicyError(
-                "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items could be swapped; require='encrypted' accepts it"
+                "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
+                "could be swapped; require='encrypted' accepts it"
             )
         if self.require == "published" and not header.published:
             raise PolicyError(
-                "the item is bound to its place but was not published by streamxf's writer, so a mixture of saves would pass; require='bound' accepts it"
+                "the item is bound to its place but was not published by streamxf's writer, so a mixture of saves "
+                "would pass; require='bound' accepts it"
             )
 
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
@@ -190,7 +198,9 @@ class _Plain(io.RawIOBase):
 
 
 def _read_capped(stream: Any, limit: int) -> IO[bytes]:
-    """Everything that a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from outside, and it declares no size."""
+    """Everything that a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from
+    outside, and it declares no size.
+    """
     whole = io.BytesIO()
     while data := stream.read(min(2**20, limit + 1 - whole.tell())):
         whole.write(data)

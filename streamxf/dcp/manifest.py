@@ -1,4 +1,5 @@
-"""The trailer of ``.metadata``: a manifest of the checkpoint's files and a tag over everything; docs/format.md, "Metadata".
+"""The trailer of ``.metadata``: a manifest of the checkpoint's files and a tag over everything; docs/format.md,
+"Metadata".
 
 It stands behind DCP's pickle, so one rename publishes both, and readers that know nothing of it stop before it.
 """
@@ -149,7 +150,8 @@ def append_trailer(pickled: bytes, manifest: Manifest, data_key: DataKey | None)
     text = manifest.pack()
     if len(text) > MAX_MANIFEST:
         raise MetadataError(
-            f"the manifest would have {len(text)} bytes, {MAX_MANIFEST} are allowed: too many files; save fewer, larger ones"
+            f"the manifest would have {len(text)} bytes, {MAX_MANIFEST} are allowed: too many files; save fewer, "
+            "larger ones"
         )
     body = pickled + text + len(text).to_bytes(4, "little")
     return body + _tag(memoryview(body), data_key) + METADATA_MAGIC

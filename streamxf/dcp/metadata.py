@@ -1,7 +1,8 @@
-"""DCP's ``Metadata`` as bytes and back: unpickled through an exact list of classes, only after the trailer has vouched for it.
+"""DCP's ``Metadata`` as bytes and back: unpickled through an exact list of classes, only after the trailer has vouched
+for it.
 
-A pickle can call anything. The list here holds the classes that DCP's own writers put into ``.metadata`` and nothing else; whatever is
-not on it is refused by name.
+A pickle can call anything. The list here holds the classes that DCP's own writers put into ``.metadata`` and nothing
+else; whatever is not on it is refused by name.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class _Unpickler(pickle.Unpickler):
             found = value if isinstance(value, torch.dtype) else None
         if found is None:
             raise MetadataError(
-                f"the metadata wants {module}.{name}, which does not belong into a checkpoint's metadata; it was refused and nothing was run"
+                f"the metadata wants {module}.{name}, which does not belong into a checkpoint's metadata; it was "
+                "refused and nothing was run"
             )
         return found
 
@@ -161,8 +163,8 @@ def _check_files(content: Metadata, manifest: Manifest | None) -> None:
 class UnreadableMetadata(Metadata):
     """Stands in for metadata that could not be read, and raises why as soon as anybody looks at it.
 
-    DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that the reason would be lost. This
-    gets past that point and raises the reason where DCP hands it to all ranks.
+    DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that
+    the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.
     """
 
     def __init__(self, error: StreamxfError) -> None:

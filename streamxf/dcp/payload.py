@@ -1,4 +1,6 @@
-"""A tensor's bytes, piece by piece: without a copy where the memory already lies as it is saved, and never the whole tensor at once."""
+"""A tensor's bytes, piece by piece: without a copy where the memory already lies as it is saved, and never the whole
+tensor at once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Payload:
     Attributes
     ----------
     shell : torch.Tensor
-        Has the dtype, shape and strides that are saved, on the CPU. Its memory is never read when `pieces` is given, and never touched, so it takes none.
+        Has the dtype, shape and strides that are saved, on the CPU. Its memory is never read when `pieces` is given,
+        and never touched, so it takes none.
     source : torch.Tensor or None
         Whose bytes are saved in the shell's place; None when the shell is the tensor itself.
     """
@@ -29,7 +32,9 @@ class Payload:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Payload:
-        """Prepare `tensor`: itself if it lies on the CPU and fills its storage, otherwise behind a shell of its own size."""
+        """Prepare `tensor`: itself if it lies on the CPU and fills its storage, otherwise behind a shell of its own
+        size.
+        """
         plain = (
             type(tensor) is torch.Tensor
             and tensor.layout == torch.strided
@@ -70,7 +75,9 @@ def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """A strided tensor's bytes in pieces of about `PIECE_BYTES`: in the order of its memory if it is dense, else in row-major order."""
+    """A strided tensor's bytes in pieces of about `PIECE_BYTES`: in the order of its memory if it is dense, else in
+    row-major order.
+    """
     order = dense_order(tensor)
     if order is None:
         yield from map(_to_host, _rows(tensor))

@@ -1,4 +1,6 @@
-"""Making a finished save visible: ``.metadata`` appears whole and in one step, after all data files; then what it replaced is removed."""
+"""Making a finished save visible: ``.metadata`` appears whole and in one step, after all data files; then what it
+replaced is removed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def publish(filesystem: Any, folder: str | os.PathLike[str], name: str, data: by
 
 
 def remove(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str]) -> None:
-    """Remove data files that no metadata names any more. What cannot be removed is only warned about: the new checkpoint is published already."""
+    """Remove data files that no metadata names any more.
+
+    What cannot be removed is only warned about: the new checkpoint is published already.
+    """
     for name in names:
         path = filesystem.concat_path(folder, name)
         try:

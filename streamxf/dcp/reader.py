@@ -32,7 +32,10 @@ from streamxf.registry import providers_in
 
 
 class ChainReaderMixin:
-    """What streamxf's readers put in the place of torch's load path. The class beside it is a torch ``FileSystemReader``."""
+    """What streamxf's readers put in the place of torch's load path.
+
+    The class beside it is a torch ``FileSystemReader``.
+    """
 
     fs: Any
     path: Any
@@ -49,7 +52,7 @@ class ChainReaderMixin:
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
 
-    # -- what DCP calls, in this order --------------------------------------------------------------------------------------------------------
+    # -- what DCP calls, in this order -------------------------------------------------------------
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read ``.metadata``, or a rank's own where `rank` is given.
@@ -61,8 +64,8 @@ class ChainReaderMixin:
 
         Notes
         -----
-        For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP would take an exception here for
-        a missing file, and its reason would be lost.
+        For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
+        would take an exception here for a missing file, and its reason would be lost.
         """
         path = self._get_metadata_path(kwargs.get("rank"))  # type: ignore[attr-defined]
         with self.fs.create_stream(path, "rb") as file:
@@ -71,7 +74,8 @@ class ChainReaderMixin:
             content = metadata_file.load(data, self._registry.keys)
             if self._require == "published" and metadata_file.manifest_of(content) is None:
                 raise PolicyError(
-                    "the checkpoint has no manifest: torch's own writer made it, or its trailer was removed; with keys given that is refused. "
+                    "the checkpoint has no manifest: torch's own writer made it, or its trailer was removed; with "
+                    "keys given that is refused. "
                     "require='bound' or require='encrypted' accept it"
                 )
         except StreamxfError as error:
@@ -109,7 +113,7 @@ class ChainReaderMixin:
         done.set_result(None)
         return done
 
-    # -- one item -----------------------------------------------------------------------------------------------------------------------------
+    # -- one item ----------------------------------------------------------------------------------
 
     def _read_item(self, file: IO[bytes], request: ReadItem, planner: LoadPlanner) -> None:
         place = self._place(request)
@@ -167,7 +171,8 @@ class ChainReaderMixin:
 
 
 class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
-    """Loads a checkpoint from a local or mounted file system: streamxf's, stock uncompressed and stock ``ZStandard`` ones.
+    """Loads a checkpoint from a local or mounted file system: streamxf's, stock uncompressed and stock ``ZStandard``
+    ones.
 
     Parameters
     ----------
@@ -178,8 +183,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     keys : Key, bytes, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
     require : {"published", "bound", "encrypted"}, optional
-        The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer makes; ``"bound"`` accepts what `attach`
-        made of another writer, ``"encrypted"`` what torch's own writer made.
+        The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
+        makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
 
     Raises
     ------

@@ -17,7 +17,8 @@ MAX_DESCRIPTORS = 8
 
 
 class Registry(ExtensionRegistry):
-    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own extensions.
+    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own
+    extensions.
 
     Parameters
     ----------
@@ -82,7 +83,8 @@ class Registry(ExtensionRegistry):
     def split(
         self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
     ) -> tuple[list[Descriptor], list[str]]:
-        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign extensions. Imports nothing.
+        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
+        extensions. Imports nothing.
 
         Raises
         ------
@@ -105,7 +107,8 @@ class Registry(ExtensionRegistry):
                 foreign.append(text)
             elif foreign:
                 raise UnsupportedError(
-                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions stand before the first codec"
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions "
+                    "stand before the first codec"
                 )
             else:
                 descriptor = Descriptor.parse(text)

@@ -45,8 +45,8 @@ class FileRecord:
 class Save:
     """One save by one process.
 
-    The writer id is minted here, for each save, rather than taken from DCP: every rank draws its own ``save_id``, it survives into the next save, and cached
-    plans bring back the file names of the first.
+    The writer id is minted here, for each save, rather than taken from DCP: every rank draws its own ``save_id``, it
+    survives into the next save, and cached plans bring back the file names of the first.
 
     Attributes
     ----------

@@ -1,8 +1,9 @@
 """Codecs inside torch's own writers and readers: neighbouring codecs join into one container.
 
-Torch wraps the output stream once for each extension. When a codec is asked to wrap a stream that a codec has just made, it joins that stream instead, and the
-container starts with the first write. On load it is the same: each codec joins the stream of the one before it, and the container is opened with the first read, whose
-header says in which order the codecs belong.
+Torch wraps the output stream once for each extension. When a codec is asked to wrap a stream that a codec has just
+made, it joins that stream instead, and the container starts with the first write. On load it is the same: each codec
+joins the stream of the one before it, and the container is opened with the first read, whose header says in which order
+the codecs belong.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class JoinedWriter(io.RawIOBase):
             return
         if self._writer is None:
             raise UnsupportedError(
-                "torch wrote nothing to the extensions' stream: with SerializationFormat.SAFETENSORS it writes the tensors past them, which makes a corrupt file. "
+                "torch wrote nothing to the extensions' stream: with SerializationFormat.SAFETENSORS it writes the "
+                "tensors past them, which makes a corrupt file. "
                 "Use SerializationFormat.TORCH_SAVE"
             )
         self._writer.close()
@@ -170,7 +172,9 @@ class JoinedReader(io.RawIOBase):
 
 
 def _in_stored_order(header: Header, codecs: list[Codec]) -> list[Codec]:
-    """Put `codecs` into the order of the header's chain, which may begin with foreign extensions that torch applies itself."""
+    """Put `codecs` into the order of the header's chain, which may begin with foreign extensions that torch applies
+    itself.
+    """
     rest = list(codecs)
     registry = CodecRegistry()
     ordered: list[Codec] = []
@@ -233,7 +237,8 @@ def _check_writer(transforms: Any) -> None:
     foreign = [type(extension).__name__ for extension in extensions if not isinstance(extension, Codec)]
     if foreign:
         raise UnsupportedError(
-            f"{', '.join(foreign)} stands beside streamxf codecs in torch's own writer, which would save it and could not load it: use streamxf.FileSystemWriter, "
+            f"{', '.join(foreign)} stands beside streamxf codecs in torch's own writer, which would save it and "
+            "could not load it: use streamxf.FileSystemWriter, "
             "where a foreign extension may stand before the first codec"
         )
     Chain(extensions)  # raises where the codecs break a rule of order, before anything is written

@@ -35,7 +35,10 @@ WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
 
 
 class ChainWriterMixin:
-    """What streamxf's writers put in the place of torch's save path. The class beside it is a torch ``FileSystemWriter``."""
+    """What streamxf's writers put in the place of torch's save path.
+
+    The class beside it is a torch ``FileSystemWriter``.
+    """
 
     fs: Any
     path: Any
@@ -54,7 +57,8 @@ class ChainWriterMixin:
     ) -> None:
         if serialization_format != SerializationFormat.TORCH_SAVE:
             raise UnsupportedError(
-                "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, and no FileSystemReader reads the file. "
+                "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, "
+                "and no FileSystemReader reads the file. "
                 "Leave serialization_format out"
             )
         chosen = DEFAULT_CHAIN if extensions is None else extensions
@@ -62,7 +66,7 @@ class ChainWriterMixin:
         self._block_log2 = block_log2_of(block_size)
         self._save = None
 
-    # -- what DCP calls, in this order --------------------------------------------------------------------------------------------------------
+    # -- what DCP calls, in this order -------------------------------------------------------------
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
@@ -74,7 +78,8 @@ class ChainWriterMixin:
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, ".metadata")):
             raise UnsupportedError(
-                f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without collectives into another folder"
+                f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without "
+                "collectives into another folder"
             )
         return plan
 
@@ -128,7 +133,7 @@ class ChainWriterMixin:
         self._save = None
         remove(self.fs, self.path, sorted(before - set(manifest.files)))
 
-    # -- helpers ------------------------------------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _current_save(self) -> Save:
         if self._save is None:
@@ -145,7 +150,9 @@ class ChainWriterMixin:
             raise
 
     def _files_of_previous(self, name: str) -> set[str]:
-        """The files of the checkpoint that this save replaces: by its manifest, or for a stock checkpoint by its metadata."""
+        """The files of the checkpoint that this save replaces: by its manifest, or for a stock checkpoint by its
+        metadata.
+        """
         path = self.fs.concat_path(self.path, name)
         if not self.fs.exists(path):
             return set()
@@ -158,7 +165,8 @@ class ChainWriterMixin:
             previous = metadata_file.load(data, metadata_file.NO_KEYS)
         except (StreamxfError, OSError) as error:
             warnings.warn(
-                f"the previous checkpoint in {self.path} cannot be read, so its files stay beside the new ones: {error}",
+                f"the previous checkpoint in {self.path} cannot be read, so its files stay beside the new ones: "
+                f"{error}",
                 stacklevel=2,
             )
             return set()
@@ -166,7 +174,9 @@ class ChainWriterMixin:
 
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
-    """Saves a checkpoint to a local or mounted file system through a chain. Use it wherever torch's ``FileSystemWriter`` is used.
+    """Saves a checkpoint to a local or mounted file system through a chain.
+
+    Use it wherever torch's ``FileSystemWriter`` is used.
 
     Parameters
     ----------
@@ -175,8 +185,8 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
-        In the order in which data flows through them; foreign stream extensions stand before the first codec. None is streamxf's default,
-        ``[ZStandard()]``; an empty list is none at all.
+        In the order in which data flows through them; foreign stream extensions stand before the first codec. None is
+        streamxf's default, ``[ZStandard()]``; an empty list is none at all.
     serialization_format : SerializationFormat
         Only ``TORCH_SAVE``.
     block_size : int

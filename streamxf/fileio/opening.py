@@ -1,4 +1,4 @@
-"""`ChainOpener`: from descriptors that storage gives to a chain, in the order that lets nothing untrusted be imported."""
+"""`ChainOpener`: from the descriptors that storage gives to a chain, importing nothing that is not vouched for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from streamxf.registry import ENCRYPT, CodecRegistry, Provider
 class ChainOpener:
     """Rebuilds one chain, once, for all streams that have it.
 
-    The key is unwrapped first, and no other codec is imported before a header's seal has shown that the chain is authentic.
+    The key is unwrapped first, and no other codec is imported before a header's seal has shown that the chain is
+    authentic.
 
     Parameters
     ----------

@@ -58,8 +58,9 @@ def open(
 ) -> StreamReader | PipeReader | StreamWriter:
     """Open a plain file through a chain.
 
-    The file records its chain, so a reader needs only the keys. What is written to a path appears under that name when the file is closed, whole; if
-    writing fails, a file that was there before stays. Readers are seekable where the source is.
+    The file records its chain, so a reader needs only the keys. What is written to a path appears under that name when
+    the file is closed, whole; if writing fails, a file that was there before stays. Readers are seekable where the
+    source is.
 
     Parameters
     ----------
@@ -78,7 +79,8 @@ def open(
     Returns
     -------
     file
-        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a file that is written.
+        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a file that is
+        written.
 
     Raises
     ------
@@ -116,7 +118,7 @@ def decode(data: Buffer, *, keys: KeysLike = None, registry: CodecRegistry | Non
         return file.read() or b""
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWriter:
@@ -166,7 +168,7 @@ def block_log2_of(block_size: int) -> int:
     return log2
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:

@@ -51,8 +51,8 @@ def stream_info(header: Header) -> StreamInfo:
 class StreamReader(io.RawIOBase):
     """Decodes a container at random: seekable, and parallel where a read spans several blocks.
 
-    Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error` holds it, because some callers
-    (torch's zip reader) replace the exceptions of the files that they read.
+    Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error`
+    holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read.
 
     Parameters
     ----------
@@ -86,10 +86,11 @@ class StreamReader(io.RawIOBase):
         )
         self.size = footer.raw_size
         if header.keyed:
-            # index and footer carry a CRC only: the last block, whose tag covers that it is the last, vouches for the size
+            # index and footer carry a CRC only: the last block, whose tag covers that it is the last, vouches for the
+            # size
             self._block(footer.blocks - 1)
 
-    # -- file interface -----------------------------------------------------------------------------------------------------------------------
+    # -- file interface ----------------------------------------------------------------------------
 
     def readable(self) -> bool:
         return True
@@ -110,7 +111,9 @@ class StreamReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in parallel, straight into it."""
+        """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
+        parallel, straight into it.
+        """
         if self.closed:
             raise ValueError("read from a closed stream")
         if self.error is not None:
@@ -142,7 +145,7 @@ class StreamReader(io.RawIOBase):
             if on_finish is not None:
                 on_finish()
 
-    # -- blocks -------------------------------------------------------------------------------------------------------------------------------
+    # -- blocks ------------------------------------------------------------------------------------
 
     def _read(self, out: memoryview, start: int) -> None:
         first, last = start // self._block_size, (start + len(out) - 1) // self._block_size

@@ -34,7 +34,8 @@ class FileSlice:
         self._file = file
         self._offset = offset
         if length is None:
-            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in the file beneath
+            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
+            # the file beneath
             file.seek(0, io.SEEK_END)
             length = file.tell() - offset
         self.length = length

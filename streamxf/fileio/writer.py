@@ -32,8 +32,9 @@ class _Encoded(NamedTuple):
 class StreamWriter(io.RawIOBase):
     """Encodes what is written to it, block by block and in parallel, into one container.
 
-    Only an explicit `close` (or leaving a ``with`` block without an exception) finishes the container. A stream that is dropped, that failed, or that crossed a fork
-    is never finished: a truncated stream with a valid end would pass for a whole one.
+    Only an explicit `close` (or leaving a ``with`` block without an exception) finishes the container. A stream that is
+    dropped, that failed, or that crossed a fork is never finished: a truncated stream with a valid end would pass for a
+    whole one.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class StreamWriter(io.RawIOBase):
         self._state = "open"
         self._started = False
 
-    # -- writing ------------------------------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def writable(self) -> bool:
         return True
@@ -98,7 +99,10 @@ class StreamWriter(io.RawIOBase):
         return size
 
     def write_owned(self, data: Buffer) -> int:
-        """Encode `data`, whose memory stays as it is until the stream is closed. This spares a wait at the end of each call."""
+        """Encode `data`, whose memory stays as it is until the stream is closed.
+
+        This spares a wait at the end of each call.
+        """
         self._check_usable()
         view = flat_view(data)
         if len(self._pending) + len(view) <= self._block_size:
@@ -140,7 +144,7 @@ class StreamWriter(io.RawIOBase):
         self._ends.append(self._stored)
         _scratch.give(encoded.scratch)
 
-    # -- ending -------------------------------------------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the container: encode what is left, write index and footer.
@@ -164,7 +168,9 @@ class StreamWriter(io.RawIOBase):
         self._stored += write_all(self._raw, pack_tail(self._header.digest, self._ends, self._raw_size))
 
     def abort(self) -> None:
-        """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for whole."""
+        """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for
+        whole.
+        """
         if self._state == "open":
             self._end("aborted")
 

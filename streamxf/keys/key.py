@@ -17,8 +17,8 @@ KEY_BYTES = 32
 class Key:
     """A 256-bit key-encryption key (KEK): it wraps data keys and never encrypts data itself.
 
-    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only a process that ``multiprocessing`` starts from
-    this one may receive it (``dcp.async_save`` by process needs that).
+    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only a process that
+    ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
 
     Parameters
     ----------
@@ -44,7 +44,8 @@ class Key:
     def __init__(self, material: Buffer) -> None:
         if isinstance(material, str):
             raise ParameterError(
-                "a key is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a passphrase as a key"
+                "a key is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a passphrase as "
+                "a key"
             )
         try:
             secret = bytes(memoryview(material))
@@ -52,7 +53,8 @@ class Key:
             raise ParameterError(f"a key is 32 bytes, not {type(material).__name__}") from None
         if len(secret) != KEY_BYTES:
             raise ParameterError(
-                f"a key is {KEY_BYTES} bytes long (AES-256); this one has {len(secret)}. Make one with streamxf.Key.generate()"
+                f"a key is {KEY_BYTES} bytes long (AES-256); this one has {len(secret)}. Make one with "
+                "streamxf.Key.generate()"
             )
         object.__setattr__(self, "_material", secret)
         object.__setattr__(self, "id", derive(secret, b"streamxf/1 key id", 8).hex())
@@ -63,7 +65,10 @@ class Key:
         return cls(os.urandom(KEY_BYTES))
 
     def reveal(self) -> bytes:
-        """Return the 32 bytes of the key, for whoever has to store it. Nothing in streamxf calls this to print or record it."""
+        """Return the 32 bytes of the key, for whoever has to store it.
+
+        Nothing in streamxf calls this to print or record it.
+        """
         return self._material
 
     def wrapping_key(self) -> bytes:
@@ -107,5 +112,6 @@ def _to_own_child(key: Key) -> tuple[type[Key], tuple[bytes]]:
     return Key, (key.reveal(),)
 
 
-# ForkingPickler serves only pipes between a process and the children that multiprocessing starts for it; it is asked before __reduce__.
+# ForkingPickler serves only pipes between a process and the children that multiprocessing starts for it; it is asked
+# before __reduce__.
 ForkingPickler.register(Key, _to_own_child)

@@ -14,7 +14,9 @@ KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 
 
 class KeyRing:
-    """Any number of keys. The one that opens a checkpoint is found by its id, so keys from before a rotation can stay in the ring.
+    """Any number of keys.
+
+    The one that opens a checkpoint is found by its id, so keys from before a rotation can stay in the ring.
 
     Parameters
     ----------

@@ -1,0 +1,1 @@
+"""Commands. Each needs the extra ``cli``."""

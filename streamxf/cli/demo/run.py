@@ -1,0 +1,67 @@
+"""The demonstration, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+import streamxf
+from streamxf.cli.demo import show
+from streamxf.cli.demo.damage import flip_one_bit
+from streamxf.cli.demo.proof import prove
+from streamxf.cli.demo.quiet import quiet_torch
+from streamxf.cli.demo.timing import State, full_chain, measure
+from streamxf.keys import Key
+
+
+def run(name: str, states: dict[str, State], console: Console, runs: int) -> bool:
+    """Save, measure, prove and damage.
+
+    Parameters
+    ----------
+    name : str
+        What the weights are.
+    states : dict
+        State dicts of tensors by the name of their dtype.
+    runs : int
+        Timed runs of each writer.
+
+    Returns
+    -------
+    bool
+        Whether everything was as it should be.
+    """
+    quiet_torch()
+    key = Key.generate()
+    console.print(f"{name}, saved through the chain {streamxf.Chain(full_chain(key))}", markup=False)
+    with TemporaryDirectory(prefix="streamxf-demo-") as temporary:
+        return _steps(states, key, Path(temporary), console, runs)
+
+
+def _steps(states: dict[str, State], key: Key, folder: Path, console: Console, runs: int) -> bool:
+    measured = {dtype: measure(state, key, folder / dtype, runs) for dtype, state in states.items()}
+    show.timings(console, measured, runs)
+    good = all(row.correct for rows in measured.values() for row in rows)
+    show.verdict(console, good, "every load of every writer gave the saved tensors back")
+
+    show.heading(console, "Loaded in a second process, which was told the path and the key only")
+    last = {dtype: folder / dtype / str(len(rows) - 1) for dtype, rows in measured.items()}
+    proofs = {dtype: prove(state, last[dtype], key) for dtype, state in states.items()}
+    for dtype, found in proofs.items():
+        show.proof(console, dtype, found)
+    good &= all(found.good for found in proofs.values())
+
+    show.heading(console, "The chain that it found in the metadata, in the order in which it is undone")
+    dtype, state = next(iter(states.items()))
+    show.chain(console, proofs[dtype].descriptors)
+
+    show.heading(console, f"One bit of the {dtype} checkpoint flipped, and loaded again")
+    damage = flip_one_bit(state, last[dtype], key)
+    show.damage(console, damage)
+    good &= damage.found
+
+    console.print()
+    show.verdict(console, good, "everything was as it should be" if good else "not everything was as it should be")
+    return good
