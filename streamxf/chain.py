@@ -21,7 +21,6 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import BUILTINS, ENCRYPT, CodecRegistry
 
 MAX_CODECS = 8
-MAX_CHAIN_TEXT = 1024
 
 ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
 

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Generic, TypeVar
 
 from streamxf.errors import AbortedError
@@ -38,7 +39,8 @@ class Budget:
     def __init__(self, jobs: int, size: int) -> None:
         self.limit_jobs = jobs
         self.limit_bytes = size
-        self._lock = threading.Lock()
+        # reentrant: the garbage collector may abandon a stream in the middle of `take`
+        self._lock = threading.RLock()
         self.jobs = 0
         self.bytes = 0
         self.peak_jobs = 0
@@ -77,7 +79,19 @@ class Engine:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="streamxf")
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        return self._threads.submit(job)
+        """Run `job` in a worker; or here, once the interpreter is exiting and takes no more work for its threads.
+
+        A save that still runs then, in a thread of ``dcp.async_save``, must come to its end.
+        """
+        try:
+            return self._threads.submit(job)
+        except RuntimeError:
+            future: Future[T] = Future()
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+            return future
 
 
 _engine: Engine | None = None
@@ -166,6 +180,16 @@ class Pipeline(Generic[T]):
         while self._flying:
             self._engine.budget.give(self._flying.popleft()[1])
 
+    def abandon(self) -> None:
+        """Drop all jobs without waiting for those that run.
+
+        For the garbage collector, which may call from within one of them.
+        """
+        flying, self._flying = self._flying, deque()
+        for future, size in flying:
+            future.cancel()
+            future.add_done_callback(partial(_give_back, self._engine.budget, size))
+
     def _take_out(self) -> None:
         future, size = self._flying[0]
         result = future.result()
@@ -174,3 +198,7 @@ class Pipeline(Generic[T]):
             self._sink(result)
         finally:
             self._engine.budget.give(size)
+
+
+def _give_back(budget: Budget, size: int, _: object) -> None:
+    budget.give(size)

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from streamxf.codec import Codec
-from streamxf.descriptor import Descriptor, check_name
-from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
+from streamxf.descriptor import Descriptor, check_name, shorten
+from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
@@ -155,7 +154,14 @@ class CodecRegistry:
             from streamxf.codecs.encrypt import Encrypt
 
             return Encrypt.open(descriptor, keys)
-        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        codec = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        if codec.descriptor().bound != descriptor.bound:
+            # nothing binds the fragment to the data, so what a decoder needs must not come from there
+            raise DescriptorError(
+                f"descriptor {shorten(str(descriptor))!r}: a parameter stands on the wrong side of '#', out of order, "
+                "or with the value that it has anyway"
+            )
+        return codec
 
     def provider(self, codec: Codec) -> Provider | None:
         """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
@@ -167,15 +173,14 @@ class CodecRegistry:
 
 
 def _load(point: EntryPoint) -> type[Codec]:
-    module, _, attribute = point.value.partition(":")
     try:
-        cls = getattr(import_module(module.strip()), attribute.strip())
-    except (ImportError, AttributeError) as error:
+        cls = point.load()
+    except Exception as error:  # whatever a foreign module raises while it is imported
         raise UnknownCodecError(
             f"codec {point.name!r} is named by {_package(point) or 'streamxf'}, but {point.value} cannot be "
             f"imported: {error}"
         ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Codec) and cls.name == point.name):
+    if not (isinstance(cls, type) and issubclass(cls, Codec) and getattr(cls, "name", None) == point.name):
         raise UnknownCodecError(
             f"{point.value} of {_package(point)} is not a streamxf.Codec whose name is {point.name!r}"
         )

@@ -46,7 +46,7 @@ class Checksum(Codec):
     algorithm: str = "crc32c"
 
     def __post_init__(self) -> None:
-        if self.algorithm not in _DIGESTS:
+        if type(self.algorithm) is not str or self.algorithm not in _DIGESTS:
             raise ParameterError(
                 f"Checksum(algorithm={self.algorithm!r}): the algorithm is one of {', '.join(_DIGESTS)}"
             )

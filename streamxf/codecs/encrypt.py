@@ -29,16 +29,19 @@ TAG_BYTES = 16
 MAX_BLOCKS = 2**32
 
 
-@dataclass(frozen=True)
 class _Session:
     """A data key and the fragment that carries it wrapped.
 
-    `writer` is the process that may encrypt with it; None where it was read.
+    `writer` is the process that may encrypt with it; None where it was read. This is no dataclass: `dataclasses.asdict`
+    of a codec would spell out the data key.
     """
 
-    data_key: DataKey = field(repr=False)
-    fragment: Parameters
-    writer: int | None
+    __slots__ = ("data_key", "fragment", "writer")
+
+    def __init__(self, data_key: DataKey, fragment: Parameters, writer: int | None) -> None:
+        self.data_key = data_key
+        self.fragment = fragment
+        self.writer = writer
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,13 @@ class Encrypt(Codec):
     def from_parameters(cls, parameters: Mapping[str, str]) -> NoReturn:
         raise KeyMissingError("the data is encrypted, and this registry has no keys; use streamxf.Registry(keys=...)")
 
-    # -- pickle ------------------------------------------------------------------------------------
+    # -- copies and pickles ------------------------------------------------------------------------
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copy would go by __reduce__, and lose the key
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_key, (self.key.id if self.key is not None else "unknown",)
@@ -190,8 +199,9 @@ def _without_key(key_id: str) -> Encrypt:
     return Encrypt(_AbsentKey(key_id))
 
 
-def _to_own_child(codec: Encrypt) -> tuple[type[Encrypt], tuple[Key | None]]:
-    return Encrypt, (codec.key,)
+def _to_own_child(codec: Encrypt) -> tuple[Any, ...]:
+    # a codec that was opened to read, or lost its key before, has no key to hand on
+    return (Encrypt, (codec.key,)) if type(codec.key) is Key else codec.__reduce__()
 
 
 ForkingPickler.register(Encrypt, _to_own_child)

@@ -9,7 +9,6 @@ from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.filesystem import (
-    SerializationFormat,
     _StorageReaderTransforms,
     _StorageWriterTransforms,
 )
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 
 from streamxf.chain import Chain
 from streamxf.container.header import WRITER_ID_BYTES, Kind
+from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, Expected, ItemOpener, Require
 from streamxf.dcp.reader import ChainReaderMixin, check_require
@@ -50,7 +50,8 @@ def attach(
     extensions : sequence of Codec, or Chain
         For a writer: what its data flows through.
     registry, keys, require
-        For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys.
+        For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
+        ``"published"``.
 
     Returns
     -------
@@ -86,6 +87,11 @@ def attach(
             raise ParameterError(
                 "attach to a reader takes registry=, keys= and require=; what was written says itself which chain it "
                 "has"
+            )
+        if require == "published":
+            raise ParameterError(
+                "an attached reader does not see the manifest, so it cannot tell what was published: use "
+                "streamxf.FileSystemReader, or require='bound'"
             )
         made = Registry.of(registry, keys)
         required = check_require(require, made, default="bound")
@@ -124,7 +130,7 @@ class _ReaderTransforms(_StorageReaderTransforms):
 
     def __init__(self, registry: Registry, require: Require | None) -> None:
         super().__init__(registry)
-        self._opener = ItemOpener(registry, require)
+        self._opener = ItemOpener(registry, require, sees_trailer=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]

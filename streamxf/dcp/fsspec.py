@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
 from torch.distributed.checkpoint._extension import ExtensionRegistry
-from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from streamxf.chain import Chain
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.items import Require
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.keys import KeysLike
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
+else:
+    try:  # torch 2.15 moved the module
+        from torch.distributed.checkpoint import fsspec_filesystem as torch_fsspec
+    except ImportError:
+        from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
 
 
 class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):

@@ -72,12 +72,16 @@ class ItemOpener:
         None where the checkpoint has none.
     providers : tuple of Provider
         What the checkpoint says about the packages of its codecs.
+    sees_trailer : bool
+        Whether the reader looked for a manifest. Torch's own code reads the metadata past it, so there a missing one
+        means nothing.
     """
 
     registry: Registry
     require: Require | None = None
     manifest: Manifest | None = None
     providers: tuple[Provider, ...] = ()
+    sees_trailer: bool = True
     _recipes: dict[tuple[str, ...], _Recipe] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def open(
@@ -147,7 +151,7 @@ class ItemOpener:
             )
         if expected.writer is not None and found.writer_id.hex() != expected.writer:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
-        if header.published and self.manifest is None:
+        if header.published and self.manifest is None and self.sees_trailer:
             raise MetadataError(
                 "the item was published with a manifest, and the metadata has none: its trailer was removed"
             )

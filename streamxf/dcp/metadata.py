@@ -28,6 +28,18 @@ from streamxf.registry import ENCRYPT
 MANIFEST_ATTRIBUTE = "streamxf_manifest"
 NO_KEYS = KeyRing()
 
+
+_KNOWN_PROPERTIES = len(metadata.TensorProperties().__getstate__())  # type: ignore[no-untyped-call]
+
+
+class _Properties(metadata.TensorProperties):
+    """Reads what newer versions of torch append to these properties (2.15: strides), which this one would not take."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.__class__ = metadata.TensorProperties  # type: ignore[assignment]
+        self.__setstate__(tuple(state)[:_KNOWN_PROPERTIES])
+
+
 _DCP_CLASSES: tuple[Any, ...] = (
     metadata.BytesStorageMetadata,
     metadata.ChunkStorageMetadata,
@@ -41,6 +53,7 @@ _DCP_CLASSES: tuple[Any, ...] = (
 )
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{(cls.__module__, cls.__qualname__): cls for cls in _DCP_CLASSES},
+    (metadata.TensorProperties.__module__, "TensorProperties"): _Properties,
     ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,

@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from streamxf.container.header import Kind
 from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, FOREIGN_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
 from streamxf.dcp.manifest import check_path
 from streamxf.dcp.metadata import UnreadableMetadata
@@ -67,7 +68,7 @@ class ChainReaderMixin:
         For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
         would take an exception here for a missing file, and its reason would be lost.
         """
-        path = self._get_metadata_path(kwargs.get("rank"))  # type: ignore[attr-defined]
+        path = self.fs.concat_path(self.path, metadata_name(kwargs.get("rank")))
         with self.fs.create_stream(path, "rb") as file:
             data = file.read()
         try:
@@ -117,6 +118,8 @@ class ChainReaderMixin:
 
     def _read_item(self, file: IO[bytes], request: ReadItem, planner: LoadPlanner) -> None:
         place = self._place(request)
+        if place.offset + place.length > file.seek(0, io.SEEK_END):
+            raise ContainerError("the metadata places the item beyond the end of its file: the file was cut")
         source = FileSlice(file, place.offset, place.length)
         stream = self._opener.open(source, place.transform_descriptors or (), self._expected(request))
         if stream is None:

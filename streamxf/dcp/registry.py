@@ -39,6 +39,7 @@ class Registry(ExtensionRegistry):
         super().__init__()
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item anew, and unwrapping a key takes its time
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
@@ -77,8 +78,14 @@ class Registry(ExtensionRegistry):
             If one cannot be rebuilt.
         """
         codecs, foreign = self.split(descriptors)
-        built: list[Any] = [self.codecs.build(descriptor, self.keys) for descriptor in codecs]
+        built: list[Any] = [self._build(descriptor) for descriptor in codecs]
         return built + self.foreign(foreign)
+
+    def _build(self, descriptor: Descriptor) -> Codec:
+        codec = self._built.get(descriptor)
+        if codec is None:
+            codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
+        return codec
 
     def split(
         self, descriptors: Sequence[str], providers: Iterable[Provider] = ()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import SerializationFormat, _split_by_size_and_type, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -21,6 +21,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.zstd import ZStandard
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import Manifest, split
 from streamxf.dcp.publish import publish, remove
@@ -71,6 +72,8 @@ class ChainWriterMixin:
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
         self._save = Save(self._extensions.renew(), self._block_log2, self.sync_files)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -114,7 +117,7 @@ class ChainWriterMixin:
         records = [_take_record(result.storage_data) for result in flat]
         known = [record for record in records if record is not None]
         self.save_id = os.urandom(16).hex()
-        metadata.version = filesystem.CURRENT_DCP_VERSION
+        metadata.version = DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in flat}
         modules = sorted({module for record in known for module in record.modules})
         metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=self.save_id, modules=modules)
@@ -127,10 +130,9 @@ class ChainWriterMixin:
             packages,
             {record.path: record.facts for record in known},
         )
-        name = ".metadata" if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
+        name = metadata_name(None if self.use_collectives else self.rank)
         before = self._files_of_previous(name)
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
-        self._save = None
         remove(self.fs, self.path, sorted(before - set(manifest.files)))
 
     # -- helpers -----------------------------------------------------------------------------------

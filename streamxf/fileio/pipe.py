@@ -16,7 +16,7 @@ from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import StreamCoder, stage_limit
 from streamxf.container.header import Header
 from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End, Event
-from streamxf.errors import ContainerError, StreamxfError
+from streamxf.errors import AbortedError, ContainerError, StreamxfError
 
 _CHUNK = 256 * 1024
 
@@ -72,6 +72,10 @@ class PipeReader(io.RawIOBase):
         except StreamxfError as error:
             self.error = error
             raise
+        except BaseException:
+            # what was read is half taken in, so the next read would not begin where this one did
+            self.error = AbortedError("reading failed before, and what arrives in order cannot be read again")
+            raise
         size = min(len(out), len(self._ready))
         out[:size] = self._ready[:size]
         self._ready = self._ready[size:]
@@ -97,8 +101,8 @@ class PipeReader(io.RawIOBase):
 
     def _check_end(self, last_size: int) -> None:
         end = self._next()
-        while data := self._raw.read(_CHUNK):
-            self._parser.feed(data)
+        # one look past the end is enough: a source that goes on for ever must not be taken into memory
+        self._parser.feed(self._raw.read(_CHUNK) or b"")
         self._parser.finish()
         if not isinstance(end, End) or end.raw_size != self._seen:
             raise ContainerError("the footer's size contradicts the blocks")

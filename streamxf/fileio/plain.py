@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, overload
+from typing import IO, Literal, overload
 
 from typing_extensions import Buffer
 
@@ -128,7 +128,8 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
         return StreamWriter(target, chain, block_log2=block_log2)
     path = Path(target)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    file = _builtin_open(draft, "xb")
+    # unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file
+    file = _builtin_open(draft, "xb", buffering=0)
     finish = partial(_finish_draft, file, draft, path)
     try:
         write_all(file, prefix)
@@ -138,10 +139,9 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
         raise
 
 
-def _finish_draft(file: BinaryIO, draft: Path, path: Path, complete: bool) -> None:
+def _finish_draft(file: io.FileIO, draft: Path, path: Path, complete: bool) -> None:
     try:
         if complete:
-            file.flush()
             os.fsync(file.fileno())
         file.close()
         if complete:
@@ -160,10 +160,10 @@ def block_log2_of(block_size: int) -> int:
     ParameterError
         If that is no power of two from 64 KiB to 16 MiB.
     """
-    log2 = block_size.bit_length() - 1
-    if block_size != 1 << log2 or not 16 <= log2 <= 24:
+    log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
+    if not 16 <= log2 <= 24 or block_size != 1 << log2:
         raise ParameterError(
-            f"block_size={block_size}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
+            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
         )
     return log2
 
@@ -200,6 +200,8 @@ def _read_file(
 
 
 def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+    if header.identity is not None:
+        raise ContainerError("the file holds an item cut out of a checkpoint, which is no plain file")
     if bool(fragment) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
     descriptors = [Descriptor.parse(text) for text in header.chain]

@@ -22,6 +22,7 @@ from streamxf.errors import BlockError, StreamxfError
 from streamxf.fileio.source import FileSlice
 
 _scratch = ScratchPool(keep=16)
+_READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,14 @@ class StreamReader(io.RawIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         rest = max(0, self.size - self._position)
-        buffer = bytearray(rest if size is None or size < 0 else min(size, rest))
-        self.readinto(buffer)
-        return bytes(buffer)
+        wanted = rest if size is None or size < 0 else min(size, rest)
+        parts = []
+        # without a key nobody vouches for the size, so memory is taken only as blocks turn out to be there
+        while True:
+            parts.append(bytearray(min(wanted, _READ_STEP)))
+            wanted -= self.readinto(parts[-1])
+            if wanted <= 0:
+                return b"".join(parts)
 
     def readall(self) -> bytes:
         return self.read()

@@ -8,6 +8,7 @@ from typing import Protocol
 from streamxf.errors import ContainerError
 
 READ_WHOLE = 128 * 1024
+READ_STEP = 32 * 2**20
 
 
 class Seekable(Protocol):
@@ -61,14 +62,14 @@ class FileSlice:
 
     def _read(self, position: int, size: int) -> bytes:
         self._file.seek(self._offset + position)
-        data = self._file.read(size) or b""
-        if len(data) == size:
-            return data
-        parts = [data]
-        missing = size - len(data)
-        while missing and parts[-1]:
-            parts.append(self._file.read(missing) or b"")
-            missing -= len(parts[-1])
+        parts: list[bytes] = []
+        missing = size
+        # in steps, so that a length which only pretends takes no more memory than the file has bytes
+        while missing and (data := self._file.read(min(missing, READ_STEP))):
+            if len(data) == size:
+                return data
+            parts.append(data)
+            missing -= len(data)
         if missing:
             raise ContainerError(f"the file is truncated: it ends {missing} bytes before it should")
         return b"".join(parts)

@@ -53,7 +53,8 @@ class StreamWriter(io.RawIOBase):
     block_log2 : int
         Blocks hold ``2**block_log2`` bytes; 16 to 24.
     finish : callable, optional
-        Called after the container is complete, with whether it is; `close` and `abort` call it once.
+        Called after the container is complete, with whether it is; `close` and `abort` call it once, and only in the
+        process that opened the stream.
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class StreamWriter(io.RawIOBase):
             self._pipeline.cancel()
         self._pending = bytearray()
         on_finish, self._on_finish = self._on_finish, None
-        if on_finish is not None:
+        # a forked child only drops its copy: the draft on disk is still being written by the parent
+        if on_finish is not None and self._pid == os.getpid():
             on_finish(state == "closed")
 
     @property
@@ -201,6 +203,8 @@ class StreamWriter(io.RawIOBase):
     def __del__(self) -> None:
         # io.IOBase would close, which means finish
         if getattr(self, "_state", "closed") == "open":
+            if self._pipeline is not None:
+                self._pipeline.abandon()
             self.abort()
 
     def _check_usable(self) -> None:

@@ -8,6 +8,7 @@ import hmac
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
@@ -31,6 +32,15 @@ class DataKey:
     def draw(cls) -> DataKey:
         """Draw a new data key."""
         return cls(os.urandom(DEK_BYTES))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a data key does not go into a pickle")
+
+    def __copy__(self) -> DataKey:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataKey:
+        return self
 
     @property
     def id(self) -> bytes:

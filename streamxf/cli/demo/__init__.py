@@ -1,1 +1,4 @@
-"""``python -m streamxf.cli.demo``: save real model weights through a chain, load them in a second process, and damage a bit to see it found."""
+"""``python -m streamxf.cli.demo``: real model weights through a chain.
+
+They are saved, loaded in a second process and compared; then one stored bit is flipped, to see it found.
+"""

@@ -1,4 +1,4 @@
-"""The proof: a second process gets a path and a key, loads what it finds there, and its tensors are compared with those that were saved."""
+"""The proof: a second process gets a path and a key, loads what it finds there, and its tensors are compared."""
 
 from __future__ import annotations
 

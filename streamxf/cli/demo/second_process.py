@@ -1,6 +1,7 @@
-"""``python -m streamxf.cli.demo.second_process PATH < KEY``: loads a checkpoint of which it knows the path and the key, and nothing else.
+"""``python -m streamxf.cli.demo.second_process PATH < KEY``: loads a checkpoint of which it knows only path and key.
 
-Names, dtypes, shapes and the chain come out of the checkpoint's own metadata. Prints JSON: a fingerprint of each tensor, and the chain that was recorded.
+Names, dtypes, shapes and the chain come out of the checkpoint's own metadata. It prints JSON: a fingerprint of each
+tensor, and the chain that was recorded.
 """
 
 from __future__ import annotations

@@ -1,0 +1,26 @@
+"""The conformance suite for codecs: what every codec of streamxf passes, and every codec from elsewhere should.
+
+As a test class, which names each property in the report::
+
+    class TestDelta(streamxf.testing.CodecConformance):
+        codec = Delta(stride=2)
+
+or as a function, which raises with every property that does not hold::
+
+    streamxf.testing.check_codec(Delta(stride=2))
+
+Needs hypothesis: ``pip install 'streamxf[testing]'``.
+"""
+
+try:
+    import hypothesis  # noqa: F401 - only to say what to install, before a module of the suite fails for want of it
+except ImportError as error:
+    raise ImportError(
+        "streamxf.testing needs hypothesis, which is not installed: pip install 'streamxf[testing]'"
+    ) from error
+
+from streamxf.testing.check import PROPERTIES, check_codec, check_property
+from streamxf.testing.conformance import CodecConformance
+from streamxf.testing.failure import ConformanceError
+
+__all__ = ["PROPERTIES", "CodecConformance", "ConformanceError", "check_codec", "check_property"]

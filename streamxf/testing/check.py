@@ -1,0 +1,101 @@
+"""The properties by name, and the two functions that check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from streamxf.codec import Codec
+from streamxf.keys import KeysLike
+from streamxf.testing import configuration, damage, limits, purity, roundtrip
+from streamxf.testing.case import Case
+from streamxf.testing.failure import ConformanceError
+
+Property = Callable[[Case], None]
+
+_ALL: tuple[Property, ...] = (
+    configuration.name_and_version,
+    configuration.frozen,
+    configuration.pickling,
+    configuration.descriptor,
+    roundtrip.round_trip,
+    roundtrip.block_edges,
+    roundtrip.large_block,
+    roundtrip.container,
+    limits.encoded_size,
+    limits.decoded_size,
+    limits.hostile_bytes,
+    limits.hostile_sizes,
+    damage.truncation,
+    damage.trailing_bytes,
+    purity.input_unchanged,
+    purity.scratch_contents,
+    purity.stateless,
+    purity.threads,
+)
+
+PROPERTIES: dict[str, str] = {property.__name__: " ".join((property.__doc__ or "").split()) for property in _ALL}
+"""The properties by name, each with its rule."""
+
+_FUNCTIONS = {property.__name__: property for property in _ALL}
+
+
+def check_codec(
+    codec: Codec,
+    *,
+    keys: KeysLike = None,
+    examples: int | None = None,
+    properties: Iterable[str] | None = None,
+    patience: float = 60.0,
+) -> None:
+    """Check that a codec has every property that streamxf relies on.
+
+    Parameters
+    ----------
+    codec : Codec
+        With the parameters to test; call this once for each set of parameters that matters.
+    keys : Key, bytes, several of them or a KeyRing, optional
+        What a reader needs, for a codec that encrypts.
+    examples : int, optional
+        Examples that hypothesis draws for a property; by default as many as the loaded hypothesis profile says.
+    properties : iterable of str, optional
+        Names from `PROPERTIES`; all of them by default.
+    patience : float
+        Seconds after which a decode of hostile bytes counts as one that never ends.
+
+    Raises
+    ------
+    ConformanceError
+        If properties do not hold; the message names each of them.
+    """
+    case = Case(codec, keys, examples=examples, patience=patience)
+    failures: list[ConformanceError] = []
+    for name in PROPERTIES if properties is None else properties:
+        try:
+            check_property(name, case)
+        except ConformanceError as failure:
+            failures.append(failure)
+    if failures:
+        raise ConformanceError("\n".join(map(str, failures))) from failures[0]
+
+
+def check_property(name: str, case: Case) -> None:
+    """Check one property of a codec.
+
+    Parameters
+    ----------
+    name : str
+        From `PROPERTIES`.
+    case : Case
+
+    Raises
+    ------
+    ConformanceError
+        If it does not hold.
+    """
+    if name not in _FUNCTIONS:
+        raise ValueError(f"there is no property {name!r}; there are {', '.join(PROPERTIES)}")
+    try:
+        _FUNCTIONS[name](case)
+    except Exception as error:
+        seen = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+        raise ConformanceError(f"{case} fails {name}: {seen}. The rule: {PROPERTIES[name]}") from error

@@ -1,0 +1,74 @@
+"""What goes in comes out: single blocks, blocks at the edges of their size, and whole containers."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import strategies as st
+
+import streamxf
+from streamxf.codec import Codec
+from streamxf.testing.case import Case
+from streamxf.testing.data import EDGE_SIZES, blocks, contents
+from streamxf.testing.failure import difference, require
+from streamxf.testing.stream import BLOCK_SIZE, Stream
+
+MEBIBYTE = 1 << 20
+
+
+def round_trip(case: Case) -> None:
+    """decode(encode(block)) is the block, whatever it holds and wherever in its stream it stands."""
+    stream = Stream(case.codec)
+
+    def check(block: bytes, index: int, last: bool) -> None:
+        stored = bytes(stream.encode(block, index, last))
+        _same(block, stream.decode(stored, index, last), f"block {index} of {len(block)} bytes")
+
+    case.for_all(check, blocks(), st.integers(0, 2**20), st.booleans())
+
+
+def block_edges(case: Case) -> None:
+    """Blocks of no bytes, and of the block size -1, 0 and +1 (codecs before this one may make a block longer), come back."""
+    stream = Stream(case.codec)
+    for size in (0, 1, *EDGE_SIZES):
+        for kind, block in contents(size).items():
+            stored = bytes(stream.encode(block))
+            _same(block, stream.decode(stored), f"{kind} block of {size} bytes where the block size is {BLOCK_SIZE}")
+
+
+def large_block(case: Case) -> None:
+    """Blocks of 1 MiB, the default block size, come back."""
+    stream = Stream(case.codec, block_size=MEBIBYTE)
+    for kind, block in contents(MEBIBYTE).items():
+        _same(block, stream.decode(bytes(stream.encode(block))), f"{kind} block of 1 MiB")
+
+
+def container(case: Case) -> None:
+    """Whole containers of the codec, alone and among others, come back to a reader who has only the bytes and the keys."""
+    for name, chain in _chains(case.codec).items():
+        for size in (0, 1, *EDGE_SIZES, 2 * BLOCK_SIZE + 7):
+            data = contents(size)["float-like"]
+            found = streamxf.decode(_file(case, chain, data), keys=case.keys, registry=case.registry)
+            _same(data, found, f"stream of {size} bytes through {name}")
+
+
+def _chains(codec: Codec) -> dict[str, list[Codec]]:
+    check, pack = streamxf.Checksum(), streamxf.ZStandard(level=1)
+    if codec.role == "encryption":
+        return {"the codec alone": [codec], "zstd+codec+checksum": [pack, codec, check]}
+    return {
+        "the codec alone": [codec],
+        "codec+zstd+checksum": [codec, pack, check],
+        "checksum+codec+codec": [check, codec, codec],
+    }
+
+
+def _file(case: Case, chain: list[Codec], data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with streamxf.open(buffer, "wb", chain=chain, block_size=BLOCK_SIZE, registry=case.registry) as file:
+        file.write(data)
+    return buffer.getvalue()
+
+
+def _same(block: bytes, found: memoryview | bytes, what: str) -> None:
+    require(bytes(found) == block, lambda: f"{what} came back as {difference(block, bytes(found))}")
