@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from streamxf.dcp.manifest import Manifest, append_trailer, check_path, split
 from streamxf.descriptor import Descriptor
-from streamxf.errors import KeyMissingError, MetadataError, StreamxfError
+from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey, unwrap
 from streamxf.registry import ENCRYPT
@@ -89,7 +89,7 @@ def dump(content: Metadata, manifest: Manifest, data_key: DataKey | None) -> byt
     return append_trailer(pickle.dumps(content), manifest, data_key)
 
 
-def load(data: bytes, keys: KeyRing) -> Metadata:
+def load(data: bytes, keys: KeyRing, *, published: bool = False) -> Metadata:
     """Read a metadata file: trailer, key, tag, and only then the pickle.
 
     Parameters
@@ -98,6 +98,8 @@ def load(data: bytes, keys: KeyRing) -> Metadata:
         The whole file.
     keys : KeyRing
         Needed where the checkpoint is encrypted.
+    published : bool
+        Whether only metadata with a manifest and a MAC is acceptable; anything else is then not even unpickled.
 
     Returns
     -------
@@ -112,14 +114,31 @@ def load(data: bytes, keys: KeyRing) -> Metadata:
         If it was altered.
     KeyMissingError, WrongKeyError
         If it is encrypted and none of `keys` opens it.
+    PolicyError
+        If it is not `published` and has to be.
     """
     parts = split(data)
+    if published:
+        _check_published(parts.manifest)
     if parts.manifest is not None:
         parts.check_tag(_data_key(parts.manifest, keys))
     content = _unpickle(parts.pickled)
     _check_files(content, parts.manifest)
     setattr(content, MANIFEST_ATTRIBUTE, parts.manifest)
     return content
+
+
+def _check_published(manifest: Manifest | None) -> None:
+    if manifest is None:
+        raise PolicyError(
+            "the checkpoint has no manifest: torch's own writer made it, or its trailer was removed; with keys given "
+            "that is refused. require='bound' or require='encrypted' accept it"
+        )
+    if manifest.key is None:
+        raise PolicyError(
+            "the checkpoint is not encrypted, and keys were given; to read a checkpoint that is not encrypted, leave "
+            "keys= out"
+        )
 
 
 def manifest_of(content: Metadata) -> Manifest | None:

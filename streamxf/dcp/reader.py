@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 import torch
@@ -25,7 +25,7 @@ from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, FOREIGN_SLACK, REQUIREMEN
 from streamxf.dcp.manifest import check_path
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.dcp.registry import Registry
-from streamxf.errors import ContainerError, MetadataError, ParameterError, PolicyError, StreamxfError, located
+from streamxf.errors import ContainerError, MetadataError, ParameterError, StreamxfError, located
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.keys import KeysLike
@@ -72,13 +72,7 @@ class ChainReaderMixin:
         with self.fs.create_stream(path, "rb") as file:
             data = file.read()
         try:
-            content = metadata_file.load(data, self._registry.keys)
-            if self._require == "published" and metadata_file.manifest_of(content) is None:
-                raise PolicyError(
-                    "the checkpoint has no manifest: torch's own writer made it, or its trailer was removed; with "
-                    "keys given that is refused. "
-                    "require='bound' or require='encrypted' accept it"
-                )
+            content = metadata_file.load(data, self._registry.keys, published=self._require == "published")
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
@@ -155,22 +149,22 @@ class ChainReaderMixin:
     @contextmanager
     def _open_file(self, relative_path: str) -> Iterator[IO[bytes]]:
         path = self.fs.concat_path(self.path, check_path(relative_path))
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.fs.create_stream(path, "rb"))
+            except FileNotFoundError as error:
+                missing = "the file that holds the item is missing from the checkpoint"
+                raise MetadataError(missing, file=relative_path) from error
+            self._check_size(relative_path, file.seek(0, io.SEEK_END))
+            yield file
+
+    def _check_size(self, path: str, size: int) -> None:
         manifest = self._opener.manifest
-        try:
-            opened = self.fs.create_stream(path, "rb")
-            with opened as file:
-                size = file.seek(0, io.SEEK_END)
-                if manifest is not None and size != manifest.files[relative_path].size:
-                    recorded = manifest.files[relative_path].size
-                    raise ContainerError(
-                        f"the file has {size} bytes, the manifest says {recorded}: it was cut or continued",
-                        file=relative_path,
-                    )
-                yield file
-        except FileNotFoundError as error:
-            raise MetadataError(
-                "the file that holds the item is missing from the checkpoint", file=relative_path
-            ) from error
+        if manifest is not None and manifest.files[path].size != size:
+            raise ContainerError(
+                f"the file has {size} bytes, the manifest says {manifest.files[path].size}: it was cut or continued",
+                file=path,
+            )
 
 
 class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
