@@ -243,7 +243,7 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
 
 
 def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
-    name, colon, rest = text.partition(":")
+    name, colon, rest = (part.strip() for part in text.partition(":"))
     if not name or (colon and not rest):
         raise ChainError(f"chain text: {text!r} is not name or name:key=value,key=value")
     full = f"streamxf.{name}" if f"streamxf.{name}" in BUILTINS else name

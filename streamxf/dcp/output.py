@@ -26,10 +26,17 @@ class OutputFile:
         self._raw = raw
         self._crc = 0
         self.size = 0
+        self.error: BaseException | None = None
 
     def write(self, data: Buffer, /) -> int:
+        if self.error is not None:
+            raise self.error
         view = flat_view(data)
-        write_all(self._raw, view)
+        try:
+            write_all(self._raw, view)
+        except BaseException as error:
+            self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
+            raise
         self._crc = crc32c.crc32c(view, self._crc)
         self.size += len(view)
         return len(view)

@@ -122,7 +122,7 @@ class Save:
             target = self._open(output, item, None)
             _finish_or_abort(target, lambda: target.write_owned(data.getbuffer()))
         elif not self.extensions:
-            torch.save(_on_host(data), cast("IO[bytes]", output))  # no chain: the same bytes as torch's own writer
+            _save_bare(data, output)
         else:
             target = self._open(output, item, data)
             _finish_or_abort(target, lambda: save_tensor(data, target))
@@ -147,6 +147,17 @@ def _finish_or_abort(target: SaveStream, write: Any) -> None:
     except BaseException:
         target.abort()
         raise
+
+
+def _save_bare(tensor: torch.Tensor, output: OutputFile) -> None:
+    """Write a tensor without any chain: the same bytes as torch's own writer."""
+    try:
+        torch.save(_on_host(tensor), cast("IO[bytes]", output))
+    except RuntimeError:
+        if output.error is None:
+            raise
+    if output.error is not None:
+        raise output.error
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

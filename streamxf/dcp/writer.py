@@ -105,7 +105,11 @@ class ChainWriterMixin:
         def write(name: str, items: list[WriteItem]) -> list[WriteResult]:
             return self._write_file(save, name, items, planner)
 
-        results = _write_all(write, files, self.thread_count)
+        try:
+            results = _write_all(write, files, self.thread_count)
+        except BaseException:
+            remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+            raise
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -143,13 +147,8 @@ class ChainWriterMixin:
         return self._save
 
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        path = self.fs.concat_path(self.path, name)
-        try:
-            with self.fs.create_stream(path, "wb") as raw:
-                return save.write_file(raw, name, items, planner)
-        except BaseException:
-            remove(self.fs, self.path, [name])
-            raise
+        with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as raw:
+            return save.write_file(raw, name, items, planner)
 
     def _files_of_previous(self, name: str) -> set[str]:
         """The files of the checkpoint that this save replaces: by its manifest, or for a stock checkpoint by its

@@ -54,7 +54,7 @@ class Case:
 
     @cached_property
     def registry(self) -> CodecRegistry:
-        """A registry that finds the codec by name: by its entry point, or where there is none because it is registered."""
+        """A registry that finds the codec by name: by its entry point, or else because it is registered here."""
         registry, cls = CodecRegistry(), type(self.codec)
         if registry.knows(cls.name):
             found = registry.find(cls.name)

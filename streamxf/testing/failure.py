@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class ConformanceError(AssertionError):
-    """A codec lacks a property that every codec must have; the message names the property, its rule, and what was seen."""
+    """A codec lacks a property that every codec must have; the message names property and rule, and what was seen."""
 
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:

@@ -36,7 +36,7 @@ def _untouched(step: Callable[[bytearray], memoryview], data: bytes, what: str) 
 
 
 def scratch_contents(case: Case) -> None:
-    """Results do not depend on what scratch memory holds: it has other blocks' data, which must not get into storage."""
+    """Results do not depend on what scratch memory holds: other blocks left their data there, which must stay out."""
     stream = Stream(case.codec)
     for block in samples():
         stored = [bytes(stream.encode(block, fill=fill)) for fill in FILLS]

@@ -28,7 +28,7 @@ def round_trip(case: Case) -> None:
 
 
 def block_edges(case: Case) -> None:
-    """Blocks of no bytes, and of the block size -1, 0 and +1 (codecs before this one may make a block longer), come back."""
+    """Blocks of no bytes, and of the block size -1, 0 and +1 (codecs before this one may lengthen it), come back."""
     stream = Stream(case.codec)
     for size in (0, 1, *EDGE_SIZES):
         for kind, block in contents(size).items():
@@ -44,7 +44,7 @@ def large_block(case: Case) -> None:
 
 
 def container(case: Case) -> None:
-    """Whole containers of the codec, alone and among others, come back to a reader who has only the bytes and the keys."""
+    """Whole containers of the codec, alone and among others, come back to a reader who has only bytes and keys."""
     for name, chain in _chains(case.codec).items():
         for size in (0, 1, *EDGE_SIZES, 2 * BLOCK_SIZE + 7):
             data = contents(size)["float-like"]

@@ -1,0 +1,84 @@
+"""Encrypt on single blocks: the nonce binds the place, a wrong tag leaves no plaintext behind."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from samples import KEY
+
+from streamxf import Encrypt
+from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.errors import AuthenticationError, CodecError
+
+STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)
+PLAIN = b"what nobody may see" * 10
+
+
+def block_info(codec: Encrypt, index: int = 0, last: bool = True, limit: int = 1 << 16, taken: list | None = None):
+    taken = [] if taken is None else taken
+
+    def scratch(size: int) -> memoryview:
+        taken.append(bytearray(b"\xee" * size))
+        return memoryview(taken[-1])
+
+    return BlockInfo(index, last, limit, codec.start(STREAM), STREAM, scratch)
+
+
+@pytest.fixture
+def codec() -> Encrypt:
+    return Encrypt(KEY)
+
+
+@pytest.mark.parametrize(("index", "last"), [(0, True), (0, False), (1, True), (300, False), (2**32 - 1, True)])
+def test_nonce_and_layout_are_those_of_the_format(codec, index, last):
+    stored = bytes(codec.encode(memoryview(PLAIN), block_info(codec, index, last)))
+    nonce = index.to_bytes(11, "big") + bytes([last])
+    stream_key, seal = codec.data_key.stream_keys(STREAM.salt, STREAM.header_digest)
+    assert stored == AESGCM(stream_key).encrypt(nonce, PLAIN, None)
+    assert codec.start(STREAM).seal == seal
+
+
+@pytest.mark.parametrize(("index", "last"), [(1, True), (0, False), (2**32 - 1, True)])
+def test_a_block_counts_only_in_its_place(codec, index, last):
+    stored = codec.encode(memoryview(PLAIN), block_info(codec, 0, True))
+    assert bytes(codec.decode(stored, block_info(codec, 0, True))) == PLAIN
+    with pytest.raises(AuthenticationError):
+        codec.decode(stored, block_info(codec, index, last))
+
+
+def test_a_wrong_tag_leaves_zeros(codec):
+    stored = bytearray(codec.encode(memoryview(PLAIN), block_info(codec)))
+    stored[-1] ^= 1
+    taken: list[bytearray] = []
+    with pytest.raises(AuthenticationError):
+        codec.decode(memoryview(stored), block_info(codec, taken=taken))
+    assert taken == [bytearray(len(PLAIN))]
+
+
+def test_every_flipped_bit_is_found(codec):
+    stored = bytes(codec.encode(memoryview(b"secret"), block_info(codec)))
+    for bit in range(8 * len(stored)):
+        changed = bytearray(stored)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(AuthenticationError):
+            codec.decode(memoryview(changed), block_info(codec))
+
+
+def test_lengths_are_checked_before_memory_is_taken(codec):
+    for size in (0, 15, 16 + 101):
+        taken: list[bytearray] = []
+        with pytest.raises(CodecError, match="encrypted block"):
+            codec.decode(memoryview(bytes(size)), block_info(codec, limit=100, taken=taken))
+        assert not taken
+
+
+def test_the_counter_ends_before_it_wraps(codec):
+    with pytest.raises(CodecError, match="blocks"):
+        codec.encode(memoryview(b""), block_info(codec, index=2**32))
+
+
+def test_streams_have_keys_of_their_own(codec):
+    base = codec.data_key.stream_keys(bytes(32), b"h" * 32)
+    assert codec.data_key.stream_keys(b"s" * 32, b"h" * 32) != base
+    assert codec.data_key.stream_keys(bytes(32), b"i" * 32) != base
+    assert codec.renew().data_key.stream_keys(bytes(32), b"h" * 32) != base

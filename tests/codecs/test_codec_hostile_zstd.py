@@ -1,0 +1,97 @@
+"""Zstandard frames that no encoder of ours makes: refused by their header, before memory is taken."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import pytest
+import zstandard
+
+from streamxf import ZStandard
+from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.errors import CodecError
+
+LIMIT = 1 << 16
+MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def info(limit: int = LIMIT) -> BlockInfo:
+    stream = StreamInfo(LIMIT, bytes(32), bytes(32))
+    return BlockInfo(0, True, limit, None, stream, lambda size: memoryview(bytearray(size)))
+
+
+def decode(frame: bytes, limit: int = LIMIT) -> bytes:
+    return bytes(ZStandard().decode(memoryview(frame), info(limit)))
+
+
+def rle_frame(declared: int, blocks: int, *, single_segment: bool = False) -> bytes:
+    """A frame that declares `declared` bytes and holds `blocks` times 128 KiB of one byte, four bytes for each."""
+    descriptor = bytes([0x80 | (0x20 if single_segment else 0)])  # content size in 4 bytes
+    window = b"" if single_segment else b"\x58"  # 2 MiB
+    heads = [(1 if number == blocks - 1 else 0) | 1 << 1 | (128 * 1024) << 3 for number in range(blocks)]
+    body = b"".join(struct.pack("<I", head)[:3] + b"A" for head in heads)
+    return MAGIC + descriptor + window + struct.pack("<I", declared) + body
+
+
+def test_the_forged_frame_is_a_real_one():
+    assert zstandard.ZstdDecompressor().decompress(rle_frame(4 * 128 * 1024, 4)) == b"A" * (4 * 128 * 1024)
+
+
+GOOD = zstandard.ZstdCompressor(write_content_size=True).compress(b"some text, some text, some text" * 50)
+UNSIZED = zstandard.ZstdCompressor(write_content_size=False).compress(b"no size")
+WITH_DICTIONARY = zstandard.ZstdCompressor(
+    dict_data=zstandard.train_dictionary(1024, [b"%d some sample text %d" % (i, i * i) for i in range(2000)])
+).compress(b"7 some sample text 49")
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
+EMPTY = zstandard.ZstdCompressor(write_content_size=True).compress(b"")
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (rle_frame(256 * 2**20, 2048), "declares 268435456 bytes"),
+        (rle_frame(LIMIT + 1, 1), "declares"),
+        (UNSIZED, "does not declare"),
+        (WITH_DICTIONARY, "dictionary"),
+        (SKIPPABLE, "not a zstd frame"),
+        (SKIPPABLE + GOOD, "not a zstd frame"),
+        (GOOD + SKIPPABLE, "damaged"),
+        (GOOD + GOOD, "damaged"),
+        (GOOD + b"\0", "damaged"),
+        (EMPTY + b"\0", "follows"),
+        (EMPTY + EMPTY, "follows"),
+        (EMPTY[:-1], "truncated"),
+        (rle_frame(100, 2048), "damaged"),
+        (rle_frame(100, 2048, single_segment=True), "damaged"),
+        (rle_frame(0, 2048), "damaged"),
+        (rle_frame(0, 2048, single_segment=True), "damaged"),
+        (b"", "not a zstd frame"),
+        (MAGIC, "header"),
+        (b"plain data", "not a zstd frame"),
+    ],
+)
+def test_refused_in_little_memory(frame, says):
+    decode(GOOD)  # the thread's decompressor is made once
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError, match=says):
+            decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < 4 * LIMIT  # zstandard hands out 128 KiB at a time
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("frame", [GOOD, EMPTY, ZStandard(19).encode(memoryview(bytes(1000)), info())])
+def test_every_truncation(frame):
+    decode(frame)
+    for size in range(len(frame)):
+        with pytest.raises(CodecError):
+            decode(frame[:size])
+
+
+def test_a_frame_of_exactly_the_limit_passes():
+    frame = bytes(ZStandard().encode(memoryview(bytes(LIMIT)), info()))
+    assert decode(frame) == bytes(LIMIT)
+    with pytest.raises(CodecError, match="65535 are allowed"):
+        decode(frame, LIMIT - 1)

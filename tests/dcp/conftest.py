@@ -1,0 +1,35 @@
+"""Fixtures of the DCP tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .helpers import small_state
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder's name that a save may use."""
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def state() -> dict[str, Any]:
+    return small_state()
+
+
+@pytest.fixture
+def big_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for gigabytes: in memory where there is room, and gone when the test is."""
+    shared = Path("/dev/shm")
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 * 2**30
+    folder = Path(tempfile.mkdtemp(dir=shared if roomy else tmp_path))
+    yield folder / "checkpoint"
+    shutil.rmtree(folder)

@@ -1,0 +1,249 @@
+"""What the DCP tests share: state dicts, blank ones to load into, comparisons bit for bit, and errors out of DCP's wrapping."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import StreamTransformExtension
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.manifest import append_trailer, split
+from streamxf.descriptor import Descriptor
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey, unwrap
+
+KEY = Key(bytes(range(32)))
+OTHER_KEY = Key(bytes(range(1, 33)))
+
+
+def full_chain(key: Key = KEY) -> list[Any]:
+    return [ZStandard(level=3), Checksum(), Encrypt(key)]
+
+
+# -- saving and loading -------------------------------------------------------------------------------------------------------------------
+
+
+def save(state: dict[str, Any], path: Path | str, extensions: list[Any] | None = None, **options: Any) -> None:
+    """Save with streamxf's writer; the full chain unless told otherwise. Without fsync, which no test of contents needs."""
+    chain = full_chain() if extensions is None else extensions
+    options.setdefault("sync_files", False)
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=chain, **options))
+
+
+def load(state: dict[str, Any], path: Path | str, keys: Any = KEY, **options: Any) -> dict[str, Any]:
+    """Load with streamxf's reader into a blank copy of `state`."""
+    return load_with(state, streamxf.FileSystemReader(path, keys=keys, **options))
+
+
+def load_with(state: dict[str, Any], reader: Any) -> dict[str, Any]:
+    target = blank(state)
+    dcp.load(target, storage_reader=reader)
+    return cast("dict[str, Any]", target)
+
+
+def data_files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.distcp"))
+
+
+def manifest_of(path: Path, name: str = ".metadata") -> Any:
+    manifest = split((path / name).read_bytes()).manifest
+    assert manifest is not None
+    return manifest
+
+
+# -- state dicts --------------------------------------------------------------------------------------------------------------------------
+
+
+def blank(value: Any) -> Any:
+    """A copy to load into, in which every tensor differs from the original in every byte, so that one left untouched shows."""
+    if isinstance(value, torch.Tensor):
+        return spoiled(value)
+    if isinstance(value, dict):
+        return {name: blank(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(blank(item) for item in value)
+    return f"not loaded: {type(value).__name__}"
+
+
+def spoiled(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype == torch.bool:
+        return ~tensor.detach().contiguous()
+    raw = raw_bytes(tensor)
+    return (~raw).view(tensor.dtype).reshape(tensor.shape)
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values' bytes in row-major order."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def assert_same(found: Any, wanted: Any, where: str = "state") -> None:
+    """Compare bit for bit: NaNs and signs of zero count, and strides do not."""
+    if isinstance(wanted, torch.Tensor):
+        assert isinstance(found, torch.Tensor), where
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), where
+        assert torch.equal(raw_bytes(found), raw_bytes(wanted)), where
+    elif isinstance(wanted, dict):
+        assert isinstance(found, dict), where
+        assert list(found) == list(wanted), where
+        for name, item in wanted.items():
+            assert_same(found[name], item, f"{where}.{name:.40}" if isinstance(name, str) else f"{where}[{name}]")
+    elif isinstance(wanted, list | tuple):
+        assert type(found) is type(wanted), where
+        assert len(found) == len(wanted), where
+        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}[{number}]")
+    else:
+        assert type(found) is type(wanted), where
+        assert found == wanted, where
+
+
+def small_state() -> dict[str, Any]:
+    """A tensor and an object of each kind that DCP stores, in a few hundred bytes."""
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "weight": torch.randn(7, 5, generator=generator),
+        "half": torch.randn(33, generator=generator).to(torch.bfloat16),
+        "nested": {"list": [torch.arange(6), 3], "text": "ünïcode", "raw": b"\0\xff", "none": None},
+        "step": 17,
+    }
+
+
+# -- errors -------------------------------------------------------------------------------------------------------------------------------
+
+
+def error_of(action: Callable[[], Any]) -> BaseException | None:
+    """What `action` raises, taken out of the CheckpointException that DCP puts around it; None if it passes."""
+    try:
+        action()
+    except CheckpointException as error:
+        return unwrapped(error)
+    except Exception as error:
+        return error
+    return None
+
+
+def unwrapped(error: CheckpointException) -> BaseException:
+    return next(iter(error.failures.values()))[0]
+
+
+@contextmanager
+def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
+    """Expect `kind` itself, bare or inside DCP's CheckpointException, with all `words` in its message."""
+    with pytest.raises((kind, CheckpointException)) as caught:
+        yield
+    error = unwrapped(caught.value) if isinstance(caught.value, CheckpointException) else caught.value
+    assert isinstance(error, kind), repr(error)
+    for word in words:
+        assert word in str(error), str(error)
+
+
+# -- metadata, taken apart and put together again by somebody who has the key --------------------------------------------------------------
+
+
+def data_key_of(path: Path, key: Key = KEY) -> DataKey | None:
+    described = manifest_of(path).key
+    return None if described is None else unwrap(Descriptor.parse(described).fragment, KeyRing.of(key))
+
+
+def rewrite_metadata(path: Path, change: Callable[[Any], Any], key: Key = KEY) -> None:
+    """Let `change` alter DCP's metadata, and give it a tag that matches."""
+    file = path / ".metadata"
+    manifest = manifest_of(path)
+    content = metadata_file.load(file.read_bytes(), KeyRing.of(key))
+    vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
+    change(content)
+    file.write_bytes(metadata_file.dump(content, manifest, data_key_of(path, key)))
+
+
+def retagged(path: Path, pickled: bytes, manifest: Any = None, key: Key = KEY) -> bytes:
+    """A metadata file with another pickle, or another manifest, and a tag that matches."""
+    return append_trailer(pickled, manifest or manifest_of(path), data_key_of(path, key))
+
+
+# -- extensions from elsewhere ------------------------------------------------------------------------------------------------------------
+
+
+class Xor(StreamTransformExtension):
+    """A toy stream extension. It remembers nothing of the position, so it also shows how a stream is cut."""
+
+    def __init__(self, mask: int = 0x5A) -> None:
+        self.mask = mask
+        self.table = bytes(value ^ mask for value in range(256))
+
+    @staticmethod
+    def registry_name() -> str:
+        return "toy.xor"
+
+    @staticmethod
+    def from_descriptor(version: str) -> Xor:
+        return Xor(int(version))
+
+    def get_descriptor(self) -> str:
+        return f"toy.xor/{self.mask}"
+
+    def transform_to(self, output: Any) -> Any:
+        return _XorWriter(output, self.table)
+
+    def transform_from(self, input: Any) -> Any:
+        return _XorReader(input, self.table)
+
+
+class _XorWriter(io.RawIOBase):
+    def __init__(self, output: Any, table: bytes) -> None:
+        self._output = output
+        self._table = table
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._output.write(bytes(data).translate(self._table))
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._output.close()
+
+
+class _XorReader(io.RawIOBase):
+    def __init__(self, input: Any, table: bytes) -> None:
+        self._input = input
+        self._table = table
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._input.read(len(buffer))
+        buffer[: len(data)] = data.translate(self._table)
+        return len(data)
+
+
+# -- the second decoder -------------------------------------------------------------------------------------------------------------------
+
+
+def reference_decoder() -> Any:
+    """tests/reference_decoder.py, which is no part of any package."""
+    path = Path(__file__).parents[1] / "reference_decoder.py"
+    spec = importlib.util.spec_from_file_location("streamxf_reference_decoder", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name while it is being executed
+    spec.loader.exec_module(module)
+    return module

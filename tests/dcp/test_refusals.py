@@ -1,0 +1,241 @@
+"""What cannot work, or is weaker than the caller asked for, is refused, and the error says why and what would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+import streamxf
+from streamxf import Checksum, Encrypt, ZStandard
+from streamxf.errors import (
+    ChainError,
+    KeyMissingError,
+    ParameterError,
+    PolicyError,
+    UnknownCodecError,
+    UnsupportedError,
+)
+
+from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_metadata, save
+
+# -- extensions that do not fit -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        [Xor(), ZStandard()],
+        [ZStandard(), Xor()],
+        [TorchZStandard(), Checksum(), Encrypt(KEY)],
+        [Checksum(), TorchZStandard(), Encrypt(KEY)],
+        [Checksum(), Encrypt(KEY), TorchZStandard()],
+    ],
+)
+def test_foreign_beside_codecs_in_the_stock_writer(
+    checkpoint: Path, state: dict[str, Any], extensions: list[Any]
+) -> None:
+    with refused(UnsupportedError, "beside streamxf codecs", "streamxf.FileSystemWriter"):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=extensions))
+    assert not (checkpoint / ".metadata").exists()
+
+
+@pytest.mark.parametrize("foreign", [Xor(), TorchZStandard()])
+def test_foreign_after_a_codec(checkpoint: Path, foreign: Any) -> None:
+    for make in (
+        lambda: streamxf.FileSystemWriter(checkpoint, _extensions=[ZStandard(), foreign, Checksum()]),
+        lambda: streamxf.attach(dcp.FileSystemWriter(checkpoint), [ZStandard(), foreign]),
+    ):
+        with refused(ChainError, type(foreign).__name__, "before the first codec"):
+            make()
+
+
+def test_a_chain_that_breaks_the_rules_of_order(checkpoint: Path, state: dict[str, Any]) -> None:
+    wrong = [Encrypt(KEY), ZStandard()]
+    with refused(ChainError, "put it before Encrypt"):
+        streamxf.FileSystemWriter(checkpoint, _extensions=wrong)
+    with refused(ChainError, "put it before Encrypt"):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=wrong))
+
+
+def test_something_that_is_no_extension(checkpoint: Path) -> None:
+    with refused(UnsupportedError, "neither a streamxf codec nor"):
+        streamxf.FileSystemWriter(checkpoint, _extensions=["zstd"])
+
+
+# -- safetensors --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_safetensors_in_the_own_writers(checkpoint: Path) -> None:
+    for make in (streamxf.FileSystemWriter, streamxf.FsspecWriter):
+        with refused(UnsupportedError, "SAFETENSORS", "past the extensions"):
+            make(str(checkpoint), serialization_format=SerializationFormat.SAFETENSORS)
+
+
+def test_safetensors_in_the_stock_writer(checkpoint: Path) -> None:
+    # one thread: with more, torch's writer loses the errors of all but one
+    writer = dcp.FileSystemWriter(
+        checkpoint, _extensions=[ZStandard()], serialization_format=SerializationFormat.SAFETENSORS
+    )
+    with refused(UnsupportedError, "SAFETENSORS", "corrupt"):
+        dcp.save({"w": torch.ones(3)}, storage_writer=writer)
+    assert not (checkpoint / ".metadata").exists()
+
+
+def test_hugging_face_writers_and_readers(checkpoint: Path) -> None:
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+    class Theirs(HuggingFaceStorageWriter):
+        """A subclass under another name."""
+
+    for target in (HuggingFaceStorageWriter(str(checkpoint)), Theirs(str(checkpoint))):
+        with refused(UnsupportedError, "safetensors files"):
+            streamxf.attach(target, [ZStandard()])
+    with refused(UnsupportedError, "safetensors files"):
+        streamxf.attach(HuggingFaceStorageReader(str(checkpoint)))
+
+
+def test_attach_says_what_it_takes(checkpoint: Path) -> None:
+    with refused(UnsupportedError, "streamxf's own"):
+        streamxf.attach(streamxf.FileSystemWriter(checkpoint), [ZStandard()])
+    with refused(UnsupportedError, "streamxf's own"):
+        streamxf.attach(streamxf.FileSystemReader(checkpoint), keys=KEY)
+    with refused(UnsupportedError, "does not derive"):
+        streamxf.attach(object(), [ZStandard()])
+    with refused(UnsupportedError, "safetensors files"):
+        stock = dcp.FileSystemWriter(checkpoint, serialization_format=SerializationFormat.SAFETENSORS)
+        streamxf.attach(stock, [ZStandard()])
+    with refused(ParameterError, "extensions="):
+        streamxf.attach(dcp.FileSystemWriter(checkpoint), keys=KEY)
+    with refused(ParameterError, "registry=, keys= and require="):
+        streamxf.attach(dcp.FileSystemReader(checkpoint), [ZStandard()])
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def stock_save(state: dict[str, Any], path: Path, extensions: list[Any] | None) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, _extensions=extensions, sync_files=False))
+
+
+def test_no_key(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint)
+    with refused(KeyMissingError, KEY.id, "keys="):
+        load(state, checkpoint, None)
+    with refused(KeyMissingError, KEY.id, "keys="):
+        load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry()))
+    with refused(KeyMissingError):
+        load_with(state, streamxf.attach(dcp.FileSystemReader(checkpoint)))
+
+
+def test_another_key(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint)
+    with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
+        load(state, checkpoint, OTHER_KEY)
+    with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
+        registry = streamxf.Registry(keys=OTHER_KEY)
+        load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=registry))
+    assert_same(load(state, checkpoint, [OTHER_KEY, KEY]), state)
+
+
+def test_a_hundred_other_keys(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint)
+    for _ in range(100):
+        with refused(KeyMissingError):
+            load(state, checkpoint, streamxf.Key.generate())
+
+
+def test_a_key_that_is_no_key(checkpoint: Path) -> None:
+    with refused(ParameterError, "32 bytes"):
+        streamxf.FileSystemReader(checkpoint, keys=b"short")
+
+
+# -- what a reader with keys refuses, and the word that relaxes it --------------------------------------------------------------------------
+
+
+def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
+    save(state, tmp_path / "own", [ZStandard(), Checksum()])
+    save(state, tmp_path / "bare", [])
+    save(state, tmp_path / "foreign", [TorchZStandard()])
+    stock_save(state, tmp_path / "stock", None)
+    stock_save(state, tmp_path / "stock zstandard", [TorchZStandard()])
+    stock_save(state, tmp_path / "stock codecs", [ZStandard()])
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 6
+    for folder in folders:
+        for require in ("bound", "encrypted"):
+            with refused(PolicyError, "not encrypted", "leave keys= out"):
+                load(state, folder, KEY, require=require)
+        with refused(PolicyError):
+            load(state, folder, KEY)
+        assert_same(load(state, folder, None), state)
+
+
+def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> None:
+    stock_save(state, checkpoint, full_chain())
+    with refused(PolicyError, "no manifest", "require='bound' or require='encrypted'"):
+        load(state, checkpoint, KEY)
+    with refused(PolicyError, "not bound to its place", "require='encrypted'"):
+        load(state, checkpoint, KEY, require="bound")
+    with refused(PolicyError, "not bound to its place", "require='encrypted'"):
+        load_with(state, streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY))
+    assert_same(load(state, checkpoint, KEY, require="encrypted"), state)
+
+
+def test_items_of_an_attached_writer(checkpoint: Path, state: dict[str, Any]) -> None:
+    dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), full_chain()))
+    with refused(PolicyError, "no manifest", "require='bound'"):
+        load(state, checkpoint, KEY)
+    assert_same(load(state, checkpoint, KEY, require="bound"), state)
+    assert_same(load(state, checkpoint, KEY, require="encrypted"), state)
+
+
+def test_require_needs_keys_and_a_known_word(checkpoint: Path) -> None:
+    for make in (
+        lambda **options: streamxf.FileSystemReader(checkpoint, **options),
+        lambda **options: streamxf.FsspecReader(str(checkpoint), **options),
+        lambda **options: streamxf.attach(dcp.FileSystemReader(checkpoint), **options),
+    ):
+        with refused(ParameterError, "needs keys="):
+            make(require="bound")
+        with refused(ParameterError, "'published', 'bound', 'encrypted'"):
+            make(keys=KEY, require="anything")
+
+
+def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) -> None:
+    with refused(ParameterError, "does not see the manifest", "require='bound'"):
+        streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY, require="published")
+
+
+# -- codecs that nobody has ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_codec_is_named_with_its_package(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [ZStandard()])
+
+    def change(metadata: Any) -> None:
+        for info in metadata.storage_data.values():
+            info.transform_descriptors = ["acme.shuffle/1", "streamxf.zstd/1"]
+        metadata.storage_meta.modules = ["acme.shuffle=acme-codecs==2.1", "nonsense", 3]
+
+    rewrite_metadata(checkpoint, change)
+    with refused(UnknownCodecError, "acme.shuffle", "acme-codecs==2.1"):
+        load(state, checkpoint, None)
+    with refused(UnknownCodecError, "acme.shuffle"):
+        load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry()))
+
+
+def test_a_version_that_nobody_has(checkpoint: Path, state: dict[str, Any]) -> None:
+    dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), [ZStandard()]))
+    reader = dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry())
+    metadata = reader.read_metadata()
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = ["streamxf.zstd/2"]
+    reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
+    with refused(UnknownCodecError, "version 2"):
+        load_with(state, reader)

@@ -1,0 +1,225 @@
+"""A write that fails, in any thread and at any time, fails the save, and the checkpoint before it still loads."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+import streamxf
+from streamxf.dcp import publish
+
+from .helpers import KEY, assert_same, error_of, full_chain, load, manifest_of, save
+
+CHAINS = {"full chain": full_chain, "no codec": list, "checksum": lambda: [streamxf.Checksum()]}
+
+
+def states() -> tuple[dict[str, Any], dict[str, Any]]:
+    old = {str(number): torch.full((300, 100), float(number)) for number in range(5)} | {"step": 1}
+    return old, {name: value + 1 for name, value in old.items()}
+
+
+class FaultyFileSystem(FileSystem):
+    """Torch's file system, whose streams fail at the `at`-th call of `call`, counted over all files and threads, and at every later one."""
+
+    def __init__(self, call: str, at: int, error: int = errno.ENOSPC, once: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._call, self._at, self._error, self._once = call, at, error, once
+        self.calls = 0
+
+    def count(self, call: str) -> None:
+        if call != self._call:
+            return
+        with self._lock:
+            self.calls += 1
+            fails = self.calls == self._at if self._once else self.calls >= self._at
+        if fails:
+            raise OSError(self._error, "fault injected")
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if "w" not in mode:
+                yield stream
+                return
+            self.count("open")
+            yield FaultyStream(stream, self)
+            self.count("close")
+
+
+class FaultyStream:
+    def __init__(self, stream: Any, system: FaultyFileSystem) -> None:
+        self._stream, self._system = stream, system
+
+    def write(self, data: Any) -> int:
+        self._system.count("write")
+        return int(self._stream.write(data))
+
+    def flush(self) -> None:
+        self._system.count("flush")
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        self._system.count("fsync")
+        return int(self._stream.fileno())
+
+
+def save_faulty(
+    state: dict[str, Any], path: Path, system: FileSystem, chain: Any, threads: int
+) -> BaseException | None:
+    writer = streamxf.FileSystemWriter(path, _extensions=chain(), thread_count=threads)
+    writer.fs = system
+    return error_of(lambda: dcp.save(state, storage_writer=writer))
+
+
+def assert_unharmed(path: Path, state: dict[str, Any], keys: Any) -> None:
+    """The checkpoint loads, and nothing is left of a save that failed."""
+    assert_same(load(state, path, keys), state)
+    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("call", ["open", "write", "flush", "fsync", "close"])
+@pytest.mark.parametrize("once", [True, False], ids=["once", "for good"])
+def test_a_failing_call_fails_the_save(checkpoint: Path, call: str, chain: str, threads: int, once: bool) -> None:
+    old, new = states()
+    codecs = CHAINS[chain]
+    keys = KEY if chain == "full chain" else None
+    save(old, checkpoint, codecs())
+    probe = FaultyFileSystem(call, at=10**9)
+    assert save_faulty(old, checkpoint, probe, codecs, threads) is None
+    assert probe.calls > 0
+    tried = sorted({*range(1, min(8, probe.calls) + 1), probe.calls // 2 + 1, probe.calls})
+    for at in tried:
+        system = FaultyFileSystem(call, at, errno.ENOSPC if at % 2 else errno.EIO, once)
+        error = save_faulty(new, checkpoint, system, codecs, threads)
+        assert isinstance(error, OSError), (at, error)
+        assert error.errno in (errno.ENOSPC, errno.EIO)
+        assert_unharmed(checkpoint, old, keys)
+    assert save_faulty(new, checkpoint, FaultyFileSystem(call, 10**9), codecs, threads) is None
+    assert_unharmed(checkpoint, new, keys)
+
+
+@pytest.mark.parametrize(("fault", "sync"), [("fsync", True), ("replace", True), ("replace", False), ("open", True)])
+def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sync: bool) -> None:
+    old, new = states()
+    save(old, checkpoint)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "fault injected")
+
+    if fault == "fsync":
+        monkeypatch.setattr(publish.os, "fsync", fail)
+    elif fault == "replace":
+        monkeypatch.setattr(Path, "replace", fail)
+    else:
+        original = Path.open
+        monkeypatch.setattr(
+            Path, "open", lambda self, mode="r", *rest: fail() if "x" in mode else original(self, mode, *rest)
+        )
+    error = error_of(lambda: save(new, checkpoint, sync_files=sync))
+    monkeypatch.undo()
+    assert isinstance(error, OSError)
+    assert_same(load(old, checkpoint), old)
+    assert not list(checkpoint.glob("*.tmp"))
+
+
+def test_clean_up_that_fails_only_warns(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = states()
+    save(old, checkpoint)
+
+    def rm_file(self: Any, path: Any) -> None:
+        raise PermissionError(errno.EPERM, "fault injected")
+
+    monkeypatch.setattr(FileSystem, "rm_file", rm_file)
+    with pytest.warns(UserWarning, match="is saved, but"):
+        save(new, checkpoint)
+    assert_same(load(new, checkpoint), new)
+
+
+class ShortStream(FaultyStream):
+    """Takes at most 1000 bytes at a time, as a pipe or a network file system may."""
+
+    def write(self, data: Any) -> int:
+        return int(self._stream.write(memoryview(data)[:1000]))
+
+
+class ShortFileSystem(FaultyFileSystem):
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with FileSystem.create_stream(self, path, mode) as stream:
+            yield ShortStream(stream, self) if "w" in mode else ShortReads(stream)
+
+
+class ShortReads:
+    """Gives at most 1000 bytes at a time."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._stream.read(size if size < 0 else min(size, 1000)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_short_writes_and_reads_are_made_good(checkpoint: Path, chain: str, threads: int) -> None:
+    old, _ = states()
+    system = ShortFileSystem("", 0)
+    assert save_faulty(old, checkpoint, system, CHAINS[chain], threads) is None
+    keys = KEY if chain == "full chain" else None
+    assert_unharmed(checkpoint, old, keys)
+    if chain != "no codec":  # a bare item is read by torch.load itself
+        reader = streamxf.FileSystemReader(checkpoint, keys=keys)
+        reader.fs = system
+        found = {name: torch.zeros(300, 100) for name in old if name != "step"} | {"step": None}
+        dcp.load(found, storage_reader=reader)
+        assert_same(found, old)
+
+
+class StuckStream(FaultyStream):
+    def write(self, data: Any) -> int:
+        return 0
+
+
+class StuckFileSystem(FaultyFileSystem):
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with FileSystem.create_stream(self, path, mode) as stream:
+            yield StuckStream(stream, self) if "w" in mode else stream
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(checkpoint: Path, chain: str) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    error = save_faulty(new, checkpoint, StuckFileSystem("", 0), CHAINS[chain], 2)
+    assert isinstance(error, OSError)
+    assert_unharmed(checkpoint, old, KEY)
+
+
+class Unsavable:
+    """An error in the middle of a save that is not the file system's."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot be pickled")
+
+
+def test_an_object_that_cannot_be_pickled(checkpoint: Path) -> None:
+    old, _ = states()
+    save(old, checkpoint)
+    error = error_of(lambda: save({**old, "bad": Unsavable()}, checkpoint, thread_count=2))
+    assert isinstance(error, ValueError)
+    assert_unharmed(checkpoint, old, KEY)

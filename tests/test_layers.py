@@ -1,0 +1,139 @@
+"""The direction of imports, read from the source; and what importing streamxf costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import streamxf
+
+PACKAGE = Path(streamxf.__file__).parent
+LAYERS = {
+    name: rank
+    for rank, names in enumerate(
+        [
+            ["errors", "version"],
+            ["buffers", "descriptor", "engine"],
+            ["keys", "codec"],
+            ["codecs"],
+            ["registry"],
+            ["chain"],
+            ["container"],
+            ["fileio"],
+            ["dcp"],
+            ["testing", "cli"],
+        ]
+    )
+    for name in names
+}
+# a codec is a torch extension too, and only there does it need the streams of the DCP layer
+EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
+SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def layer_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Every import of a file: the module, and whether it runs when the file is imported."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, eager: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, eager) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            # `from streamxf import errors` names a module by what stands behind `import`
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "streamxf" else [node.module]
+            found.extend((name, eager) for name in names)
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
+        for child in ast.iter_child_nodes(node):
+            visit(child, eager and not lazy)
+
+    visit(ast.parse((PACKAGE / path).read_text()), True)
+    return found
+
+
+def home_layer(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if str(path) != "__init__.py"], ids=str)
+def test_imports_point_downwards(path: Path):
+    own = home_layer(path)
+    assert own in LAYERS, f"{own} is in no layer: say where it belongs"
+    for module, _ in imports(path):
+        if not module.startswith("streamxf.") or (str(path), module) in EXCEPTIONS:
+            continue
+        other = layer_of(module)
+        assert other == own or LAYERS[other] < LAYERS[own], f"{path}: {module}"
+
+
+def test_leaves_know_nothing_of_each_others_layer():
+    for name in ("errors.py", "buffers.py"):
+        assert not [module for module, _ in imports(Path(name)) if module.startswith("streamxf")]
+    assert {module for module, _ in imports(Path("descriptor.py")) if module.startswith("streamxf")} == {
+        "streamxf.errors"
+    }
+
+
+def test_the_engine_knows_no_streams():
+    own = {module for module, _ in imports(Path("engine.py")) if module.startswith("streamxf")}
+    assert own <= {"streamxf.errors", "streamxf.buffers"}
+
+
+def test_chain_and_registry_do_not_load_codecs():
+    for name in ("chain.py", "registry.py"):
+        eager = [module for module, runs in imports(Path(name)) if runs]
+        assert not [module for module in eager if module.startswith("streamxf.codecs")]
+
+
+def test_the_one_exception_is_lazy():
+    found = [runs for module, runs in imports(Path("codec.py")) if module.startswith("streamxf.dcp")]
+    assert found == [False, False]
+
+
+def test_only_the_dcp_layer_and_above_import_torch():
+    for path in SOURCES:
+        if home_layer(path) not in ("dcp", "cli", "testing"):
+            assert not [module for module, _ in imports(path) if module.split(".")[0] == "torch"], path
+
+
+def test_importing_everything_below_dcp_imports_no_torch():
+    modules = [
+        "streamxf" if path.parts == ("__init__.py",) else "streamxf." + ".".join(path.with_suffix("").parts)
+        for path in SOURCES
+        if path.parts[0] not in ("dcp", "cli", "testing", "testing.py")
+    ]
+    code = (
+        "import sys\n"
+        + "\n".join(f"import {module.removesuffix('.__init__')}" for module in modules)
+        + "\nassert 'torch' not in sys.modules and 'streamxf.dcp' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_streamxf_imports_nothing_optional():
+    heavy = "{'torch', 'numpy', 'zstandard', 'lz4', 'cryptography', 'crc32c'}"
+    code = f"import sys, streamxf; loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", streamxf.__all__)
+def test_public_names_resolve(name: str):
+    assert getattr(streamxf, name) is not None
+    assert name in dir(streamxf)
+
+
+def test_other_names_do_not():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = streamxf.no_such_name
