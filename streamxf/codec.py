@@ -65,7 +65,8 @@ class BlockInfo:
         Facts about the stream.
     scratch : callable
         ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A
-        codec that returns (a part of) it saves an allocation; using it is optional.
+        codec that returns (a part of) it saves an allocation; using it is optional. A second call may give the same
+        memory again.
     """
 
     index: int

@@ -186,6 +186,8 @@ class Pipeline(Generic[T]):
         For the garbage collector, which may call from within one of them.
         """
         flying, self._flying = self._flying, deque()
+        if self._engine.pid != os.getpid():
+            return  # the futures' locks are copies, in whatever state they were at the fork
         for future, size in flying:
             future.cancel()
             future.add_done_callback(partial(_give_back, self._engine.budget, size))

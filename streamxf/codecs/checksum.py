@@ -62,6 +62,8 @@ class Checksum(Codec):
         digest, size = _DIGESTS[self.algorithm]
         if len(block) < size:
             raise CodecError(f"block of {len(block)} bytes is too short to hold a {self.algorithm} digest")
+        if len(block) - size > info.limit:
+            raise CodecError(f"block of {len(block) - size} bytes and a digest, {info.limit} are allowed here")
         data = block[: len(block) - size]
         if digest(data) != block[len(block) - size :]:
             raise ChecksumError(f"{self.algorithm} checksum does not match")

@@ -12,6 +12,8 @@ from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.errors import CodecError, ParameterError
 
 MIN_LEVEL, MAX_LEVEL = -7, 22
+# Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
+_INTO_SCRATCH = 128 * 1024
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -41,8 +43,12 @@ class ZStandard(Codec):
                 f"ZStandard(level={self.level!r}): the level is a whole number from {MIN_LEVEL} to {MAX_LEVEL}"
             )
 
-    def encode(self, block: memoryview, info: BlockInfo) -> bytes:
-        return per_thread(_compressor, self.level).compress(block)
+    def encode(self, block: memoryview, info: BlockInfo) -> bytes | memoryview:
+        compressor = per_thread(_compressor, self.level)
+        if len(block) < _INTO_SCRATCH:
+            return compressor.compress(block)
+        out = info.scratch(len(block) + (len(block) >> 8) + 1)  # ZSTD_COMPRESSBOUND, and a byte to meet the end with
+        return out[: _compress_into(compressor, block, out)]
 
     def decode(self, block: memoryview, info: BlockInfo) -> bytes:
         size = _declared_size(block)
@@ -56,6 +62,14 @@ class ZStandard(Codec):
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+
+
+def _compress_into(compressor: zstandard.ZstdCompressor, block: memoryview, out: memoryview) -> int:
+    size = 0
+    with compressor.stream_reader(block, size=len(block), read_size=len(block)) as frame:
+        while written := frame.readinto(out[size:]):
+            size += written
+    return size
 
 
 def _decompress(block: memoryview, size: int) -> bytes:

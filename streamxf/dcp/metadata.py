@@ -123,7 +123,10 @@ def load(data: bytes, keys: KeyRing, *, published: bool = False) -> Metadata:
     if parts.manifest is not None:
         parts.check_tag(_data_key(parts.manifest, keys))
     content = _unpickle(parts.pickled)
-    _check_files(content, parts.manifest)
+    try:
+        _check_files(content, parts.manifest)
+    except AttributeError as error:  # a pickle fills its objects as it likes, and may leave something out
+        raise MetadataError(f"the metadata is not complete: {error}") from error
     setattr(content, MANIFEST_ATTRIBUTE, parts.manifest)
     return content
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,13 +21,8 @@ from streamxf.errors import BlockError, StreamxfError
 from streamxf.fileio.source import FileSlice
 
 _scratch = ScratchPool(keep=16)
+_CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    index: int
-    data: memoryview
 
 
 def read_header(source: FileSlice) -> Header:
@@ -78,7 +72,7 @@ class StreamReader(io.RawIOBase):
         self._stage_limit = stage_limit(header.block_size)
         self._start = header.size
         self._position = 0
-        self._cached: _Decoded | None = None
+        self._cached: dict[int, memoryview] = {}
         self.error: StreamxfError | None = None
         footer = Footer.parse(source.read_at(max(0, source.length - FOOTER_BYTES), FOOTER_BYTES), header.block_size)
         tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
@@ -146,7 +140,7 @@ class StreamReader(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._cached = None
+            self._cached.clear()
             on_finish, self._on_finish = self._on_finish, None
             if on_finish is not None:
                 on_finish()
@@ -159,7 +153,7 @@ class StreamReader(io.RawIOBase):
             if out:
                 self._copy_part(out, start, first)
             return
-        pipeline: Pipeline[_Decoded] = Pipeline(_taken)
+        pipeline: Pipeline[None] = Pipeline(_taken)
         for index in range(first, last + 1):
             begin = index * self._block_size
             size = self._size_of(index)
@@ -177,15 +171,20 @@ class StreamReader(io.RawIOBase):
         out[:] = self._block(index)[offset : offset + len(out)]
 
     def _block(self, index: int) -> memoryview:
-        if self._cached is None or self._cached.index != index:
-            out = memoryview(bytearray(self._size_of(index)))
+        data = self._cached.get(index)
+        if data is None:
             head, payload = self._stored(index)
-            self._cached = _decode(self._coder, head, payload, index, out)
-        return self._cached.data
+            data = memoryview(bytearray(self._size_of(index)))
+            _decode(self._coder, head, payload, index, data)
+            while len(self._cached) >= _CACHED_BLOCKS:
+                del self._cached[next(iter(self._cached))]
+            self._cached[index] = data
+        return data
 
-    def _submit(self, pipeline: Pipeline[_Decoded], index: int, out: memoryview) -> None:
-        if self._cached is not None and self._cached.index == index:
-            out[:] = self._cached.data
+    def _submit(self, pipeline: Pipeline[None], index: int, out: memoryview) -> None:
+        cached = self._cached.get(index)
+        if cached is not None:
+            out[:] = cached
             return
         try:
             head, payload = self._stored(index)
@@ -207,13 +206,12 @@ class StreamReader(io.RawIOBase):
         return min(self._block_size, self.size - index * self._block_size)
 
 
-def _decode(coder: StreamCoder, head: BlockHead, payload: memoryview, index: int, out: memoryview) -> _Decoded:
+def _decode(coder: StreamCoder, head: BlockHead, payload: memoryview, index: int, out: memoryview) -> None:
     check_payload(head, coder.stream.header_digest, index, payload)
     scratch = _scratch.take()
-    data = coder.decode(payload, index, head.last, scratch, out)
+    coder.decode(payload, index, head.last, scratch, out)
     _scratch.give(scratch)
-    return _Decoded(index, data)
 
 
-def _taken(decoded: _Decoded) -> None:
+def _taken(_: None) -> None:
     """Blocks are decoded into their place, so there is nothing left to do with a result."""

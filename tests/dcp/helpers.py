@@ -32,7 +32,7 @@ def full_chain(key: Key = KEY) -> list[Any]:
     return [ZStandard(level=3), Checksum(), Encrypt(key)]
 
 
-# -- saving and loading -------------------------------------------------------------------------------------------------------------------
+# -- saving and loading --------------------------------------------------------------------------
 
 
 def save(state: dict[str, Any], path: Path | str, extensions: list[Any] | None = None, **options: Any) -> None:
@@ -63,7 +63,7 @@ def manifest_of(path: Path, name: str = ".metadata") -> Any:
     return manifest
 
 
-# -- state dicts --------------------------------------------------------------------------------------------------------------------------
+# -- state dicts ---------------------------------------------------------------------------------
 
 
 def blank(value: Any) -> Any:
@@ -122,7 +122,7 @@ def small_state() -> dict[str, Any]:
     }
 
 
-# -- errors -------------------------------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
 
 def error_of(action: Callable[[], Any]) -> BaseException | None:
@@ -151,7 +151,7 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
         assert word in str(error), str(error)
 
 
-# -- metadata, taken apart and put together again by somebody who has the key --------------------------------------------------------------
+# -- metadata, taken apart and put together again by somebody who has the key --------------------
 
 
 def data_key_of(path: Path, key: Key = KEY) -> DataKey | None:
@@ -174,7 +174,7 @@ def retagged(path: Path, pickled: bytes, manifest: Any = None, key: Key = KEY) -
     return append_trailer(pickled, manifest or manifest_of(path), data_key_of(path, key))
 
 
-# -- extensions from elsewhere ------------------------------------------------------------------------------------------------------------
+# -- extensions from elsewhere -------------------------------------------------------------------
 
 
 class Xor(StreamTransformExtension):
@@ -234,7 +234,7 @@ class _XorReader(io.RawIOBase):
         return len(data)
 
 
-# -- the second decoder -------------------------------------------------------------------------------------------------------------------
+# -- the second decoder --------------------------------------------------------------------------
 
 
 def reference_decoder() -> Any:

@@ -34,7 +34,7 @@ from .helpers import (
     save,
 )
 
-# -- hostile pickles ----------------------------------------------------------------------------------------------------------------------
+# -- hostile pickles ------------------------------------------------------------------------------
 
 
 class Calls:
@@ -55,7 +55,7 @@ HOSTILE: dict[str, tuple[Callable[[str], Any], str]] = {
     "builtins.getattr": (lambda mark: Calls(getattr, Path(mark), "touch"), ".getattr"),
     "__import__": (lambda mark: Calls(builtins.__import__, "os"), ".__import__"),
     "torch.load": (lambda mark: Calls(torch.load, mark), "torch.serialization.load"),
-    "torch function": (lambda mark: Calls(torch.zeros, 3), "torch"),
+    "torch function": (lambda mark: Calls(torch.save, 3, mark), "torch.serialization.save"),
     "a tensor": (lambda mark: torch.ones(2), "torch._utils"),
     "numpy": (lambda mark: torch.ones(2).numpy(), "numpy"),
     "a path's method": (lambda mark: Path(mark).touch, ".getattr"),
@@ -139,7 +139,7 @@ def test_a_keyed_reader_unpickles_nothing_before_the_tag_is_right(
     assert asked == []
 
 
-# -- places -------------------------------------------------------------------------------------------------------------------------------
+# -- places --------------------------------------------------------------------------------------
 
 OUTSIDE = [
     "../secret.distcp",
@@ -236,7 +236,7 @@ def test_an_item_without_a_place(checkpoint: Path, state: dict[str, Any]) -> Non
         load(state, checkpoint)
 
 
-# -- errors that DCP would swallow ----------------------------------------------------------------------------------------------------------
+# -- errors that DCP would swallow ---------------------------------------------------------------
 
 
 def test_unreadable_metadata_raises_on_any_look(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def test_errors_survive_the_pickle_that_carries_them_between_ranks(checkpoint: P
     assert copy.item is not None
 
 
-# -- readers of others' that take a whole checkpoint ----------------------------------------------------------------------------------------
+# -- readers of others' that take a whole checkpoint ---------------------------------------------
 
 
 def test_loading_without_a_state_dict(checkpoint: Path, state: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def test_no_chain_at_all(checkpoint: Path, state: dict[str, Any], reader: Any) -
     assert_same(load_with(state, reader(checkpoint)), state)
 
 
-# -- a torch that wraps in the other order ------------------------------------------------------------------------------------------------
+# -- a torch that wraps in the other order -------------------------------------------------------
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def stored_chain(path: Path) -> list[str]:
     return [text.partition("/")[0] for text in data[48 : 48 + size].decode("ascii").split("\n")]
 
 
-# -- other people's writers and readers ---------------------------------------------------------------------------------------------------
+# -- other people's writers and readers ----------------------------------------------------------
 
 
 class TheirWriter(dcp.FileSystemWriter):
@@ -217,7 +217,7 @@ def swap_items(reader: Any, one: str, two: str) -> None:
     reader.read_metadata = read_metadata
 
 
-# -- stock checkpoints through streamxf's reader -------------------------------------------------------------------------------------------
+# -- stock checkpoints through streamxf's reader -------------------------------------------------
 
 
 @pytest.mark.parametrize("extensions", [None, [], [TorchZStandard()]], ids=["default", "none", "zstandard"])
@@ -227,7 +227,7 @@ def test_stock_checkpoints_load(checkpoint: Path, state: dict[str, Any], extensi
     assert_same(load(state, checkpoint, None), state)
 
 
-# -- stream extensions from elsewhere ------------------------------------------------------------------------------------------------------
+# -- stream extensions from elsewhere ------------------------------------------------------------
 
 FOREIGN: dict[str, list[Any]] = {
     "zstandard": [TorchZStandard()],

@@ -24,7 +24,7 @@ from streamxf.errors import (
 
 from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_metadata, save
 
-# -- extensions that do not fit -----------------------------------------------------------------------------------------------------------
+# -- extensions that do not fit -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_something_that_is_no_extension(checkpoint: Path) -> None:
         streamxf.FileSystemWriter(checkpoint, _extensions=["zstd"])
 
 
-# -- safetensors --------------------------------------------------------------------------------------------------------------------------
+# -- safetensors ---------------------------------------------------------------------------------
 
 
 def test_safetensors_in_the_own_writers(checkpoint: Path) -> None:
@@ -116,7 +116,7 @@ def test_attach_says_what_it_takes(checkpoint: Path) -> None:
         streamxf.attach(dcp.FileSystemReader(checkpoint), [ZStandard()])
 
 
-# -- keys ---------------------------------------------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------
 
 
 def stock_save(state: dict[str, Any], path: Path, extensions: list[Any] | None) -> None:
@@ -155,7 +155,7 @@ def test_a_key_that_is_no_key(checkpoint: Path) -> None:
         streamxf.FileSystemReader(checkpoint, keys=b"short")
 
 
-# -- what a reader with keys refuses, and the word that relaxes it --------------------------------------------------------------------------
+# -- what a reader with keys refuses, and the word that relaxes it -------------------------------
 
 
 def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) 
         streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY, require="published")
 
 
-# -- codecs that nobody has ---------------------------------------------------------------------------------------------------------------
+# -- codecs that nobody has ----------------------------------------------------------------------
 
 
 def test_an_unknown_codec_is_named_with_its_package(checkpoint: Path, state: dict[str, Any]) -> None:

@@ -160,7 +160,7 @@ def test_a_checkpoint_that_was_moved(tmp_path: Path, state: dict[str, Any]) -> N
     assert_same(load(state, tmp_path / "after"), state)
 
 
-# -- without collectives ------------------------------------------------------------------------------------------------------------------
+# -- without collectives -------------------------------------------------------------------------
 
 
 def save_locally(state: dict[str, Any], path: Path, rank: int = 0) -> None:

@@ -255,7 +255,7 @@ def test_a_tensor_of_one_gibibyte(big_folder: Path) -> None:
     assert torch.equal(found["t"].view(torch.int64), state["t"].view(torch.int64))
 
 
-# -- any shape, any strides ----------------------------------------------------------------------------------------------------------------
+# -- any shape, any strides ----------------------------------------------------------------------
 
 
 @st.composite

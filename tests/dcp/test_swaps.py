@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,34 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf.container.header import Identity, Kind
+from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.framing import save_tensor
+from streamxf.dcp.manifest import append_trailer, split
+from streamxf.dcp.metadata import NO_KEYS
+from streamxf.dcp.output import OutputFile
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
 from streamxf.keys.datakey import DataKey, wrap
 
-from .helpers import KEY, assert_same, data_files, error_of, full_chain, load, refused, rewrite_metadata, save
+from .helpers import (
+    KEY,
+    assert_same,
+    data_files,
+    error_of,
+    full_chain,
+    load,
+    manifest_of,
+    refused,
+    rewrite_metadata,
+    save,
+)
 
 CHAINS = {"full chain": full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
 
@@ -37,7 +57,7 @@ def three() -> dict[str, Any]:
     return {"a": torch.zeros(5), "b": torch.ones(5), "c": torch.full((5,), 2.0), "o": "one", "p": "two"}
 
 
-# -- items --------------------------------------------------------------------------------------------------------------------------------
+# -- items ---------------------------------------------------------------------------------------
 
 
 def test_every_pair_of_items(checkpoint: Path, chain: list[Any]) -> None:
@@ -81,10 +101,8 @@ def test_shards_of_one_tensor(checkpoint: Path, chain: list[Any]) -> None:
         load({"w": wanted}, checkpoint, keys_for(chain))
 
 
-def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any], copies: int = 1) -> None:
+def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any]) -> None:
     """What a save by several ranks does, one after the other in this process: each has a shard of `w`, along dim 0, and a file of its own."""
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
     size = torch.Size([sum(len(shard) for shard in shards), *shards[0].shape[1:]])
     writers, plans, planners = [], [], []
@@ -97,7 +115,7 @@ def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any], copies
             ChunkStorageMetadata(offsets, shard.shape), TensorProperties.create_from_tensor(shard), size
         )
         item = WriteItem(MetadataIndex("w", offsets, rank), WriteItemType.SHARD, tensor_data=data)
-        plans.append(writer.prepare_local_plan(SavePlan([item])))
+        plans.append(writer.prepare_local_plan(SavePlan([item], planner_data={})))
         planner = dcp.DefaultSavePlanner()
         planner.resolve_data = lambda _, shard=shard: shard  # type: ignore[method-assign]
         writers.append(writer)
@@ -112,7 +130,7 @@ def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any], copies
     writers[0].finish(metadata, results)
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 
 
 def test_files_of_two_saves_with_one_key(tmp_path: Path, chain: list[Any]) -> None:
@@ -156,10 +174,7 @@ def test_an_item_of_the_same_place_in_another_ranks_file(checkpoint: Path) -> No
     """Both ranks hold the first shard; the container of one in the file of the other is the right item by the wrong writer."""
     shards = [torch.zeros(40, 3), torch.ones(40, 3)]
     save_shards(checkpoint, shards, [Checksum()])
-    (path, facts), *_ = sorted(streamxf_manifest(checkpoint).files.items())
-    from streamxf.container.header import Identity, Kind
-    from streamxf.dcp.framing import save_tensor
-    from streamxf.dcp.output import OutputFile
+    (path, facts), *_ = sorted(manifest_of(checkpoint).files.items())
 
     file = checkpoint / path
     with file.open("wb") as raw:
@@ -173,12 +188,6 @@ def test_an_item_of_the_same_place_in_another_ranks_file(checkpoint: Path) -> No
         load({"w": torch.zeros(80, 3)}, checkpoint, None)
 
 
-def streamxf_manifest(path: Path) -> Any:
-    from .helpers import manifest_of
-
-    return manifest_of(path)
-
-
 def test_unpublished_and_unbound_items_in_a_published_checkpoint(tmp_path: Path) -> None:
     """What torch's own writer, or an attached one, made with the same codecs, put into the place of a published item."""
     state = {"w": torch.zeros(30)}
@@ -186,16 +195,12 @@ def test_unpublished_and_unbound_items_in_a_published_checkpoint(tmp_path: Path)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock", _extensions=[Checksum()]))
     dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(tmp_path / "attached"), [Checksum()]))
     (file,) = data_files(tmp_path / "own")
-    from dataclasses import replace
-
-    from streamxf.dcp import metadata as metadata_file
-    from streamxf.dcp.metadata import NO_KEYS
 
     for other, words in (("stock", "not bound"), ("attached", "another process or save")):
         (theirs,) = data_files(tmp_path / other)
         shutil.copyfile(theirs, file)
         metadata = tmp_path / "own" / ".metadata"
-        manifest = streamxf_manifest(tmp_path / "own")
+        manifest = manifest_of(tmp_path / "own")
         content = metadata_file.load(metadata.read_bytes(), NO_KEYS)
         vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
         size = file.stat().st_size
@@ -207,7 +212,7 @@ def test_unpublished_and_unbound_items_in_a_published_checkpoint(tmp_path: Path)
             load(state, tmp_path / "own", None)
 
 
-# -- descriptors --------------------------------------------------------------------------------------------------------------------------
+# -- descriptors ---------------------------------------------------------------------------------
 
 
 def alter_descriptors(path: Path, change: Callable[[list[str]], list[str] | None]) -> None:
@@ -249,7 +254,6 @@ def test_stripped_descriptors(checkpoint: Path, chain: list[Any], empty: Any) ->
 
 
 def test_a_stripped_trailer(checkpoint: Path, chain: list[Any]) -> None:
-    from streamxf.dcp.manifest import split
 
     save(three(), checkpoint, chain)
     file = checkpoint / ".metadata"
@@ -308,9 +312,6 @@ def test_another_data_key_for_an_item(checkpoint: Path) -> None:
 
 
 def test_metadata_that_was_tagged_without_the_key(checkpoint: Path) -> None:
-    from dataclasses import replace
-
-    from streamxf.dcp.manifest import append_trailer, split
 
     save(three(), checkpoint)
     file = checkpoint / ".metadata"

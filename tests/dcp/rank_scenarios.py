@@ -1,0 +1,240 @@
+"""What each rank does in the tests with several ranks. Every function here runs in a process of its own."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import streamxf
+from streamxf.errors import StreamxfError
+
+from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
+
+# far above what any step takes, far below the limit of the test: a rank that hangs ends as an error with a name
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def run_ranks(count: int, folder: Path, *scenarios: str, limit: float = 150) -> list[dict[str, Any]]:
+    """Run scenarios, one after the other, on `count` ranks; return what each rank reported."""
+    meeting = folder / f"meeting {count} {'+'.join(scenarios)}"
+    arguments = (count, str(meeting), str(folder), scenarios)
+    context = mp.start_processes(_rank, arguments, nprocs=count, join=False, start_method="spawn")
+    try:
+        for process in context.processes:
+            process.join(limit)
+        alive = [number for number, process in enumerate(context.processes) if process.is_alive()]
+        assert not alive, f"ranks {alive} hang"
+        assert context.join(timeout=10)
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return [json.loads((folder / f"report {rank}.json").read_text()) for rank in range(count)]
+
+
+def _rank(rank: int, count: int, meeting: str, folder: str, scenarios: tuple[str, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    store = dist.FileStore(meeting, count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
+    report: dict[str, Any] = {}
+    try:
+        for name in scenarios:
+            scenario: Callable[[Path], Any] = globals()[name]
+            try:
+                report[name] = scenario(Path(folder))
+            except BaseException:
+                report[name] = {"failed": traceback.format_exc()}
+                raise
+            dist.barrier()
+    finally:
+        (Path(folder) / f"report {rank}.json").write_text(json.dumps(report))
+        dist.destroy_process_group()
+
+
+# -- a sharded model -------------------------------------------------------------------------------
+
+
+def model_and_optimizer(seed: int, steps: int = 1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """FSDP2 over all ranks. Sizes that no number of ranks divides."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(13, 31), nn.LayerNorm(31), nn.Linear(31, 7, bias=False))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        model(torch.ones(4, 13)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def sharded_state(seed: int, steps: int = 1) -> dict[str, Any]:
+    weights, moments = get_state_dict(*model_and_optimizer(seed, steps))
+    return {"model": weights, "optimizer": moments, "step": seed}
+
+
+def whole(value: Any) -> Any:
+    """Every tensor whole, on every rank."""
+    if isinstance(value, dict):
+        return {name: whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def flat(value: Any, name: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(value, dict):
+        return {key: item for part in value for key, item in flat(value[part], f"{name}.{part}").items()}
+    return {name: value} if isinstance(value, torch.Tensor) else {}
+
+
+def save_model(folder: Path) -> Any:
+    """Save, with everything whole beside it to compare with."""
+    state = sharded_state(3)
+    writer = streamxf.FileSystemWriter(folder / "model", _extensions=full_chain(), thread_count=2)
+    for _ in range(2):
+        dcp.save(state, storage_writer=writer)
+    if dist.get_rank() == 0:
+        torch.save(whole(state), folder / "whole.pt")
+    else:
+        whole(state)
+    return {"files": sorted(file.name for file in (folder / "model").iterdir())}
+
+
+def load_model(folder: Path) -> Any:
+    """Load into a model of other values, over however many ranks there are, and compare bit for bit."""
+    state = sharded_state(8, steps=2)
+    dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "model", keys=KEY))
+    found, wanted = whole(state), torch.load(folder / "whole.pt", weights_only=False)
+    ours, theirs = flat(found), flat(wanted)
+    same = [name for name in theirs if torch.equal(raw_bytes(ours[name]), raw_bytes(theirs[name]))]
+    return {"tensors": len(theirs), "same": len(same), "names": list(ours) == list(theirs), "step": found["step"]}
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def describe(action: Callable[[], Any]) -> dict[str, Any]:
+    """What an action ended in: the ranks that failed, and their errors' classes."""
+    try:
+        action()
+    except CheckpointException as error:
+        failures = {str(rank): failure for rank, (failure, _) in error.failures.items()}
+        return {
+            "kinds": {rank: type(failure).__name__ for rank, failure in failures.items()},
+            "typed": all(isinstance(failure, StreamxfError) for failure in failures.values()),
+            "items": {rank: getattr(failure, "item", None) for rank, failure in failures.items()},
+        }
+    return {"kinds": {}}
+
+
+def wrong_key_on_one_rank(folder: Path) -> Any:
+    state = {"w": torch.zeros(4), "mine": torch.zeros(3)}
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "keyed", _extensions=full_chain()))
+    key = OTHER_KEY if dist.get_rank() == 1 else KEY
+    return describe(lambda: dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "keyed", keys=key)))
+
+
+def wrong_key_on_the_coordinator(folder: Path) -> Any:
+    key = OTHER_KEY if dist.get_rank() == 0 else KEY
+    state = {"w": torch.zeros(4)}
+    return describe(lambda: dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "keyed", keys=key)))
+
+
+def damaged_item_on_one_rank(folder: Path) -> Any:
+    """Each rank has a tensor of its own; that of rank 1 is damaged, and only rank 1 reads it."""
+    rank = dist.get_rank()
+    state = {f"of rank {rank}": torch.full((50,), float(rank))}
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "damaged", _extensions=full_chain()))
+    if rank == 1:
+        (file,) = (folder / "damaged").glob("__1_*.distcp")
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    dist.barrier()
+    return describe(lambda: dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "damaged", keys=KEY)))
+
+
+def failing_write_on_one_rank(folder: Path) -> Any:
+    """And what was saved before still loads on all ranks."""
+    rank = dist.get_rank()
+    old, new = ({f"of rank {rank}": torch.full((50,), float(rank + plus))} for plus in (0, 1))
+    dcp.save(old, storage_writer=streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain()))
+    writer = streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain())
+    if rank == 1:
+        create = writer.fs.create_stream
+
+        def create_stream(path: Any, mode: str) -> Any:
+            if "w" in mode:
+                raise OSError(28, "No space left on device")
+            return create(path, mode)
+
+        writer.fs.create_stream = create_stream
+    report = describe(lambda: dcp.save(new, storage_writer=writer))
+    found = {name: torch.zeros(50) for name in old}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(folder / "full disk", keys=KEY))
+    report["old loads"] = all(torch.equal(found[name], old[name]) for name in old)
+    return report
+
+
+# -- without collectives, and in the background ----------------------------------------------------
+
+
+def without_collectives(folder: Path) -> Any:
+    rank = dist.get_rank()
+    state = {"w": torch.full((50,), float(rank))}
+    writer = streamxf.FileSystemWriter(folder / "local", _extensions=full_chain())
+    dcp.save(state, storage_writer=writer, use_collectives=False)
+    dist.barrier()
+    found = {"w": torch.zeros(50)}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(folder / "local", keys=KEY))
+    return {"same": torch.equal(found["w"], state["w"])}
+
+
+def async_by_thread(folder: Path) -> Any:
+    return _async(folder / "thread", AsyncCheckpointerType.THREAD)
+
+
+def async_by_process(folder: Path) -> Any:
+    return _async(folder / "process", AsyncCheckpointerType.PROCESS)
+
+
+def _async(folder: Path, kind: AsyncCheckpointerType) -> Any:
+    """Two saves in the background by one writer; what the tensors hold when the call returns is what is saved."""
+    state = {"model": sharded_state(4)["model"], "own": torch.full((5,), 1.0), "step": 1}
+    wanted = {name: tensor.clone() for name, tensor in flat(whole(state)).items()}
+    writer = streamxf.FileSystemWriter(folder, _extensions=full_chain(), thread_count=2)
+    for _ in range(2):
+        future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+        future.result(60)
+    with torch.no_grad():
+        for tensor in flat(state).values():
+            tensor.zero_()
+    dcp.load(state, storage_reader=streamxf.FileSystemReader(folder, keys=KEY))
+    found = flat(whole(state))
+    dist.barrier()
+    return {
+        "same": all(torch.equal(found[name], wanted[name]) for name in wanted),
+        "tensors": len(wanted),
+        "files": len(list(folder.glob("*.distcp"))),
+    }
