@@ -1,4 +1,4 @@
-"""What the DCP tests share: state dicts, blank ones to load into, comparisons bit for bit, and errors out of DCP's wrapping."""
+"""What the DCP tests share: state dicts, blank ones to load into, comparisons, and errors out of DCP's wrapping."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def full_chain(key: Key = KEY) -> list[Any]:
 
 
 def save(state: dict[str, Any], path: Path | str, extensions: list[Any] | None = None, **options: Any) -> None:
-    """Save with streamxf's writer; the full chain unless told otherwise. Without fsync, which no test of contents needs."""
+    """Save with streamxf's writer, through the full chain unless told otherwise; fsync is for tests that are about it."""
     chain = full_chain() if extensions is None else extensions
     options.setdefault("sync_files", False)
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=chain, **options))
@@ -67,7 +67,7 @@ def manifest_of(path: Path, name: str = ".metadata") -> Any:
 
 
 def blank(value: Any) -> Any:
-    """A copy to load into, in which every tensor differs from the original in every byte, so that one left untouched shows."""
+    """A copy to load into. Its tensors differ from the original in every byte, so that one left untouched shows."""
     if isinstance(value, torch.Tensor):
         return spoiled(value)
     if isinstance(value, dict):

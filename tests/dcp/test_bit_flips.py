@@ -1,7 +1,7 @@
 """Every single-bit flip, every truncation and 200 appends, of every file of a small checkpoint: none may load.
 
-A whole `dcp.load` costs milliseconds, so the tens of thousands of cases drive the reader through the same steps without the planner's work. A sample goes
-through `dcp.load` and must end in the same error.
+A whole `dcp.load` costs milliseconds, so the tens of thousands of cases drive the reader through the same steps
+without the planner's work. A sample goes through `dcp.load` and must end in the same error.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def test_damaged_metadata_never_loads(small: Small, damage: Callable[[bytes], It
     cases = list(damage(whole))
     outcomes, errors = try_all(small.metadata_file, iter(cases), small.load_metadata, small.load_whole)
     assert outcomes == Counter(typed=len(cases)), {type(error) for error in errors}
-    # an unkeyed file that is cut exactly where the pickle ends looks like torch's own; the first item, which says that it was published, gives it away
+    # an unkeyed file that is cut exactly where the pickle ends looks like torch's own; the first item, which says that
+    # it was published, gives it away
     elsewhere = [error for error in errors if error.file != str(small.metadata_file)]
     assert len(elsewhere) == (1 if damage is truncations and small.keys is None else 0)
     assert all("trailer was removed" in str(error) for error in elsewhere)

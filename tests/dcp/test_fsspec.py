@@ -25,7 +25,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     folder = f"/{uuid.uuid4().hex}"  # the memory file system is one for the whole process
     yield f"memory:/{folder}/some/where"
-    fsspec.filesystem("memory").rm(folder, recursive=True)
+    if fsspec.filesystem("memory").exists(folder):
+        fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

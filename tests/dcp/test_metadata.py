@@ -1,4 +1,4 @@
-"""Metadata that is hostile, damaged or missing: nothing runs, nothing outside of the folder is read, and the reason arrives."""
+"""Metadata that is hostile, damaged or missing: nothing runs, no path leads outside, and the reason arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which writer goes with which reader: streamxf's own, torch's own, subclasses of torch's, and extensions from elsewhere."""
+"""Which writer goes with which reader: streamxf's own, torch's own, subclasses of those, and other extensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any bytes and any tensors, through any chain of up to four codecs, through torch's writer and reader and through streamxf's own."""
+"""Any bytes and tensors, through any chain of up to four codecs, through torch's writer and reader and streamxf's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Items, files, descriptors and saves in each other's places: caught by identity, seal, chain or manifest, even where the metadata's tag matches."""
+"""Items, files, descriptors and saves in each other's places.
+
+They are caught by identity, seal, chain or manifest, even where the metadata's tag matches.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_shards_of_one_tensor(checkpoint: Path, chain: list[Any]) -> None:
 
 
 def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any]) -> None:
-    """What a save by several ranks does, one after the other in this process: each has a shard of `w`, along dim 0, and a file of its own."""
+    """What a save by several ranks does, one after the other in this process: each has a shard of `w` along dim 0."""
 
     size = torch.Size([sum(len(shard) for shard in shards), *shards[0].shape[1:]])
     writers, plans, planners = [], [], []
@@ -171,7 +174,7 @@ def test_files_of_two_ranks(checkpoint: Path, chain: list[Any]) -> None:
 
 
 def test_an_item_of_the_same_place_in_another_ranks_file(checkpoint: Path) -> None:
-    """Both ranks hold the first shard; the container of one in the file of the other is the right item by the wrong writer."""
+    """The right item, rightly placed and published, by a writer that did not write this file."""
     shards = [torch.zeros(40, 3), torch.ones(40, 3)]
     save_shards(checkpoint, shards, [Checksum()])
     (path, facts), *_ = sorted(manifest_of(checkpoint).files.items())
@@ -189,7 +192,7 @@ def test_an_item_of_the_same_place_in_another_ranks_file(checkpoint: Path) -> No
 
 
 def test_unpublished_and_unbound_items_in_a_published_checkpoint(tmp_path: Path) -> None:
-    """What torch's own writer, or an attached one, made with the same codecs, put into the place of a published item."""
+    """What torch's own writer, or an attached one, made with the same codecs, in the place of a published item."""
     state = {"w": torch.zeros(30)}
     save(state, tmp_path / "own", [Checksum()])
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock", _extensions=[Checksum()]))

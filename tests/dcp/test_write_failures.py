@@ -28,7 +28,10 @@ def states() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class FaultyFileSystem(FileSystem):
-    """Torch's file system, whose streams fail at the `at`-th call of `call`, counted over all files and threads, and at every later one."""
+    """Torch's file system, whose streams fail at the `at`-th call of `call`, counted over all files and threads.
+
+    Later calls fail too, unless it is to fail `once`.
+    """
 
     def __init__(self, call: str, at: int, error: int = errno.ENOSPC, once: bool = False) -> None:
         self._lock = threading.Lock()
