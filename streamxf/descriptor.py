@@ -17,7 +17,7 @@ MAX_NAME = 64
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)+", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _KEY = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_VALUE = re.compile(r"[A-Za-z0-9._~:+-]*", re.ASCII)
+_VALUE = re.compile(r"[A-Za-z0-9._~:-]*", re.ASCII)
 
 Parameters = tuple[tuple[str, str], ...]
 

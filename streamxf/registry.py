@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
-from streamxf.codec import Codec
+from streamxf.codec import Codec, parameter_fields
 from streamxf.descriptor import Descriptor, check_name, shorten
 from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
@@ -154,14 +154,8 @@ class CodecRegistry:
             from streamxf.codecs.encrypt import Encrypt
 
             return Encrypt.open(descriptor, keys)
-        codec = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
-        if codec.descriptor().bound != descriptor.bound:
-            # nothing binds the fragment to the data, so what a decoder needs must not come from there
-            raise DescriptorError(
-                f"descriptor {shorten(str(descriptor))!r}: a parameter stands on the wrong side of '#', out of order, "
-                "or with the value that it has anyway"
-            )
-        return codec
+        _check_sides(cls, descriptor)
+        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
 
     def provider(self, codec: Codec) -> Provider | None:
         """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
@@ -185,6 +179,20 @@ def _load(point: EntryPoint) -> type[Codec]:
             f"{point.value} of {_package(point)} is not a streamxf.Codec whose name is {point.name!r}"
         )
     return cls
+
+
+def _check_sides(cls: type[Codec], descriptor: Descriptor) -> None:
+    """Refuse a fragment that has what a decoder needs: nothing binds it to the data.
+
+    A parameter for encoding only may stand before the fragment; it is then bound for no reason, and does no harm.
+    """
+    free = {field.name for field in parameter_fields(cls) if field.metadata.get("encode_only")}
+    bound = {key for key, _ in descriptor.parameters}
+    wrong = sorted(key for key, _ in descriptor.fragment if key not in free or key in bound)
+    if wrong:
+        raise DescriptorError(
+            f"descriptor {shorten(str(descriptor))!r}: {', '.join(wrong)} stands on the wrong side of '#', or on both"
+        )
 
 
 def _package(point: EntryPoint) -> str:

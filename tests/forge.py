@@ -1,6 +1,6 @@
 """An attacker's tool: takes a plain file apart by docs/format.md, and packs it again with every CRC right.
 
-Only CRCs and lengths are made anew. Seals and payloads stay as they are, because nobody without the key can make others.
+Only CRCs and lengths are made anew. Seals and payloads stay as they are: nobody without the key can make others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Parts:
             word = struct.pack("<I", (LAST if last else 0) | len(payload))
             out += word + _crc(bind + struct.pack("<I", index) + word + payload) + payload
             ends.append(len(out))
-        table = struct.pack(f"<{len(ends)}Q", *ends) if self.ends is None else struct.pack(f"<{len(self.ends)}Q", *self.ends)
+        table = (
+            struct.pack(f"<{len(ends)}Q", *ends)
+            if self.ends is None
+            else struct.pack(f"<{len(self.ends)}Q", *self.ends)
+        )
         size = len(out) + len(table) + 32 if self.container_size is None else self.container_size
         count = len(ends) if self.count is None else self.count
         tail = table + struct.pack("<QQI", self.raw_size, size, count)

@@ -106,7 +106,7 @@ class Container:
 
 _PART = r"[a-z][a-z0-9_-]*"
 _HEAD = re.compile(rf"({_PART}(?:\.{_PART})+)/([1-9][0-9]{{0,4}})")
-_PAIR = re.compile(r"([a-z][a-z0-9_]*)=([A-Za-z0-9._~:+-]*)")
+_PAIR = re.compile(r"([a-z][a-z0-9_]*)=([A-Za-z0-9._~:-]*)")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,3}")
 
 Pairs = list[tuple[str, str]]
@@ -223,7 +223,7 @@ def _match_descriptors(descriptors: Sequence[str], chain: Sequence[Descriptor]) 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
 
-_WRAPPED = re.compile(r"([A-Za-z0-9._~+-]+):([0-9a-f]{16}):([A-Za-z0-9_-]+)")
+_WRAPPED = re.compile(r"([a-z0-9-]+):([0-9a-f]{16}):([A-Za-z0-9_-]+)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the tests below DCP feed to streamxf: data, chains, ways of cutting, and files that can do less than real ones."""
+"""What the tests below DCP feed to streamxf: data, chains, ways of cutting, and sources that can do little."""
 
 from __future__ import annotations
 
@@ -88,15 +88,25 @@ class OneWay(io.RawIOBase):
         return self.source.readinto(memoryview(buffer)[: self.step])
 
 
-def read_seekable(data: bytes, keys: object = KEY) -> bytes:
+def keys_for(chain: Iterable[streamxf.Codec]) -> streamxf.Key | None:
+    """What a reader of a file that `chain` wrote must be given: with a key, what is not encrypted is refused."""
+    return KEY if any(isinstance(codec, streamxf.Encrypt) for codec in chain) else None
+
+
+def keys_of(file: bytes) -> streamxf.Key | None:
+    """The same, from the file."""
+    return KEY if b"streamxf.encrypt" in file else None
+
+
+def read_seekable(data: bytes) -> bytes:
     """Everything in a plain file, by the reader that seeks."""
-    with streamxf.open(io.BytesIO(data), "rb", keys=keys) as file:
+    with streamxf.open(io.BytesIO(data), "rb", keys=keys_of(data)) as file:
         return file.read()
 
 
-def read_pipe(data: bytes, keys: object = KEY) -> bytes:
+def read_pipe(data: bytes) -> bytes:
     """Everything in a plain file, by the reader that goes front to back."""
-    with streamxf.open(OneWay(data), "rb", keys=keys) as file:
+    with streamxf.open(OneWay(data), "rb", keys=keys_of(data)) as file:
         return file.read()
 
 

@@ -53,7 +53,9 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             # `from streamxf import errors` names a module by what stands behind `import`
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "streamxf" else [node.module]
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "streamxf" else [node.module]
+            )
             found.extend((name, eager) for name in names)
         lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
         for child in ast.iter_child_nodes(node):

@@ -18,7 +18,7 @@ from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.descriptor import Descriptor, parse_parameters
-from streamxf.errors import ContainerError, ParameterError, located
+from streamxf.errors import ContainerError, ParameterError, PolicyError, located
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.pipe import PipeReader
 from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
@@ -70,7 +70,8 @@ def open(
     chain : Chain, codecs or str
         For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
     keys : Key, bytes, several of them or a KeyRing
-        For reading what is encrypted, and for ``encrypt`` in a chain's text form.
+        For reading what is encrypted, and for ``encrypt`` in a chain's text form. With keys, a file that is not
+        encrypted is refused, so that nobody can slip in something plain.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     registry : CodecRegistry, optional
@@ -90,6 +91,8 @@ def open(
         If what is read is damaged; also later, by the reads that meet the damage.
     KeyMissingError, UnknownCodecError
         If the file needs a key or a codec that is not there.
+    PolicyError
+        If keys were given and the file is not encrypted.
     """
     if mode == "wb":
         return _open_writer(
@@ -202,6 +205,11 @@ def _read_file(
 def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
     if header.identity is not None:
         raise ContainerError("the file holds an item cut out of a checkpoint, which is no plain file")
+    if len(ring) and not header.keyed:
+        raise PolicyError(
+            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; to read a "
+            "file that is not encrypted, leave keys= out"
+        )
     if bool(fragment) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
     descriptors = [Descriptor.parse(text) for text in header.chain]

@@ -12,7 +12,7 @@ from streamxf.errors import DescriptorError
 parts = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
 names = st.lists(parts, min_size=2, max_size=4).map(".".join)
 keys = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
-values = st.from_regex(r"[A-Za-z0-9._~:+-]{0,12}", fullmatch=True)
+values = st.from_regex(r"[A-Za-z0-9._~:-]{0,12}", fullmatch=True)
 parameters = st.dictionaries(keys, values, max_size=4).map(lambda found: tuple(sorted(found.items())))
 
 

@@ -19,7 +19,10 @@ def info() -> BlockInfo:
     return BlockInfo(0, True, 1 << 16, None, stream, lambda size: memoryview(bytearray(size)))
 
 
-DIGESTS = {"crc32c": lambda data: crc32c.crc32c(data).to_bytes(4, "little"), "sha256": lambda d: hashlib.sha256(d).digest()}
+DIGESTS = {
+    "crc32c": lambda data: crc32c.crc32c(data).to_bytes(4, "little"),
+    "sha256": lambda d: hashlib.sha256(d).digest(),
+}
 BOTH = pytest.mark.parametrize("algorithm", DIGESTS)
 
 

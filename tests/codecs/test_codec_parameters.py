@@ -78,9 +78,7 @@ def test_descriptors_say_what_a_decoder_needs():
         # nothing binds a fragment to the data, so it must not say how to decode it
         ("streamxf.checksum/1#algorithm=sha256", DescriptorError),
         ("streamxf.checksum/1?algorithm=sha256#algorithm=crc32c", DescriptorError),
-        # one codec has one spelling: defaults stay away, and what only encoding needs stands after '#'
-        ("streamxf.checksum/1?algorithm=crc32c", DescriptorError),
-        ("streamxf.zstd/1?level=3", DescriptorError),
+        ("streamxf.zstd/1?level=3#level=4", DescriptorError),
         ("streamxf.encrypt/1", DescriptorError),
         ("streamxf.encrypt/1?a=1#dek=x", DescriptorError),
     ],
@@ -88,6 +86,18 @@ def test_descriptors_say_what_a_decoder_needs():
 def test_descriptors_that_are_refused(text, error):
     with pytest.raises(error):
         CodecRegistry().build(Descriptor.parse(text), KeyRing([KEY]))
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [
+        ("streamxf.zstd/1?level=5", ZStandard(5)),
+        ("streamxf.zstd/1#level=5", ZStandard(5)),
+        ("streamxf.checksum/1?algorithm=crc32c", Checksum()),
+    ],
+)
+def test_spellings_that_no_writer_uses_but_that_do_no_harm(text, codec):
+    assert CodecRegistry().build(Descriptor.parse(text), KeyRing()) == codec
 
 
 def test_encrypt_is_not_made_without_keys():

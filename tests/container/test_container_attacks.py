@@ -1,7 +1,7 @@
 """An attacker who can make every CRC right, but has no key: whatever is changed in a keyed file is noticed.
 
-Each test of a fault has a guard at the end of the file that takes the seal or the tag away and shows that the fault then
-gets through: so it is the cryptography that stops it, and not a slip in how the fault was made.
+The guards at the end of the file take the seal or the tag away and show that the faults then get through: so it is the
+cryptography that stops them, and not a slip in how they were made.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ def test_blocks_of_another_stream_of_the_same_key(read, which):
 @BOTH
 def test_all_blocks_of_another_stream(read):
     refuse(read, PARTS.change(blocks=OTHER.blocks).pack(), AuthenticationError)
-    # its salt and seal too, which makes it the other stream: that is a whole file, and only identity could tell
-    whole = PARTS.change(blocks=OTHER.blocks, salt=OTHER.salt, seal=OTHER.seal).pack()
-    assert read(whole) == data_of(SIZE, seed=1) if CODEC.data_key is None else True
+    # with its salt and seal too, but without its wrapped key
+    refuse(read, PARTS.change(blocks=OTHER.blocks, salt=OTHER.salt, seal=OTHER.seal).pack(), AuthenticationError)
 
 
 @BOTH
@@ -129,11 +128,7 @@ def test_another_raw_size(read, size):
     ids=str,
 )
 def test_an_altered_header(read, change):
-    file = PARTS.change(**change).pack()
-    if change.get("prefix"):
-        # stripped of its encryption whole, ciphertext is all that there is to read; blocks of b + 16 bytes do not fit
-        assert PARTS.blocks[0][1] not in DATA
-    refuse(read, file)
+    refuse(read, PARTS.change(**change).pack())
 
 
 @BOTH

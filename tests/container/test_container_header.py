@@ -127,12 +127,14 @@ def test_lengths_are_refused_before_the_bytes_are_there():
 
 
 def test_a_newer_version_is_named():
-    with pytest.raises(ContainerError, match="version 9.*reads version 1"):
+    with pytest.raises(ContainerError, match=r"version 9.*reads version 1"):
         header_size(raw_header(version=9))
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("", ()), ("x" * 4100, ()), ("x", (0,) * 65), ("\ud800", ())], ids=["none", "long", "dims", "half"]
+    ("name", "shape"),
+    [("", ()), ("x" * 4100, ()), ("x", (0,) * 65), ("\ud800", ())],
+    ids=["none", "long", "dims", "half"],
 )
 def test_identities_that_cannot_be_written(name, shape):
     with pytest.raises(ContainerError):

@@ -36,7 +36,7 @@ def full_chain(key: Key = KEY) -> list[Any]:
 
 
 def save(state: dict[str, Any], path: Path | str, extensions: list[Any] | None = None, **options: Any) -> None:
-    """Save with streamxf's writer, through the full chain unless told otherwise; fsync is for tests that are about it."""
+    """Save with streamxf's writer, through the full chain unless told otherwise, and without fsync."""
     chain = full_chain() if extensions is None else extensions
     options.setdefault("sync_files", False)
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=chain, **options))

@@ -31,11 +31,14 @@ Loader = Callable[[], None]
 class Small:
     """A checkpoint of one small tensor and one small object, and a quick way to load it."""
 
-    def __init__(self, folder: Path, *, keyed: bool) -> None:
+    def __init__(self, folder: Path, *, keyed: bool, stock: bool = False) -> None:
         self.folder = folder
         self.keys = KEY if keyed else None
         state = {"w": torch.arange(12.0).reshape(SHAPE), "obj": "a small object"}
-        save(state, folder, full_chain() if keyed else [ZStandard(), Checksum()])
+        if stock:
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, _extensions=[ZStandard()], sync_files=False))
+        else:
+            save(state, folder, full_chain() if keyed else [ZStandard(), Checksum()])
         (self.data_file,) = data_files(folder)
         self.metadata_file = folder / ".metadata"
         planner, reader = self._planner()
@@ -139,6 +142,15 @@ def test_damaged_metadata_never_loads(small: Small, damage: Callable[[bytes], It
     assert all("trailer was removed" in str(error) for error in elsewhere)
     small.metadata_file.write_bytes(whole)
     small.load_metadata()
+
+
+@pytest.mark.parametrize("damage", [flips, truncations])
+def test_damaged_data_of_torchs_writer_never_loads(tmp_path: Path, damage: Callable[[bytes], Iterator[bytes]]) -> None:
+    """No key, no manifest, no checksum codec: the container's own CRCs are all there is."""
+    small = Small(tmp_path / "checkpoint", keyed=False, stock=True)
+    cases = list(damage(small.data_file.read_bytes()))
+    outcomes, _ = try_all(small.data_file, iter(cases), small.load_data, small.load_whole)
+    assert outcomes == Counter(typed=len(cases))
 
 
 def test_flips_name_the_item_that_they_hit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Any bytes, any legal chain, any way of cutting: what comes out is what went in, by both readers and the second decoder."""
+"""Any bytes, any legal chain, any cutting: both readers and the second decoder give back what went in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoder import decode_plain_file
-from samples import BLOCK, EDGES, FULL, KEY, OneWay, blobs, chains, cut, cuts, data_of, encode, read_pipe, read_seekable
+from samples import (
+    BLOCK,
+    EDGES,
+    FULL,
+    KEY,
+    OneWay,
+    blobs,
+    chains,
+    cut,
+    cuts,
+    data_of,
+    encode,
+    keys_for,
+    read_pipe,
+    read_seekable,
+)
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, ZStandard
@@ -39,7 +54,7 @@ def test_any_cutting_of_writes(data, chain, sizes, block_log2):
 def test_any_cutting_of_reads(data, chain, sizes, step):
     file = encode(data, chain)
     for source in (io.BytesIO(file), OneWay(file, max(step, len(file) // 500))):
-        with streamxf.open(source, "rb", keys=KEY) as reader:
+        with streamxf.open(source, "rb", keys=keys_for(chain)) as reader:
             got = b"".join(reader.read(size) for size in sizes)
             # RawIOBase.read may give less than was asked for, which only a pipe does here
             assert data.startswith(got)
@@ -50,7 +65,7 @@ def test_any_cutting_of_reads(data, chain, sizes, step):
 @given(data=blobs(), chain=chains(), places=st.lists(st.tuples(st.integers(0, 4 * BLOCK), st.integers(0, 2 * BLOCK))))
 def test_any_seeks(data, chain, places):
     plain = io.BytesIO(data)
-    with streamxf.open(io.BytesIO(encode(data, chain)), "rb", keys=KEY) as reader:
+    with streamxf.open(io.BytesIO(encode(data, chain)), "rb", keys=keys_for(chain)) as reader:
         for position, size in places:
             assert reader.seek(position) == plain.seek(position) == reader.tell()
             assert reader.read(size) == plain.read(size)
@@ -87,9 +102,9 @@ def test_paths(tmp_path: Path, data, chain):
     path = tmp_path / "file.sxf"
     write(path, chain, data, [1000])
     assert decode_plain_file(path.read_bytes(), key=RAW_KEY).payload == data
-    with streamxf.open(path, keys=KEY) as reader:
+    with streamxf.open(path, keys=keys_for(chain)) as reader:
         assert reader.read() == data
-    with streamxf.open(str(path), keys=[KEY]) as reader:
+    with streamxf.open(str(path), keys=[keys_for(chain)] if keys_for(chain) else None) as reader:
         assert reader.read() == data
     assert list(tmp_path.iterdir()) == [path]
 
@@ -105,7 +120,7 @@ def test_real_pipes_both_ways(data, chain, sizes):
     thread = threading.Thread(target=produce)
     thread.start()
     try:
-        with open(read_end, "rb") as raw, streamxf.open(raw, keys=KEY) as reader:
+        with open(read_end, "rb") as raw, streamxf.open(raw, keys=keys_for(chain)) as reader:
             assert not reader.seekable()
             assert reader.read() == data
     finally:
@@ -119,14 +134,14 @@ def test_a_file_object_is_used_from_where_it_stands(data, chain, before):
     write(target, chain, data, [10])
     assert not target.closed
     target.seek(len(before))
-    with streamxf.open(target, keys=KEY) as reader:
+    with streamxf.open(target, keys=keys_for(chain)) as reader:
         assert reader.read() == data
     assert not target.closed
 
 
 @given(data=blobs(BLOCK), chain=chains())
 def test_encode_and_decode_of_bytes(data, chain):
-    assert streamxf.decode(streamxf.encode(data, chain), keys=KEY) == data
+    assert streamxf.decode(streamxf.encode(data, chain), keys=keys_for(chain)) == data
 
 
 def test_memory_of_a_write_may_change_at_once():

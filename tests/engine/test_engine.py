@@ -1,0 +1,230 @@
+"""The pipeline: results in order, a bounded number in flight, the first error ends it, and nothing blocks for ever."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamxf import engine
+from streamxf.engine import Budget, Engine, Pipeline
+
+WORKERS = 2
+LIMIT = 2 * WORKERS + 2
+
+
+@pytest.fixture(autouse=True)
+def own_engine(monkeypatch) -> Engine:
+    made = Engine(WORKERS)
+    monkeypatch.setattr(engine, "_engine", made)
+    yield made
+    assert made.budget.jobs == made.budget.bytes == 0, "room was taken and not given back"
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+@given(pauses=st.lists(st.sampled_from([0, 0, 0, 0.001]), max_size=30))
+def test_results_come_in_the_order_of_submission(pauses):
+    results: list[int] = []
+    pipeline = Pipeline(results.append)
+    for number, pause in enumerate(pauses):
+        pipeline.submit(partial(lambda number, pause: time.sleep(pause) or number, number, pause), 1)
+    pipeline.settle()
+    assert results == list(range(len(pauses)))
+
+
+def test_in_flight_is_bounded(own_engine):
+    pipeline = Pipeline(lambda result: None)
+    for _ in range(100):
+        pipeline.submit(lambda: None, 1)
+    pipeline.settle()
+    assert 1 < own_engine.budget.peak_jobs <= LIMIT
+
+
+def test_bytes_in_flight_are_bounded(own_engine):
+    pipeline = Pipeline(lambda result: None)
+    for _ in range(40):
+        pipeline.submit(partial(time.sleep, 0.001), engine.MAX_BYTES_IN_FLIGHT // 3)
+    pipeline.settle()
+    assert own_engine.budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT
+    pipeline.submit(lambda: None, 2 * engine.MAX_BYTES_IN_FLIGHT)  # alone, a job of any size is let in
+    pipeline.settle()
+
+
+def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own_engine):
+    streams = 12
+    results: list[list[int]] = [[] for _ in range(streams)]
+    together = threading.Barrier(streams)
+
+    def run(stream: int) -> None:
+        pipeline = Pipeline(results[stream].append)
+        together.wait()
+        for number in range(50):
+            pipeline.submit(partial(int, number), 1)
+        pipeline.settle()
+
+    threads = [threading.Thread(target=run, args=(stream,), daemon=True) for stream in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert results == [list(range(50))] * streams
+    # each stream may have one job beyond the limit, so that it can go on at all
+    assert own_engine.budget.peak_jobs <= LIMIT + streams
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), MemoryError(), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("place", ["job", "sink"])
+def test_the_first_error_surfaces_and_cancels_the_rest(error, place):
+    ran: list[int] = []
+    results: list[int] = []
+    blocker = threading.Event()
+
+    def sink(number: int) -> None:
+        results.append(number)
+        if place == "sink" and number == 1:
+            raise error
+
+    def job(number: int) -> int:
+        ran.append(number)
+        if number > 1:
+            blocker.wait(10)
+        if place == "job" and number == 1:
+            raise error
+        return number
+
+    pipeline = Pipeline(sink)
+    # the later jobs wait until somebody takes the error out; cancel lets those that run come to their end
+    threading.Timer(0.2, blocker.set).start()
+    with pytest.raises(type(error)) as caught:
+        for number in range(LIMIT):
+            pipeline.submit(partial(job, number), 1)
+        pipeline.settle()
+    assert caught.value is error
+    assert results == ([0] if place == "job" else [0, 1])
+    after = list(ran)
+    time.sleep(0.05)
+    assert ran == after, "jobs went on after the error"
+    assert len(ran) < LIMIT
+    pipeline.settle()
+
+
+def test_cancel_waits_for_what_runs():
+    begun, done = threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        time.sleep(0.1)
+        done.set()
+
+    pipeline = Pipeline(lambda result: None)
+    pipeline.submit(job, 1)
+    begun.wait(10)
+    pipeline.cancel()
+    assert done.is_set()
+
+
+def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
+    """The garbage collector runs in whatever thread happens to allocate, so also in a worker."""
+    finished = threading.Event()
+    holder: list[Pipeline[None]] = []
+    ready = threading.Event()
+
+    def job() -> None:
+        ready.wait(10)
+        holder.pop().abandon()
+        finished.set()
+
+    pipeline: Pipeline[None] = Pipeline(lambda result: None)
+    holder.append(pipeline)
+    pipeline.submit(job, 1)
+    pipeline.submit(lambda: None, 1)
+    ready.set()
+    assert finished.wait(10)
+    for _ in range(WORKERS):  # both workers are free again, so the job is over
+        own_engine.submit(lambda: None).result(10)
+    deadline = time.monotonic() + 10
+    while own_engine.budget.jobs and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def test_the_budget_may_be_given_back_while_it_is_taken():
+    """The collector may come in the middle of `take`."""
+    budget = Budget(2, 10)
+    with budget._lock:
+        thread_took = budget.take(1, always=False)
+        budget.give(1)
+    assert thread_took
+    assert budget.jobs == 0
+
+
+def test_budget():
+    budget = Budget(2, 10)
+    assert budget.take(6, always=False)
+    assert not budget.take(5, always=False)
+    assert budget.take(5, always=True)
+    assert not budget.take(0, always=False)
+    assert (budget.peak_jobs, budget.peak_bytes) == (2, 11)
+    budget.give(5)
+    budget.give(6)
+    budget.reset_peak()
+    assert (budget.jobs, budget.bytes, budget.peak_jobs, budget.peak_bytes) == (0, 0, 0, 0)
+
+
+FORK = """
+import os, sys
+from streamxf import engine
+from streamxf.engine import Pipeline
+from streamxf.errors import AbortedError
+results = []
+old = Pipeline(results.append)
+for number in range(20):
+    old.submit(lambda number=number: number, 1)
+pid = os.fork()
+if not pid:
+    try:
+        old.submit(lambda: None, 1)
+    except AbortedError:
+        pass
+    else:
+        os._exit(1)
+    old.cancel()
+    old.abandon()
+    inner = []
+    new = Pipeline(inner.append)
+    for number in range(100):
+        new.submit(lambda number=number: number, 1)
+    new.settle()
+    os._exit(0 if inner == list(range(100)) and engine.shared().pid == os.getpid() else 2)
+assert os.waitpid(pid, 0)[1] == 0
+old.settle()
+assert results == list(range(20))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_forked_child_makes_its_own():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
+
+
+def test_dropped_pipelines_leave_nothing_behind(own_engine):
+    for _ in range(20):
+        pipeline: Pipeline[None] = Pipeline(lambda result: None)
+        for _ in range(3):
+            pipeline.submit(lambda: None, 1)
+        pipeline.abandon()
+        del pipeline
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while own_engine.budget.jobs and time.monotonic() < deadline:
+        time.sleep(0.001)
