@@ -53,6 +53,16 @@ class _StreamState:
 _drawing = threading.Lock()
 
 
+def _renew_lock_after_fork() -> None:
+    # another thread of the parent may have held it, and the child has no such thread
+    global _drawing
+    _drawing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock_after_fork)
+
+
 @dataclass(frozen=True)
 class Encrypt(Codec):
     """Encrypt and authenticate each block with AES-256-GCM.

@@ -68,18 +68,15 @@ class Identity:
             name = self.name.encode("utf-8")
         except UnicodeEncodeError:
             raise ContainerError("the item's name is not valid Unicode", item=repr(self.name)) from None
-        data = (
-            _IDENTITY.pack(self.writer_id, self.kind, len(self.offsets))
-            + struct.pack(f"<{len(self.offsets)}Q", *self.offsets)
-            + name
-        )
-        if not name or len(data) > MAX_IDENTITY or len(self.offsets) > MAX_NDIM:
+        ndim = len(self.offsets)
+        size = _IDENTITY.size + 8 * ndim + len(name)
+        if not name or size > MAX_IDENTITY or ndim > MAX_NDIM:
             raise ContainerError(
-                f"an item's name and position take 1 to {MAX_IDENTITY} bytes and at most {MAX_NDIM} dimensions; "
-                f"these take {len(data)} bytes",
+                f"an item has a name, at most {MAX_NDIM} dimensions, and both take at most {MAX_IDENTITY} bytes; this "
+                f"one has {ndim} dimensions and takes {size} bytes",
                 item=shorten(self.name),
             )
-        return data
+        return _IDENTITY.pack(self.writer_id, self.kind, ndim) + struct.pack(f"<{ndim}Q", *self.offsets) + name
 
     @classmethod
     def parse(cls, data: bytes) -> Identity:

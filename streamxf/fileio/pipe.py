@@ -38,14 +38,21 @@ class PipeReader(io.RawIOBase):
         From the header to the stream's coder, its seal checked.
     finish : callable, optional
         Called by `close`.
+    name : str, optional
+        The file's name, for errors.
     """
 
     def __init__(
-        self, raw: Readable, start: Callable[[Header], StreamCoder], finish: Callable[[], Any] | None = None
+        self,
+        raw: Readable,
+        start: Callable[[Header], StreamCoder],
+        finish: Callable[[], Any] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         self._raw = raw
         self._on_finish = finish
+        self._name = name
         self._parser = ContainerParser(stage_limit)
         self._scratch = Scratch()
         self._ready = memoryview(b"")
@@ -70,7 +77,7 @@ class PipeReader(io.RawIOBase):
             while not self._ready and not self._done and len(out):
                 self._advance()
         except StreamxfError as error:
-            self.error = error
+            self.error = error.locate(file=self._name)
             raise
         except BaseException:
             # what was read is half taken in, so the next read would not begin where this one did

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -176,30 +177,34 @@ def block_log2_of(block_size: int) -> int:
 
 def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:
     if not isinstance(origin, str | os.PathLike):
-        return _read_file(origin, ring, registry, None)
+        return _read_file(origin, ring, registry)
+    name = os.fspath(origin)
     file = _builtin_open(origin, "rb")
     try:
-        with located(file=os.fspath(origin)):
-            return _read_file(file, ring, registry, file)
+        with located(file=name):
+            return _read_file(file, ring, registry, file.close, name)
     except BaseException:
         file.close()
         raise
 
 
 def _read_file(
-    file: IO[bytes], ring: KeyRing, registry: CodecRegistry, owned: IO[bytes] | None
+    file: IO[bytes],
+    ring: KeyRing,
+    registry: CodecRegistry,
+    finish: Callable[[], None] | None = None,
+    name: str | None = None,
 ) -> StreamReader | PipeReader:
-    finish = owned.close if owned is not None else None
     if not file.seekable():
         start = _read_exactly(file, START_BYTES)
         fragment = parse_prefix(start + _read_exactly(file, prefix_size(start) - START_BYTES))
-        return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish)
+        return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish, name)
     whole = FileSlice(file, begin := file.tell())
     size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
     fragment = parse_prefix(whole.read_at(0, size))
     source = FileSlice(file, begin + size)
     header = read_header(source)
-    return StreamReader(source, header, _coder(header, fragment, ring, registry), finish)
+    return StreamReader(source, header, _coder(header, fragment, ring, registry), finish, name)
 
 
 def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:

@@ -59,15 +59,23 @@ class StreamReader(io.RawIOBase):
         Its seal was checked by the caller.
     finish : callable, optional
         Called by `close`.
+    name : str, optional
+        The file's name, for errors.
     """
 
     def __init__(
-        self, source: FileSlice, header: Header, coder: StreamCoder, finish: Callable[[], Any] | None = None
+        self,
+        source: FileSlice,
+        header: Header,
+        coder: StreamCoder,
+        finish: Callable[[], Any] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         self._source = source
         self._coder = coder
         self._on_finish = finish
+        self._name = name
         self._block_size = header.block_size
         self._stage_limit = stage_limit(header.block_size)
         self._start = header.size
@@ -118,7 +126,7 @@ class StreamReader(io.RawIOBase):
         try:
             self._read(out[:size], self._position)
         except StreamxfError as error:
-            self.error = error
+            self.error = error.locate(file=self._name)
             raise
         self._position += size
         return size

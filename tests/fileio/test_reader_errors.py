@@ -167,3 +167,12 @@ def test_with_keys_what_is_not_encrypted_is_refused(read):
         streamxf.open(read(plain), keys=KEY)
     with streamxf.open(read(plain)) as file:
         assert file.read() == DATA
+
+
+def test_an_error_that_comes_late_names_the_file(tmp_path):
+    path = tmp_path / "file.sxf"
+    path.write_bytes(spoil(FILE, 1))
+    with streamxf.open(path, keys=KEY) as file, pytest.raises(StreamxfError) as caught:
+        file.read()
+    assert caught.value.file == str(path)
+    assert caught.value.block == 1
