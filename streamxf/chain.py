@@ -1,24 +1,17 @@
-"""`Chain`: codecs in the order in which data flows through them on save; its rules of order, and one block's way
-through it.
-
-On save a block passes the codecs front to back, on load back to front. All of that happens inside one worker, so that
-the block stays in cache.
-"""
+"""`Chain`: codecs in the order in which data flows through them on save, the rules of that order, and its text form."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Union
+from functools import cached_property
+from typing import Union
 
-from streamxf.buffers import Scratch, flat_view
-from streamxf.codec import BlockInfo, Codec, StreamInfo
-from streamxf.descriptor import Descriptor
-from streamxf.errors import AuthenticationError, ChainError, CodecError, StreamxfError
+from streamxf.codec import Codec
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import ChainError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import BUILTINS, ENCRYPT, CodecRegistry
+from streamxf.registry import BUILTINS, CodecRegistry
 
 MAX_CODECS = 8
 
@@ -119,108 +112,6 @@ class Chain:
     def encryption(self) -> Codec | None:
         """The chain's Encrypt codec, or None."""
         return next((codec for codec in self.codecs if codec.name == ENCRYPT), None)
-
-
-class StreamCoder:
-    """A chain made ready for one stream: encodes and decodes its blocks, from any thread.
-
-    Parameters
-    ----------
-    chain : Chain
-    stream : StreamInfo
-    started : mapping of Codec to state, optional
-        For codecs whose `Codec.start` was called already.
-    """
-
-    def __init__(self, chain: Chain, stream: StreamInfo, started: Mapping[Codec, Any] | None = None) -> None:
-        self.stream = stream
-        self.stage_limit = stage_limit(stream.block_size)
-        states = started or {}
-        self._steps = [(codec, states[codec] if codec in states else codec.start(stream)) for codec in chain]
-
-    @classmethod
-    def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None) -> StreamCoder:
-        """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
-
-        Raises
-        ------
-        AuthenticationError
-            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream
-            then.
-        """
-        encryption = chain.encryption
-        started = {} if encryption is None else {encryption: encryption.start(stream)}
-        expected = None if encryption is None else started[encryption].seal
-        if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
-            raise AuthenticationError(
-                "the container's seal does not match: its header was altered, or it was sealed under another data key"
-            )
-        return cls(chain, stream, started)
-
-    @property
-    def seal(self) -> bytes | None:
-        """The header's seal, 32 bytes, where the chain encrypts."""
-        return next((state.seal for codec, state in self._steps if codec.name == ENCRYPT), None)
-
-    def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
-        """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
-        for step, (codec, state) in enumerate(self._steps):
-            info = BlockInfo(index, last, self.stage_limit, state, self.stream, partial(scratch.take, step))
-            block = self._run(codec.encode, codec, block, info)
-        return block
-
-    def decode(
-        self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None
-    ) -> memoryview:
-        """Pass one stored block through the chain, back to front.
-
-        Parameters
-        ----------
-        out : memoryview, optional
-            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the
-            result may lie in `scratch`, and is at most a block long.
-        """
-        limit = self.stream.block_size if out is None else len(out)
-        for step, (codec, state) in reversed(list(enumerate(self._steps))):
-            final = step == 0
-            take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
-            info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
-            block = self._run(codec.decode, codec, block, info)
-        if len(block) > limit or (out is not None and len(block) != limit):
-            raise CodecError(f"block decodes to {len(block)} bytes where {limit} belong")
-        if out is not None and block is not out:
-            out[:] = block
-        return block if out is None else out
-
-    def _run(self, step: Any, codec: Codec, block: memoryview, info: BlockInfo) -> memoryview:
-        try:
-            result = flat_view(step(block, info))
-        except StreamxfError as error:
-            error.locate(block=info.index, item=self.stream.item)
-            raise
-        except Exception as error:
-            raise CodecError(
-                f"codec {codec.name} could not {step.__name__} a block: {type(error).__name__}: {error}",
-                block=info.index,
-                item=self.stream.item,
-            ) from error
-        if len(result) > info.limit:
-            raise CodecError(
-                f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} "
-                "are allowed",
-                block=info.index,
-                item=self.stream.item,
-            )
-        return result
-
-
-def stage_limit(block_size: int) -> int:
-    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block."""
-    return block_size + block_size // 16 + 1024
-
-
-def _take_out(out: memoryview, scratch: Scratch, step: int, size: int) -> memoryview:
-    return out if size == len(out) else scratch.take(step, size)
 
 
 def _check_order(codecs: tuple[Codec, ...]) -> None:

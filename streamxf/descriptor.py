@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from streamxf.errors import DescriptorError
 
+ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
+
 MAX_BOUND = 4096
 MAX_FRAGMENT = 32768
 MAX_NAME = 64

@@ -11,12 +11,11 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from streamxf.codec import Codec, parameter_fields
-from streamxf.descriptor import Descriptor, check_name, shorten
+from streamxf.descriptor import ENCRYPT, Descriptor, check_name, shorten
 from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
-ENCRYPT = "streamxf.encrypt"
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
     "streamxf.lz4": "streamxf.codecs.lz4:LZ4",

@@ -22,6 +22,7 @@ LAYERS = {
             ["codecs"],
             ["registry"],
             ["chain"],
+            ["coder"],
             ["container"],
             ["fileio"],
             ["dcp"],

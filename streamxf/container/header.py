@@ -24,12 +24,11 @@ from streamxf.container.limits import (
     SEAL_BYTES,
     VERSION,
 )
-from streamxf.descriptor import shorten
+from streamxf.descriptor import ENCRYPT, shorten
 from streamxf.errors import ContainerError
 
 KEYED, BOUND, PUBLISHED = 1, 2, 4
 WRITER_ID_BYTES = 16
-ENCRYPT_NAME = "streamxf.encrypt"
 
 _FIXED = struct.Struct("<8sBBBBHH32s")
 _IDENTITY = struct.Struct("<16sBB")
@@ -146,7 +145,7 @@ class Header:
     @cached_property
     def keyed(self) -> bool:
         """Whether the chain encrypts."""
-        return any(text.partition("/")[0] == ENCRYPT_NAME for text in self.chain)
+        return any(text.partition("/")[0] == ENCRYPT for text in self.chain)
 
     @cached_property
     def _chain_text(self) -> bytes:

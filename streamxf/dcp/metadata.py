@@ -19,11 +19,10 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata
 
 from streamxf.dcp.manifest import Manifest, append_trailer, check_path, split
-from streamxf.descriptor import Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey, unwrap
-from streamxf.registry import ENCRYPT
 
 MANIFEST_ATTRIBUTE = "streamxf_manifest"
 NO_KEYS = KeyRing()

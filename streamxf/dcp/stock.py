@@ -18,8 +18,9 @@ from typing import IO, Any, cast
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
-from streamxf.chain import Chain, StreamCoder
+from streamxf.chain import Chain
 from streamxf.codec import Codec
+from streamxf.coder import StreamCoder
 from streamxf.container.header import Header
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.fileio.reader import StreamReader, read_header, stream_info

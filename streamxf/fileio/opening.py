@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamxf.chain import Chain, StreamCoder
+from streamxf.chain import Chain
 from streamxf.codec import Codec
+from streamxf.coder import StreamCoder
 from streamxf.container.header import Header
-from streamxf.descriptor import Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.fileio.reader import stream_info
 from streamxf.keys import KeyRing
-from streamxf.registry import ENCRYPT, CodecRegistry, Provider
+from streamxf.registry import CodecRegistry, Provider
 
 
 class ChainOpener:

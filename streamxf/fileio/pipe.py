@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, flat_view
-from streamxf.chain import StreamCoder, stage_limit
+from streamxf.coder import StreamCoder, stage_limit
 from streamxf.container.header import Header
 from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End, Event
 from streamxf.errors import AbortedError, ContainerError, StreamxfError

@@ -15,10 +15,11 @@ from typing import IO, Literal, overload
 from typing_extensions import Buffer
 
 from streamxf.buffers import write_all
-from streamxf.chain import Chain, ChainLike, StreamCoder
+from streamxf.chain import Chain, ChainLike
+from streamxf.coder import StreamCoder
 from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
-from streamxf.descriptor import Descriptor, parse_parameters
+from streamxf.descriptor import ENCRYPT, Descriptor, parse_parameters
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.pipe import PipeReader
@@ -27,7 +28,7 @@ from streamxf.fileio.reader import StreamReader, read_header
 from streamxf.fileio.source import FileSlice
 from streamxf.fileio.writer import StreamWriter
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import ENCRYPT, CodecRegistry
+from streamxf.registry import CodecRegistry
 
 PathOrFile = str | os.PathLike[str] | IO[bytes]
 

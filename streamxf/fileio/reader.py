@@ -10,8 +10,8 @@ from typing import Any
 from typing_extensions import Buffer
 
 from streamxf.buffers import ScratchPool, flat_view
-from streamxf.chain import StreamCoder, stage_limit
 from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder, stage_limit
 from streamxf.container.blocks import BlockHead, check_payload, parse_head
 from streamxf.container.footer import Footer, parse_tail
 from streamxf.container.header import Header, header_size

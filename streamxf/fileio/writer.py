@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, ScratchPool, Writable, flat_view, write_all
-from streamxf.chain import Chain, StreamCoder
+from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder
 from streamxf.container.blocks import pack_head
 from streamxf.container.footer import pack_tail
 from streamxf.container.header import Header, Identity

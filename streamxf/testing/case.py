@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from streamxf.codec import Codec, parameter_fields
-from streamxf.descriptor import Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import ENCRYPT, CodecRegistry
+from streamxf.registry import CodecRegistry
 from streamxf.testing.failure import require
 
 

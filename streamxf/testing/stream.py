@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import replace
 
 from streamxf.buffers import flat_view
-from streamxf.chain import stage_limit
 from streamxf.codec import BlockInfo, Codec, StreamInfo
+from streamxf.coder import stage_limit
 
 BLOCK_SIZE = 1 << 16
 

@@ -16,8 +16,8 @@ from samples import BLOCK, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.chain import StreamCoder
 from streamxf.codecs.encrypt import Encrypt as EncryptClass
+from streamxf.coder import StreamCoder
 from streamxf.errors import AuthenticationError, StreamxfError
 
 SIZE = 3 * BLOCK + 100

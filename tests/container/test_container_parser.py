@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import BLOCK, data_of, encode
 
-from streamxf.chain import stage_limit
+from streamxf.coder import stage_limit
 from streamxf.container.header import Header
 from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End
 from streamxf.errors import ContainerError, StreamxfError
