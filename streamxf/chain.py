@@ -37,6 +37,8 @@ class Chain:
     codecs: tuple[Codec, ...]
 
     def __init__(self, codecs: Iterable[Codec] = ()) -> None:
+        if isinstance(codecs, str | Codec):
+            raise ChainError("Chain takes a list of codecs; Chain.parse reads the text form, Chain.of takes either")
         object.__setattr__(self, "codecs", tuple(codecs))
         _check_order(self.codecs)
 

@@ -659,9 +659,11 @@ def _parse_manifest(raw: bytes) -> dict[str, Any]:
         parsed = json.loads(raw.decode("ascii"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError("manifest", f"not JSON: {error}") from error
-    manifest = _object(parsed, "the manifest", {"version", "save_id", "key", "packages", "files"})
+    manifest = _object(parsed, "the manifest", {"version", "save_id", "rank", "key", "packages", "files"})
     _require(type(manifest["version"]) is int and manifest["version"] == 1, "manifest", "unknown version")
     _check_hex(manifest["save_id"], 32, "save_id")
+    rank = manifest["rank"]
+    _require(rank is None or (type(rank) is int and rank >= 0), "manifest", "rank is neither null nor a number")
     _check_key(manifest["key"])
     _check_packages(manifest["packages"])
     for path, entry in _object(manifest["files"], "files").items():

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint._extension import StreamTransformExtension
 from streamxf.buffers import Writable
 from streamxf.chain import Chain
 from streamxf.codec import Codec
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.container.header import Identity
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.errors import ChainError, UnsupportedError
@@ -32,7 +33,7 @@ class Extensions:
     chain: Chain
 
     @classmethod
-    def of(cls, extensions: Iterable[Any]) -> Extensions:
+    def of(cls, extensions: Iterable[Any] | str | Codec) -> Extensions:
         """Part a list of extensions, in the order in which data flows through them.
 
         Raises
@@ -42,6 +43,8 @@ class Extensions:
         UnsupportedError
             If something is no stream transform at all.
         """
+        if isinstance(extensions, str | Codec | StreamTransformExtension):
+            extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
         foreign: list[StreamTransformExtension] = []
         codecs: list[Codec] = []
         for extension in extensions:
@@ -71,6 +74,12 @@ class Extensions:
         """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
         registry = CodecRegistry()
         return [str(provider) for provider in map(registry.provider, self.chain) if provider is not None]
+
+    def summary(self) -> str:
+        """The extensions in save order, without what differs from process to process, and the ids of the keys."""
+        names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
+        keys = [codec.key.id for codec in self.chain if isinstance(codec, Encrypt) and codec.key is not None]
+        return " > ".join(names or ["no extension"]) + "".join(f" under key {key}" for key in keys)
 
     def descriptors(self) -> list[str]:
         """In the order in which a reader applies them: the reverse."""

@@ -53,6 +53,8 @@ class Manifest:
     ----------
     save_id : str
         Random for each save, 32 hexadecimal digits.
+    rank : int or None
+        Whose rank-local metadata it stands in; None in global metadata.
     key : str or None
         The Encrypt descriptor, with its wrapped keys, of the process that published.
     packages : dict of str to str
@@ -62,6 +64,7 @@ class Manifest:
     """
 
     save_id: str
+    rank: int | None
     key: str | None
     packages: dict[str, str]
     files: dict[str, FileFacts]
@@ -75,6 +78,7 @@ class Manifest:
         content = {
             "version": MANIFEST_VERSION,
             "save_id": self.save_id,
+            "rank": self.rank,
             "key": self.key,
             "packages": self.packages,
             "files": files,
@@ -94,12 +98,14 @@ class Manifest:
             content = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise MetadataError(f"the manifest is not JSON: {error}") from None
-        _check_keys(content, {"version", "save_id", "key", "packages", "files"}, "the manifest")
+        _check_keys(content, {"version", "save_id", "rank", "key", "packages", "files"}, "the manifest")
         if content["version"] != MANIFEST_VERSION:
             raise MetadataError(
                 f"the manifest has version {content['version']!r}; this streamxf reads version {MANIFEST_VERSION}"
             )
         _check(_is_id(content["save_id"]), "save_id")
+        rank = content["rank"]
+        _check(rank is None or (type(rank) is int and 0 <= rank < 2**31), "rank")
         _check(content["key"] is None or isinstance(content["key"], str), "key")
         _check(
             isinstance(content["packages"], dict)
@@ -108,7 +114,7 @@ class Manifest:
         )
         _check(isinstance(content["files"], dict), "files")
         files = {check_path(path): _parse_facts(path, facts) for path, facts in content["files"].items()}
-        return cls(content["save_id"], content["key"], content["packages"], files)
+        return cls(content["save_id"], rank, content["key"], content["packages"], files)
 
 
 @dataclass(frozen=True)

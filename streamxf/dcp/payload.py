@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from streamxf.buffers import flat_view
+from streamxf.errors import UnsupportedError
 
 # Small on purpose: pieces of 4 MiB scatter over glibc's heap, and the save of a view with gaps added 100 MiB, not 30.
 PIECE_BYTES = 2**20
@@ -42,7 +43,7 @@ class Payload:
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         )
         if not plain:
-            return cls(_minimal(tensor.cpu()), None)
+            return cls(minimal(tensor.cpu()), None)
         if tensor.device.type == "cpu" and tensor.untyped_storage().size() == tensor.nbytes:
             return cls(tensor, None)
         order = dense_order(tensor)
@@ -62,12 +63,14 @@ class Payload:
             yield from tensor_bytes(self.source)
 
 
-def _minimal(tensor: torch.Tensor) -> torch.Tensor:
-    try:
-        fills = tensor.untyped_storage().size() == tensor.nbytes
-    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have no storage of their own
-        return tensor
-    return tensor if fills else tensor.clone()
+def minimal(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a storage of its own size; raises UnsupportedError for what DCP cannot save."""
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(
+            f"DCP cannot save a tensor of layout {tensor.layout}: a load would leave its target as it was. Save it as "
+            "dense, or its indices and values"
+        )
+    return tensor if tensor.untyped_storage().size() == tensor.nbytes else tensor.clone()
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> memoryview:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import IO, Any
 
 import torch
@@ -48,6 +49,11 @@ class ChainReaderMixin:
     _items: dict[str, Any]
 
     def _set_up_chain(self, registry: ExtensionRegistry | None, keys: KeysLike, require: Require | None) -> None:
+        if registry is not None and not isinstance(registry, ExtensionRegistry):
+            raise ParameterError(
+                f"_extension_registry is a torch ExtensionRegistry, not {type(registry).__name__}; "
+                "keys are passed by name: keys=key"
+            )
         self._registry = Registry.of(registry, keys)
         self._require = check_require(require, self._registry)
         self._opener = ItemOpener(self._registry, self._require)
@@ -68,11 +74,12 @@ class ChainReaderMixin:
         For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
         would take an exception here for a missing file, and its reason would be lost.
         """
-        path = self.fs.concat_path(self.path, metadata_name(kwargs.get("rank")))
+        rank = kwargs.get("rank")
+        path = self.fs.concat_path(self.path, metadata_name(rank))
         with self.fs.create_stream(path, "rb") as file:
             data = file.read()
         try:
-            content = metadata_file.load(data, self._registry.keys, published=self._require == "published")
+            content = metadata_file.load(data, self._registry.keys, rank=rank, published=self._require == "published")
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
@@ -88,6 +95,25 @@ class ChainReaderMixin:
         self._opener = ItemOpener(self._registry, self._require, metadata_file.manifest_of(metadata), providers)
         self._items = metadata.state_dict_metadata
 
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Add to the plan which save this rank reads."""
+        plan = super().prepare_local_plan(plan)  # type: ignore[misc]
+        manifest = self._opener.manifest
+        return replace(plan, storage_data=manifest.save_id if manifest is not None else None)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that all ranks read the same save.
+
+        Raises
+        ------
+        MetadataError
+            If storage showed them different metadata, because it is being overwritten or does not tell the truth.
+        """
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
+        plans = super().prepare_global_plan(plans)  # type: ignore[misc]
+        return plans
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the plan's items. After an error the targets hold anything: old values, new ones, or a mixture.
 
@@ -102,7 +128,7 @@ class ChainReaderMixin:
         for path, requests in by_file.items():
             with self._open_file(path) as file:
                 for request in sorted(requests, key=lambda request: self._place(request).offset):
-                    with _noted(file=path, item=request.storage_index.fqn):
+                    with _noted(file=self._full(path), item=request.storage_index.fqn):
                         self._read_item(file, request, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -154,16 +180,19 @@ class ChainReaderMixin:
                 file = stack.enter_context(self.fs.create_stream(path, "rb"))
             except FileNotFoundError as error:
                 missing = "the file that holds the item is missing from the checkpoint"
-                raise MetadataError(missing, file=relative_path) from error
+                raise MetadataError(missing, file=os.fspath(path)) from error
             self._check_size(relative_path, file.seek(0, io.SEEK_END))
             yield file
+
+    def _full(self, relative_path: str) -> str:
+        return str(self.fs.concat_path(self.path, relative_path))
 
     def _check_size(self, path: str, size: int) -> None:
         manifest = self._opener.manifest
         if manifest is not None and manifest.files[path].size != size:
             raise ContainerError(
                 f"the file has {size} bytes, the manifest says {manifest.files[path].size}: it was cut or continued",
-                file=path,
+                file=self._full(path),
             )
 
 

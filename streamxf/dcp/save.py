@@ -18,6 +18,7 @@ from streamxf.dcp.extensions import Extensions, SaveStream
 from streamxf.dcp.framing import save_tensor
 from streamxf.dcp.manifest import FileFacts
 from streamxf.dcp.output import OutputFile
+from streamxf.dcp.payload import minimal
 from streamxf.errors import AbortedError, located
 
 RECORD_ATTRIBUTE = "streamxf_record"
@@ -34,11 +35,14 @@ class FileRecord:
     facts : FileFacts
     modules : tuple of str
         The third-party packages that provided its codecs.
+    chain : str
+        The extensions and the ids of the keys, for people; all ranks must have the same.
     """
 
     path: str
     facts: FileFacts
     modules: tuple[str, ...]
+    chain: str
 
 
 @dataclass
@@ -101,9 +105,8 @@ class Save:
             self._failed.set()
             raise
         if results:
-            setattr(
-                results[0].storage_data, RECORD_ATTRIBUTE, FileRecord(path, output.facts(self.writer_id), self._modules)
-            )
+            record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())
+            setattr(results[0].storage_data, RECORD_ATTRIBUTE, record)
         return results
 
     def _write_item(self, output: OutputFile, path: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
@@ -152,14 +155,9 @@ def _finish_or_abort(target: SaveStream, write: Any) -> None:
 def _save_bare(tensor: torch.Tensor, output: OutputFile) -> None:
     """Write a tensor without any chain: the same bytes as torch's own writer."""
     try:
-        torch.save(_on_host(tensor), cast("IO[bytes]", output))
+        torch.save(minimal(tensor.cpu()), cast("IO[bytes]", output))
     except RuntimeError:
         if output.error is None:
             raise
     if output.error is not None:
         raise output.error
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    host = tensor.cpu()
-    return host.clone() if host.untyped_storage().size() != host.nbytes else host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +27,14 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import Manifest, split
 from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
-from streamxf.errors import AbortedError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.version import __version__
 
 DEFAULT_CHAIN = (ZStandard(),)
+
+_OWN_FILE = re.compile(r"__[0-9]+_[0-9]+_[0-9a-f]{32}\.distcp", re.ASCII)
+_TORCH_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp", re.ASCII)
 
 WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
 
@@ -59,11 +63,11 @@ class ChainWriterMixin:
         if serialization_format != SerializationFormat.TORCH_SAVE:
             raise UnsupportedError(
                 "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, "
-                "and no FileSystemReader reads the file. "
-                "Leave serialization_format out"
+                "and no FileSystemReader reads the file. Leave serialization_format out"
             )
-        chosen = DEFAULT_CHAIN if extensions is None else extensions
-        self._extensions = Extensions.of(chosen)
+        if type(self.thread_count) is not int or self.thread_count < 1:
+            raise ParameterError(f"thread_count={self.thread_count!r}: it is a whole number from 1")
+        self._extensions = Extensions.of(DEFAULT_CHAIN if extensions is None else extensions)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
 
@@ -120,21 +124,24 @@ class ChainWriterMixin:
         flat = [result for rank_results in results for result in rank_results]
         records = [_take_record(result.storage_data) for result in flat]
         known = [record for record in records if record is not None]
+        _check_agreement(known)
         self.save_id = os.urandom(16).hex()
         metadata.version = DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in flat}
         modules = sorted({module for record in known for module in record.modules})
         metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=self.save_id, modules=modules)
+        rank = None if self.use_collectives else self.rank
         encryption = save.extensions.chain.encryption
         data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
         packages = {"streamxf": __version__, "torch": torch.__version__}
         manifest = Manifest(
             self.save_id,
+            rank,
             encryption.get_descriptor() if encryption is not None else None,
             packages,
             {record.path: record.facts for record in known},
         )
-        name = metadata_name(None if self.use_collectives else self.rank)
+        name = metadata_name(rank)
         before = self._files_of_previous(name)
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
         remove(self.fs, self.path, sorted(before - set(manifest.files)))
@@ -151,19 +158,22 @@ class ChainWriterMixin:
             return save.write_file(raw, name, items, planner)
 
     def _files_of_previous(self, name: str) -> set[str]:
-        """The files of the checkpoint that this save replaces: by its manifest, or for a stock checkpoint by its
-        metadata.
+        """The data files of the checkpoint that this save replaces.
+
+        Nothing vouches for what stands there, so only names that writers give to data files count, and none with a
+        folder in it: through a link that could lead anywhere.
         """
         path = self.fs.concat_path(self.path, name)
         if not self.fs.exists(path):
             return set()
         try:
             with self.fs.create_stream(path, "rb") as file:
-                data = file.read()
-            manifest = split(data).manifest
+                manifest = split(file.read()).manifest
             if manifest is not None:
-                return set(manifest.files)
-            previous = metadata_file.load(data, metadata_file.NO_KEYS)
+                return {path for path in manifest.files if _OWN_FILE.fullmatch(path)}
+            ls = getattr(self.fs, "ls", lambda _: ())  # torch 2.7 has none, and then they stay
+            listed = (os.path.basename(os.fspath(path)) for path in ls(self.path))
+            return {path for path in listed if _TORCH_FILE.fullmatch(path)}
         except (StreamxfError, OSError) as error:
             warnings.warn(
                 f"the previous checkpoint in {self.path} cannot be read, so its files stay beside the new ones: "
@@ -171,7 +181,6 @@ class ChainWriterMixin:
                 stacklevel=2,
             )
             return set()
-        return {info.relative_path for info in (previous.storage_data or {}).values()}
 
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
@@ -235,6 +244,17 @@ def _write_all(write: WriteFile, files: list[tuple[str, list[WriteItem]]], threa
         # files that only stopped because another failed say so; the cause is what the caller needs
         raise next((error for error in errors if not isinstance(error, AbortedError)), errors[0])
     return [result for future in futures for result in future.result()]
+
+
+def _check_agreement(records: list[FileRecord]) -> None:
+    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
+    chains = {record.chain for record in records}
+    if len(chains) > 1:
+        raise ChainError(
+            "the ranks saved with different chains or keys, so nothing was published: "
+            + "; ".join(sorted(chains))
+            + ". Give every rank the same extensions and the same key"
+        )
 
 
 def _take_record(info: _StorageInfo) -> FileRecord | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from typing_extensions import Buffer
 
@@ -66,6 +66,9 @@ class PipeReader(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def write(self, data: Buffer, /) -> NoReturn:
+        raise io.UnsupportedOperation("the stream was opened for reading")
 
     def readinto(self, buffer: Buffer, /) -> int:
         if self.closed:

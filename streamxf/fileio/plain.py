@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import IO, Literal, overload
 
 from typing_extensions import Buffer
@@ -21,6 +18,7 @@ from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.descriptor import ENCRYPT, Descriptor, parse_parameters
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
+from streamxf.fileio.draft import Draft
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.pipe import PipeReader
 from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
@@ -96,12 +94,15 @@ def open(
     PolicyError
         If keys were given and the file is not encrypted.
     """
+    if registry is not None and not isinstance(registry, CodecRegistry):
+        raise ParameterError("registry= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
     if mode == "wb":
-        return _open_writer(
-            path_or_file,
-            Chain.of("zstd" if chain is None else chain, keys, registry).renew(),
-            block_log2_of(block_size),
-        )
+        made = Chain.of("zstd" if chain is None else chain, keys, registry)
+        if len(KeyRing.of(keys)) and made.encryption is None:
+            raise ParameterError(
+                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
+            )
+        return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
     if chain is not None:
@@ -131,30 +132,13 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
     if not isinstance(target, str | os.PathLike):
         write_all(target, prefix)
         return StreamWriter(target, chain, block_log2=block_log2)
-    path = Path(target)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    # unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file
-    file = _builtin_open(draft, "xb", buffering=0)
-    finish = partial(_finish_draft, file, draft, path)
+    draft = Draft(target)
     try:
-        write_all(file, prefix)
-        return StreamWriter(file, chain, block_log2=block_log2, finish=finish)
+        write_all(draft.file, prefix)
+        return StreamWriter(draft.file, chain, block_log2=block_log2, finish=draft.finish)
     except BaseException:
-        finish(False)
+        draft.finish(False)
         raise
-
-
-def _finish_draft(file: io.FileIO, draft: Path, path: Path, complete: bool) -> None:
-    try:
-        if complete:
-            os.fsync(file.fileno())
-        file.close()
-        if complete:
-            draft.replace(path)
-    finally:
-        with suppress(OSError):
-            file.close()
-        draft.unlink(missing_ok=True)
 
 
 def block_log2_of(block_size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
@@ -112,6 +112,9 @@ class StreamReader(io.RawIOBase):
             raise ValueError("seek to before the start of the stream")
         self._position = base[whence] + offset
         return self._position
+
+    def write(self, data: Buffer, /) -> NoReturn:
+        raise io.UnsupportedOperation("the stream was opened for reading")
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in

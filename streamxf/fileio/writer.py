@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from typing_extensions import Buffer
 
@@ -92,6 +93,9 @@ class StreamWriter(io.RawIOBase):
 
     def writable(self) -> bool:
         return True
+
+    def readinto(self, buffer: Buffer, /) -> NoReturn:
+        raise io.UnsupportedOperation("the stream was opened for writing")
 
     def write(self, data: Buffer, /) -> int:
         """Encode `data`; all of it is taken, and its memory may change as soon as the call returns."""
@@ -204,6 +208,8 @@ class StreamWriter(io.RawIOBase):
     def __del__(self) -> None:
         # io.IOBase would close, which means finish
         if getattr(self, "_state", "closed") == "open":
+            if self._pid == os.getpid() and self._raw_size:
+                warnings.warn("a stream was dropped without close(), so what was written is lost", ResourceWarning, 2)
             if self._pipeline is not None:
                 self._pipeline.abandon()
             self.abort()

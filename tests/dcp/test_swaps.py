@@ -25,10 +25,10 @@ from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.framing import save_tensor
 from streamxf.dcp.manifest import append_trailer, split
-from streamxf.dcp.metadata import NO_KEYS
 from streamxf.dcp.output import OutputFile
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
+from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey, wrap
 
 from .helpers import (
@@ -204,7 +204,7 @@ def test_unpublished_and_unbound_items_in_a_published_checkpoint(tmp_path: Path)
         shutil.copyfile(theirs, file)
         metadata = tmp_path / "own" / ".metadata"
         manifest = manifest_of(tmp_path / "own")
-        content = metadata_file.load(metadata.read_bytes(), NO_KEYS)
+        content = metadata_file.load(metadata.read_bytes(), KeyRing())
         vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
         size = file.stat().st_size
         for info in content.storage_data.values():
