@@ -18,7 +18,7 @@ from streamxf.chain import Chain
 from streamxf.container.header import WRITER_ID_BYTES, Kind
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, Expected, ItemOpener, Require
+from streamxf.dcp.items import MAX_BYTES_ITEM, Expected, ItemOpener, Require
 from streamxf.dcp.reader import ChainReaderMixin, check_require
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.save import identity_of
@@ -136,7 +136,7 @@ class _ReaderTransforms(_StorageReaderTransforms):
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
     ) -> IO[bytes]:
         kind = Kind.BYTES if read_item.type == LoadItemType.BYTE_IO else Kind.TENSOR
-        expected = Expected(read_item.storage_index, kind, FOREIGN_MAX_BYTES_ITEM, None)
+        expected = Expected(read_item.storage_index, kind, MAX_BYTES_ITEM, None)
         with located(item=read_item.storage_index.fqn):
             opened = self._opener.open(FileSlice(raw_stream), transform_descriptors, expected)
         if opened is None:

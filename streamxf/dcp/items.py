@@ -24,8 +24,9 @@ from streamxf.registry import Provider
 Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
 
-FOREIGN_SLACK = 2**20
-FOREIGN_MAX_BYTES_ITEM = 4 * 2**30
+RAW_SLACK = 2**20  # what torch.save's framing may add to a tensor; twice its bytes, for subclasses of several parts
+MAX_BYTES_ITEM = 2**48  # the format's limit: the metadata says nothing of the size of an object
+MAX_FOREIGN = 64 * 2**30  # a foreign decompressor declares nothing, so this is all that stops it
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Expected:
         Its name, and its offset for a shard of a tensor.
     kind : Kind
     raw_limit : int
-        The most bytes that a foreign extension may make of it.
+        The most bytes that it may decode to.
     writer : str or None
         Id of the process and save that wrote its file, by the manifest.
     """
@@ -111,6 +112,8 @@ class ItemOpener:
         self._check_identity(header, expected)
         self._check_policy(header)
         reader = StreamReader(source, header, recipe.chain.coder(header))
+        if reader.size > expected.raw_limit and not recipe.foreign:
+            raise ContainerError(f"the item decodes to {reader.size} bytes, of which it can have {expected.raw_limit}")
         return self._through_foreign(reader, recipe, expected) if recipe.foreign else reader
 
     def _recipe(self, descriptors: tuple[str, ...]) -> _Recipe:
@@ -180,7 +183,7 @@ class ItemOpener:
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
         for extension in self.registry.foreign(recipe.foreign):
             stream = extension.transform_from(stream)
-        return _read_capped(stream, expected.raw_limit)
+        return _read_capped(stream, min(expected.raw_limit, MAX_FOREIGN))
 
 
 class _Plain(io.RawIOBase):

@@ -22,7 +22,7 @@ from torch.futures import Future
 from streamxf.container.header import Kind
 from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.items import FOREIGN_MAX_BYTES_ITEM, FOREIGN_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
+from streamxf.dcp.items import MAX_BYTES_ITEM, RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
 from streamxf.dcp.manifest import check_path
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.dcp.registry import Registry
@@ -76,15 +76,24 @@ class ChainReaderMixin:
         """
         rank = kwargs.get("rank")
         path = self.fs.concat_path(self.path, metadata_name(rank))
-        with self.fs.create_stream(path, "rb") as file:
-            data = file.read()
         try:
+            data = self._read_file(path)
             content = metadata_file.load(data, self._registry.keys, rank=rank, published=self._require == "published")
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
         content.storage_meta.load_id = self.load_id
         return content
+
+    def _read_file(self, path: Any) -> bytes:
+        try:
+            with self.fs.create_stream(path, "rb") as file:
+                data: bytes = file.read()
+                return data
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # whatever the file system raises: DCP would turn to older, rank-local metadata
+            raise MetadataError(f"the metadata cannot be read: {type(error).__name__}: {error}") from error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata in use; raises what is wrong with it."""
@@ -97,9 +106,10 @@ class ChainReaderMixin:
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add to the plan which save this rank reads."""
-        plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         manifest = self._opener.manifest
-        return replace(plan, storage_data=manifest.save_id if manifest is not None else None)
+        if manifest is None or manifest.rank is not None:
+            return plan  # nothing that the ranks have in common
+        return replace(plan, storage_data=manifest.save_id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same save.
@@ -111,7 +121,6 @@ class ChainReaderMixin:
         """
         if len({plan.storage_data for plan in plans}) > 1:
             raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
-        plans = super().prepare_global_plan(plans)  # type: ignore[misc]
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -161,8 +170,8 @@ class ChainReaderMixin:
         manifest = self._opener.manifest
         writer = manifest.files[self._place(request).relative_path].writer if manifest is not None else None
         if request.type == LoadItemType.BYTE_IO:
-            return Expected(index, Kind.BYTES, FOREIGN_MAX_BYTES_ITEM, writer)
-        return Expected(index, Kind.TENSOR, _tensor_bytes(self._items.get(index.fqn)) + FOREIGN_SLACK, writer)
+            return Expected(index, Kind.BYTES, MAX_BYTES_ITEM, writer)
+        return Expected(index, Kind.TENSOR, 2 * _tensor_bytes(self._items.get(index.fqn)) + RAW_SLACK, writer)
 
     def _place(self, request: ReadItem) -> _StorageInfo:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import Manifest, split
 from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
-from streamxf.errors import AbortedError, ChainError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.version import __version__
 
@@ -142,9 +142,9 @@ class ChainWriterMixin:
             {record.path: record.facts for record in known},
         )
         name = metadata_name(rank)
-        before = self._files_of_previous(name)
+        before = self._files_of_previous(name, set(manifest.files))
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
-        remove(self.fs, self.path, sorted(before - set(manifest.files)))
+        remove(self.fs, self.path, sorted(before))
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class ChainWriterMixin:
         with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as raw:
             return save.write_file(raw, name, items, planner)
 
-    def _files_of_previous(self, name: str) -> set[str]:
-        """The data files of the checkpoint that this save replaces.
+    def _files_of_previous(self, name: str, new: Set[str]) -> set[str]:
+        """The data files of the checkpoint that this save, whose files are `new`, replaces.
 
         Nothing vouches for what stands there, so only names that writers give to data files count, and none with a
         folder in it: through a link that could lead anywhere.
@@ -170,9 +170,11 @@ class ChainWriterMixin:
             with self.fs.create_stream(path, "rb") as file:
                 manifest = split(file.read()).manifest
             if manifest is not None:
-                return {path for path in manifest.files if _OWN_FILE.fullmatch(path)}
-            ls = getattr(self.fs, "ls", lambda _: ())  # torch 2.7 has none, and then they stay
-            listed = (os.path.basename(os.fspath(path)) for path in ls(self.path))
+                return {path for path in manifest.files if _OWN_FILE.fullmatch(path)} - new
+            ls = getattr(self.fs, "ls", lambda _: ())  # torch 2.7 has none
+            listed = {os.path.basename(os.fspath(path)) for path in ls(self.path)} - new
+            if any(map(_OWN_FILE.fullmatch, listed)):
+                raise MetadataError("its manifest is missing")
             return {path for path in listed if _TORCH_FILE.fullmatch(path)}
         except (StreamxfError, OSError) as error:
             warnings.warn(

@@ -83,23 +83,26 @@ def unwrap(fragment: Parameters, keys: Iterable[Key]) -> DataKey:
     if not 1 <= len(recipients) <= MAX_RECIPIENTS:
         raise DescriptorError(f"streamxf.encrypt: {len(recipients)} wrapped keys; there must be 1 to {MAX_RECIPIENTS}")
     by_id = {key.id: key for key in keys}
-    for kind, key_id, data in recipients:
-        if kind == AES_KEY_WRAP and key_id in by_id:
-            return _open(by_id[key_id], data, dek_id)
+    mine = [(by_id[key_id], data) for kind, key_id, data in recipients if kind == AES_KEY_WRAP and key_id in by_id]
+    for key, data in mine:
+        data_key = _open(key, data, dek_id)
+        if data_key is not None:
+            return data_key
+    if mine:
+        ids = ", ".join(key.id for key, _ in mine)
+        raise WrongKeyError(f"key {ids} does not open the wrapped data key: the descriptor was altered")
     wanted = ", ".join(shorten(key_id) for _, key_id, _ in recipients)
     have = ", ".join(by_id) or "none"
     raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. Pass the right key as keys=")
 
 
-def _open(key: Key, data: bytes, dek_id: bytes) -> DataKey:
-    altered = WrongKeyError(f"key {key.id} does not open the wrapped data key: the descriptor was altered")
+def _open(key: Key, data: bytes, dek_id: bytes) -> DataKey | None:
     try:
         data_key = DataKey(aes_key_unwrap(key.wrapping_key(), data))
     except (InvalidUnwrap, ValueError):
-        raise altered from None
-    if len(data_key.secret) != DEK_BYTES or not hmac.compare_digest(data_key.id, dek_id):
-        raise altered
-    return data_key
+        return None
+    right = len(data_key.secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id)
+    return data_key if right else None
 
 
 def _recipient(value: str) -> tuple[str, str, bytes]:

@@ -178,7 +178,7 @@ def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
 
 def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> None:
     stock_save(state, checkpoint, full_chain())
-    with refused(PolicyError, "no manifest", "require='bound' or require='encrypted'"):
+    with refused(PolicyError, "does not end in a manifest", "require='encrypted' (or 'bound'"):
         load(state, checkpoint, KEY)
     with refused(PolicyError, "not bound to its place", "require='encrypted'"):
         load(state, checkpoint, KEY, require="bound")
@@ -189,7 +189,7 @@ def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> N
 
 def test_items_of_an_attached_writer(checkpoint: Path, state: dict[str, Any]) -> None:
     dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), full_chain()))
-    with refused(PolicyError, "no manifest", "require='bound'"):
+    with refused(PolicyError, "does not end in a manifest", "(or 'bound'"):
         load(state, checkpoint, KEY)
     assert_same(load(state, checkpoint, KEY, require="bound"), state)
     assert_same(load(state, checkpoint, KEY, require="encrypted"), state)

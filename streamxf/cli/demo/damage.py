@@ -40,7 +40,9 @@ class Damage:
     def found(self) -> bool:
         """Whether the error names the file and the item that were damaged, and a block."""
         error = self.error
-        return error is not None and (error.file, error.item) == (self.file, self.item) and error.block is not None
+        if error is None or error.file is None:
+            return False
+        return (Path(error.file).name, error.item) == (self.file, self.item) and error.block is not None
 
 
 def flip_one_bit(state: State, path: Path, key: Key) -> Damage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +68,11 @@ def damage(console: Console, made: Damage) -> None:
         verdict(console, False, "the load went through")
         return
     verdict(console, made.found, f"the load failed with {type(made.error).__name__}: {made.error.message}")
-    for label, value in (("file", made.error.file), ("item", made.error.item), ("block", made.error.block)):
+    for label, value in (
+        ("file", Path(made.error.file or "").name),
+        ("item", made.error.item),
+        ("block", made.error.block),
+    ):
         console.print(_plain(f"     {label:<5}  {value}"))
 
 

@@ -1,0 +1,118 @@
+"""Somebody who writes to the checkpoint's folder, and has no key."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import metadata as dcp_metadata
+
+import streamxf
+from streamxf.dcp.manifest import FileFacts, Manifest, append_trailer
+from streamxf.dcp.unpickle import load_metadata
+from streamxf.errors import MetadataError
+
+from .helpers import KEY, load, refused, save
+
+STATE = {"w": torch.arange(4.0)}
+CLASSES = [
+    "Metadata",
+    "MetadataIndex",
+    "TensorStorageMetadata",
+    "ChunkStorageMetadata",
+    "BytesStorageMetadata",
+    "TensorProperties",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+]
+
+
+def plant(folder: Path, names: list[str]) -> None:
+    """A manifest that nobody vouches for, of a checkpoint that the next save will replace."""
+    facts = FileFacts(1, "0" * 32, "crc32c:00000000")
+    manifest = Manifest("0" * 32, None, None, {}, dict.fromkeys(names, facts))
+    (folder / ".metadata").write_bytes(append_trailer(b"no pickle", manifest, None))
+
+
+def test_a_planted_manifest_removes_nothing_but_data_files_of_the_folder(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "checkpoint", tmp_path / "elsewhere"
+    (folder / "sub").mkdir(parents=True)
+    elsewhere.mkdir()
+    kept = [elsewhere / "precious.txt", folder / "sub" / "other", folder / "notes.txt"]
+    for file in kept:
+        file.write_text("kept")
+    data_name = "__0_0_" + "0" * 32 + ".distcp"
+    (elsewhere / data_name).write_text("kept")
+    (folder / "link").symlink_to(elsewhere)
+    (folder / data_name).write_text("replaced")
+    plant(folder, ["link/precious.txt", f"link/{data_name}", "sub/other", "notes.txt", ".metadata", data_name])
+
+    save(STATE, folder)
+
+    assert all(file.read_text() == "kept" for file in [*kept, elsewhere / data_name])
+    assert not (folder / data_name).exists()
+    assert torch.equal(load(STATE, folder)["w"], STATE["w"])
+
+
+def test_a_save_unpickles_nothing_of_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(STATE, tmp_path, [])
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({})))
+    monkeypatch.setattr("streamxf.dcp.metadata.load_metadata", lambda _: pytest.fail("unpickled"))
+    with pytest.warns(UserWarning, match="its manifest is missing"):
+        save(STATE, tmp_path)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_pickle_cannot_set_anything_on_a_class(name: str) -> None:
+    """BUILD with slot state sets attributes on whatever was named; classes would stay changed for the whole process."""
+    attribute = b"__reduce_ex__"
+    named = f"c{dcp_metadata.__name__}\n{name}\n".encode()
+    state = b"N}X" + len(attribute).to_bytes(4, "little") + attribute + b"Ns\x86"
+    before = dict(vars(getattr(dcp_metadata, name)))
+    with pytest.raises(MetadataError, match="sets '__reduce_ex__' on"):
+        load_metadata(memoryview(b"\x80\x02" + named + state + b"b."))
+    assert dict(vars(getattr(dcp_metadata, name))) == before
+
+
+def test_global_metadata_does_not_pass_for_a_ranks_own(tmp_path: Path) -> None:
+    """Else whoever deletes `.metadata` could give each rank another save."""
+    save(STATE, tmp_path)
+    (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
+    with refused(MetadataError, "this is the global metadata, standing where rank 0's belongs"):
+        load(STATE, tmp_path)
+
+
+def test_metadata_that_cannot_be_read_does_not_give_way_to_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(STATE, tmp_path)
+    reader: Any = streamxf.FileSystemReader(tmp_path, keys=KEY)
+
+    def fails(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(reader.fs, "create_stream", fails)
+    unreadable = reader.read_metadata()
+    with pytest.raises(MetadataError, match="cannot be read: OSError"):
+        unreadable.raise_error()
+
+
+def test_ranks_that_see_different_saves_are_stopped(tmp_path: Path) -> None:
+    plans = []
+    for name in ("one", "two"):
+        save(STATE, tmp_path / name)
+        reader: Any = streamxf.FileSystemReader(tmp_path / name, keys=KEY)
+        reader.set_up_storage_reader(reader.read_metadata(), True)
+        plans.append(reader.prepare_local_plan(streamxf_plan()))
+    assert reader.prepare_global_plan([plans[0], plans[0]]) == [plans[0], plans[0]]
+    with pytest.raises(MetadataError, match="different saves"):
+        reader.prepare_global_plan(plans)
+
+
+def streamxf_plan() -> Any:
+    from torch.distributed.checkpoint.planner import LoadPlan
+
+    return LoadPlan([])

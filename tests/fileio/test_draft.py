@@ -1,0 +1,86 @@
+"""Where a file that `streamxf.open` writes ends up."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from samples import KEY
+
+import streamxf
+from streamxf.errors import ParameterError
+
+
+def write(path: str | Path) -> None:
+    with streamxf.open(path, "wb") as file:
+        file.write(b"data")
+
+
+def read(path: Path) -> bytes | None:
+    with streamxf.open(path) as file:
+        return file.read()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write(link)
+    assert link.is_symlink()
+    assert read(target) == b"data"
+    assert [*target.parent.iterdir()] == [target]
+
+
+def test_permissions_of_a_file_that_is_replaced_stay(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    write(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_named_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(path)
+        assert streamxf.decode(os.read(end, 65536)) == b"data"
+    finally:
+        os.close(end)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_relative_path_is_meant_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with streamxf.open("file", "wb") as file:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        file.write(b"data")
+    assert read(tmp_path / "file") == b"data"
+
+
+def test_keys_without_encryption_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="the chain does not encrypt"):
+        streamxf.open(tmp_path / "file", "wb", keys=KEY)
+    with pytest.raises(ParameterError, match="the chain does not encrypt"):
+        streamxf.encode(b"data", "zstd", keys=KEY)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_stream_that_is_dropped_says_so() -> None:
+    file = streamxf.open(io.BytesIO(), "wb")
+    file.write(b"data")
+    with pytest.warns(ResourceWarning, match="without close"):
+        del file
+
+
+def test_the_wrong_direction() -> None:
+    with streamxf.open(io.BytesIO(), "wb") as writer, pytest.raises(io.UnsupportedOperation):
+        writer.read()
+    with streamxf.open(io.BytesIO(streamxf.encode(b"data"))) as reader, pytest.raises(io.UnsupportedOperation):
+        reader.write(b"data")
