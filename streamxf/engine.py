@@ -15,9 +15,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from streamxf.errors import AbortedError
 
@@ -70,28 +71,68 @@ class Budget:
 
 
 class Engine:
-    """The process's worker threads and the budget that all streams share."""
+    """The process's worker threads and the budget that all streams share.
+
+    The threads are plain daemons over a queue, not a `ThreadPoolExecutor`: that takes no work while the interpreter
+    exits, though saves in the background may still be under way; it holds a lock while it takes work, on which a signal
+    handler that saves would wait for ever; and it queues a job even when it fails because no thread can be started.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="streamxf")
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._started = 0
+        self._starting = threading.RLock()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run `job` in a worker; or here, once the interpreter is exiting and takes no more work for its threads.
+        """Run `job` in a worker.
 
-        A save that still runs then, in a thread of ``dcp.async_save``, must come to its end.
+        Or run it here: where no thread can be started, and inside of a worker, which could otherwise wait for itself (a
+        codec may use a stream of its own).
         """
-        try:
-            return self._threads.submit(job)
-        except RuntimeError:
-            future: Future[T] = Future()
+        future: Future[T] = Future()
+        if in_worker() or not self._start_workers():
+            _run(future, job)
+        else:
+            self._jobs.put((future, job))
+        return future
+
+    def _start_workers(self) -> bool:
+        if self._started == self.workers:
+            return True
+        with self._starting:
             try:
-                future.set_result(job())
-            except BaseException as error:
-                future.set_exception(error)
-            return future
+                while self._started < self.workers:
+                    name = f"streamxf_{self._started}"
+                    threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+                    self._started += 1
+            except RuntimeError:  # the system's limit on threads; those that run are enough
+                return self._started > 0
+        return True
+
+
+_here = threading.local()
+
+
+def in_worker() -> bool:
+    """Whether this thread is a worker."""
+    return getattr(_here, "worker", False)
+
+
+def _work(jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
+    _here.worker = True
+    while True:
+        _run(*jobs.get())
+
+
+def _run(future: Future[T], job: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
 
 
 _engine: Engine | None = None
@@ -174,6 +215,9 @@ class Pipeline(Generic[T]):
         if self._engine.pid != os.getpid():
             self._flying.clear()
             return
+        if in_worker():  # the garbage collector, in the middle of one of these jobs
+            self.abandon()
+            return
         for future, _ in self._flying:
             future.cancel()
         wait([future for future, _ in self._flying])
@@ -191,6 +235,9 @@ class Pipeline(Generic[T]):
         for future, size in flying:
             future.cancel()
             future.add_done_callback(partial(_give_back, self._engine.budget, size))
+
+    def __del__(self) -> None:
+        self.abandon()
 
     def _take_out(self) -> None:
         future, size = self._flying[0]

@@ -1,0 +1,103 @@
+"""Places from which a stream may be used, in which a pool of threads that waits for itself would hang for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from streamxf.engine import Engine
+
+CODEC = """
+import gc, io, os, signal, threading, time
+from dataclasses import dataclass
+from typing import ClassVar
+import streamxf
+from streamxf.engine import shared
+
+@dataclass(frozen=True)
+class Busy(streamxf.Codec):
+    name: ClassVar[str] = "test.busy"
+    def encode(self, block, info):
+        work()
+        return block
+    def decode(self, block, info):
+        return block
+
+def save(chain, size, block_size=65536):
+    with streamxf.open(io.BytesIO(), "wb", chain=chain, block_size=block_size) as file:
+        file.write(bytes(size))
+"""
+
+INSIDE_A_CODEC = """
+def work():
+    save("lz4", 10 * 65536)
+save([Busy()], 10 * 65536)
+"""
+
+COLLECTED_IN_A_WORKER = """
+gc.disable()
+go = threading.Event()
+def work():
+    go.wait()
+    gc.collect()
+def writes():
+    with streamxf.open(io.BytesIO(), "wb", chain=[Busy()], block_size=65536) as file:
+        file.write_owned(bytes(3 * 65536))
+        yield
+class Box: pass
+box = Box()
+box.generator, box.itself = writes(), box
+next(box.generator)
+del box
+go.set()
+while shared().budget.jobs:
+    time.sleep(0.01)
+save("lz4", 10 * 65536)
+"""
+
+IN_A_SIGNAL_HANDLER = """
+handled = []
+def handler(*_):
+    save("lz4", 4 * 65536)
+    handled.append(1)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+while len(handled) < 60:
+    save("lz4", 2**22)
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert shared().budget.jobs == 0
+"""
+
+
+@pytest.mark.parametrize("script", [INSIDE_A_CODEC, COLLECTED_IN_A_WORKER, IN_A_SIGNAL_HANDLER])
+def test_a_stream_never_waits_for_itself(script: str) -> None:
+    subprocess.run([sys.executable, "-c", CODEC + script], check=True, timeout=120)
+
+
+def test_jobs_run_once_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(4)
+    start = threading.Thread.start
+
+    def at_most_one(thread: threading.Thread) -> None:
+        if thread.name != "streamxf_0":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", at_most_one)
+    done: list[int] = []
+    futures = [engine.submit(lambda number=number: done.append(number)) for number in range(20)]
+    for future in futures:
+        future.result(timeout=60)
+    assert done == list(range(20))
+
+
+def test_jobs_run_at_once_where_there_are_no_threads_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = Engine(2)
+    monkeypatch.setattr(threading.Thread, "start", never)
+    assert engine.submit(lambda: threading.current_thread()).result(timeout=60) is threading.current_thread()
