@@ -113,10 +113,16 @@ class _WriterTransforms(_StorageWriterTransforms):
     def __init__(self, extensions: Extensions) -> None:
         super().__init__([*extensions.foreign, *extensions.chain])
         self._extensions = extensions
-        self._descriptors = extensions.descriptors()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._descriptors = self._extensions.descriptors()  # one object for all items: pickle then stores it once
         self._writer_id = os.urandom(WRITER_ID_BYTES)
 
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
+        if self._pid != os.getpid():  # a forked child draws a data key of its own
+            self._begin()
         raw = cast("Any", raw_stream)
         target = self._extensions.open(raw, identity_of(self._writer_id, write_item))
         return cast("IO[bytes]", target.stream), self._descriptors

@@ -73,6 +73,20 @@ class Save:
         )  # one object for all items: pickle then stores it once
         self._modules = tuple(self.extensions.providers())
         self._failed = threading.Event()
+        self._begun = threading.Lock()
+
+    def begin(self) -> None:
+        """Say that writing begins.
+
+        Raises
+        ------
+        AbortedError
+            If it has begun before: another save has started on the same writer, and both would write the same files.
+        """
+        if not self._begun.acquire(blocking=False):
+            raise AbortedError(
+                "another save through this writer is under way; wait for its future, or make a writer for each save"
+            )
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ class ChainWriterMixin:
             The first failure, after all other threads have stopped.
         """
         save = self._current_save()
+        save.begin()
         buckets = (
             _split_by_size_and_type(self.thread_count, plan.items)
             if self.single_file_per_rank
@@ -145,6 +147,10 @@ class ChainWriterMixin:
         before = self._files_of_previous(name, set(manifest.files))
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
         remove(self.fs, self.path, sorted(before))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the writer, in this process or another, begins its own saves."""
+        return {**self.__dict__, "_save": None}
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -237,15 +243,43 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
 
 
 def _write_all(write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int) -> list[WriteResult]:
-    if threads == 1 or len(files) <= 1:
-        return [result for name, items in files for result in write(name, items)]
-    with ThreadPoolExecutor(threads, thread_name_prefix="streamxf-file") as pool:
-        futures = [pool.submit(write, name, items) for name, items in files]
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    """Write files in up to `threads` threads, this one among them; raise the first failure when all have stopped.
+
+    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
+    may still be under way then.
+    """
+    waiting = deque(files)
+    results: dict[str, list[WriteResult]] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                name, items = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                results[name] = write(name, items)
+            except BaseException as error:
+                errors.append(error)
+
+    helpers = [threading.Thread(target=work, name=f"streamxf-file_{number}") for number in range(1, threads)]
+    started = [helper for helper in helpers[: max(0, len(files) - 1)] if _start(helper)]
+    work()
+    for helper in started:
+        helper.join()
     if errors:
         # files that only stopped because another failed say so; the cause is what the caller needs
         raise next((error for error in errors if not isinstance(error, AbortedError)), errors[0])
-    return [result for future in futures for result in future.result()]
+    return [result for name, _ in files for result in results[name]]
+
+
+def _start(thread: threading.Thread) -> bool:
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads are to be had; the others do its work
+        return False
+    return True
 
 
 def _check_agreement(records: list[FileRecord]) -> None:
