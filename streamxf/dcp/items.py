@@ -132,10 +132,7 @@ class ItemOpener:
                 "the item is stored in a container, but the metadata gives it no codecs: its descriptors were removed"
             )
         if self.require is not None:
-            raise PolicyError(
-                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a "
-                "checkpoint that is not encrypted, leave keys= out"
-            )
+            raise self._not_encrypted()
 
     def _check_identity(self, header: Header, expected: Expected) -> None:
         found = header.identity
@@ -165,10 +162,7 @@ class ItemOpener:
         if self.require is None:
             return
         if not header.keyed:
-            raise PolicyError(
-                f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a "
-                "checkpoint that is not encrypted, leave keys= out"
-            )
+            raise self._not_encrypted()
         if self.require in ("published", "bound") and header.identity is None:
             raise PolicyError(
                 "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
@@ -179,6 +173,12 @@ class ItemOpener:
                 "the item is bound to its place but was not published by streamxf's writer, so a mixture of saves "
                 "would pass; require='bound' accepts it"
             )
+
+    def _not_encrypted(self) -> PolicyError:
+        return PolicyError(
+            f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint "
+            "that is not encrypted, leave keys= out"
+        )
 
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
         for extension in self.registry.foreign(recipe.foreign):

@@ -135,19 +135,19 @@ class ChainReaderMixin:
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
         for path, requests in by_file.items():
-            with self._open_file(path) as file:
+            with self._open_file(path) as (file, size):
                 for request in sorted(requests, key=lambda request: self._place(request).offset):
                     with _noted(file=self._full(path), item=request.storage_index.fqn):
-                        self._read_item(file, request, planner)
+                        self._read_item(file, size, request, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     # -- one item ----------------------------------------------------------------------------------
 
-    def _read_item(self, file: IO[bytes], request: ReadItem, planner: LoadPlanner) -> None:
+    def _read_item(self, file: IO[bytes], size: int, request: ReadItem, planner: LoadPlanner) -> None:
         place = self._place(request)
-        if place.offset + place.length > file.seek(0, io.SEEK_END):
+        if place.offset + place.length > size:
             raise ContainerError("the metadata places the item beyond the end of its file: the file was cut")
         source = FileSlice(file, place.offset, place.length)
         stream = self._opener.open(source, place.transform_descriptors or (), self._expected(request))
@@ -182,7 +182,7 @@ class ChainReaderMixin:
             ) from None
 
     @contextmanager
-    def _open_file(self, relative_path: str) -> Iterator[IO[bytes]]:
+    def _open_file(self, relative_path: str) -> Iterator[tuple[IO[bytes], int]]:
         path = self.fs.concat_path(self.path, check_path(relative_path))
         with ExitStack() as stack:
             try:
@@ -190,8 +190,9 @@ class ChainReaderMixin:
             except FileNotFoundError as error:
                 missing = "the file that holds the item is missing from the checkpoint"
                 raise MetadataError(missing, file=os.fspath(path)) from error
-            self._check_size(relative_path, file.seek(0, io.SEEK_END))
-            yield file
+            size = file.seek(0, io.SEEK_END)
+            self._check_size(relative_path, size)
+            yield file, size
 
     def _full(self, relative_path: str) -> str:
         return str(self.fs.concat_path(self.path, relative_path))

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
+from streamxf.chain import MAX_CODECS
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry, Provider
-
-MAX_DESCRIPTORS = 8
 
 
 class Registry(ExtensionRegistry):
@@ -102,8 +101,8 @@ class Registry(ExtensionRegistry):
         UnsupportedError
             If a foreign extension stands between or behind the codecs of the chain.
         """
-        if len(descriptors) > MAX_DESCRIPTORS:
-            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_DESCRIPTORS} are allowed")
+        if len(descriptors) > MAX_CODECS:
+            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
         codecs: list[Descriptor] = []
         foreign: list[str] = []
         for text in descriptors:
