@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from torch.distributed.checkpoint._extension import StreamTransformExtension
+from typing_extensions import Buffer
 
 from streamxf.buffers import Writable
 from streamxf.chain import Chain
@@ -137,12 +138,24 @@ class SaveStream:
     stream: IO[bytes] | StreamWriter
     container: StreamWriter | None
 
+    def write(self, data: Buffer) -> None:
+        """Write `data`, whose memory may change afterwards.
+
+        Raises
+        ------
+        OSError
+            If a foreign stream does not take all of it.
+        """
+        size = memoryview(data).nbytes
+        if self.stream.write(data) not in (size, None):  # some streams return nothing
+            raise OSError("a stream extension took only a part of what was written to it")
+
     def write_owned(self, data: memoryview) -> None:
-        """Write `data`, whose memory stays as it is until `close`."""
+        """Write `data`, whose memory stays as it is until `close`; raises as `write`."""
         if isinstance(self.stream, StreamWriter):
             self.stream.write_owned(data)
         else:
-            self.stream.write(data)
+            self.write(data)
 
     def close(self) -> None:
         """Finish the item."""

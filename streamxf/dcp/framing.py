@@ -5,22 +5,86 @@ outside.
 checks, and ignores what ``write`` returns. Here torch writes everything around the payload, without the CRC, and seeks
 over the payload itself (``write_record_metadata``); at that seek the payload is written. Nothing global is switched, so
 other threads may call ``torch.save`` meanwhile.
+
+What torch writes around the payload of a plain tensor depends on its geometry alone. So torch writes it once for each
+geometry (`frame_of`), and every further tensor of the same geometry gets the same bytes: for a small tensor, running
+torch's pickler and zip writer would take longer than all the rest of its save.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from streamxf.dcp.extensions import SaveStream
-from streamxf.dcp.payload import Payload
+from streamxf.dcp.payload import Payload, dense_order
 from streamxf.errors import StreamxfError
 
 PICKLE_PROTOCOL = 2
 ALIGNMENT = 64
+
+# A frame takes about 1.5 KiB; a model has far fewer geometries than tensors.
+FRAMES_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What ``torch.save`` writes around a tensor's payload.
+
+    Attributes
+    ----------
+    prefix, suffix : bytes
+        Before the payload and after it. The payload itself is the tensor's memory: its elements in the order of its
+        strides, without gaps.
+    """
+
+    prefix: bytes
+    suffix: bytes
+
+
+@lru_cache(FRAMES_KEPT)
+def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool = False) -> Frame:
+    """The frame of every plain CPU tensor that has this geometry and fills its storage.
+
+    Plain is a ``torch.Tensor`` itself, not a subclass, without Python attributes, conj or neg bit. Nothing in its frame
+    depends on its values, its name or its address.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+    shape, stride : tuple of int
+        In elements. The strides leave no gaps and do not overlap.
+    requires_grad : bool
+
+    Raises
+    ------
+    ValueError
+        If the strides have gaps or overlap: such a tensor does not fill its storage.
+    StreamxfError
+        If this torch does not write as expected.
+    """
+    shell = torch.empty_strided(shape, stride, dtype=dtype)
+    if dense_order(shell) is None:
+        raise ValueError(f"a tensor of shape {tuple(shape)} with strides {tuple(stride)} has gaps or overlaps")
+    target = _FrameTarget()
+    _run_zip_writer(shell.requires_grad_(requires_grad), _Records(target))
+    return target.frame(shell.nbytes)
+
+
+def is_framed(tensor: torch.Tensor) -> bool:
+    """Whether `frame_of` has the framing of `tensor`: a plain one, as `frame_of` says, on any device."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not tensor.__dict__
+        and not tensor._backward_hooks
+    )
 
 
 def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
@@ -32,13 +96,20 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
         Whatever writing raised, rather than the RuntimeError that torch's writer makes of it.
     """
     payload = Payload.of(tensor)
-    stream: Any = _ZipTarget(target)
+    shell = payload.shell
+    if not is_framed(shell) or shell.storage_offset() or dense_order(shell) is None:
+        _save_through_zip_writer(payload, target)
+        return
+    frame = frame_of(shell.dtype, shell.shape, shell.stride(), shell.requires_grad)
+    target.write_owned(memoryview(frame.prefix))
+    _write_payload(payload.pieces(shell.untyped_storage()), target, shell.nbytes)
+    target.write_owned(memoryview(frame.suffix))
+
+
+def _save_through_zip_writer(payload: Payload, target: SaveStream) -> None:
+    stream = _ZipTarget(target)
     try:
-        zip_writer = torch._C.PyTorchFileWriter(stream, False, ALIGNMENT)
-        torch.serialization._save(  # type: ignore[no-untyped-call]
-            payload.shell, _Records(zip_writer, stream, payload), pickle, PICKLE_PROTOCOL, False
-        )
-        zip_writer.write_end_of_file()
+        _run_zip_writer(payload.shell, _Records(stream, payload))
     except RuntimeError:
         if stream.error is not None:
             raise stream.error from None
@@ -47,49 +118,25 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
         raise stream.error
 
 
-class _ZipTarget:
-    """The file that torch's zip writer sees: counts positions, keeps the first error, and puts the payload where it
-    seeks.
-    """
+def _run_zip_writer(shell: torch.Tensor, records: _Records) -> None:
+    torch.serialization._save(shell, records, pickle, PICKLE_PROTOCOL, False)  # type: ignore[no-untyped-call]
+    records.write_end()
 
-    def __init__(self, target: SaveStream) -> None:
-        self._target = target
+
+def _write_payload(pieces: Iterator[memoryview], target: SaveStream, size: int) -> None:
+    written = 0
+    for piece in pieces:
+        target.write_owned(piece)
+        written += len(piece)
+    if written != size:
+        raise StreamxfError(f"the tensor gave {written} bytes where {size} belong; was it changed while it was saved?")
+
+
+class _Target:
+    """The file that torch's zip writer sees: it counts positions and takes no notice of ``flush``."""
+
+    def __init__(self) -> None:
         self._position = 0
-        self.pieces: Iterator[memoryview] | None = None
-        self.error: BaseException | None = None
-
-    def write(self, data: Any) -> int:
-        size = len(data)
-        try:
-            if self._target.stream.write(data) not in (size, None):
-                raise OSError("a stream extension took only a part of what was written to it")
-        except BaseException as error:
-            self.error = self.error or error
-            raise
-        self._position += size
-        return size
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        try:
-            self._write_payload(offset, whence)
-        except BaseException as error:
-            self.error = self.error or error
-            raise
-        self._position += offset
-        return self._position
-
-    def _write_payload(self, size: int, whence: int) -> None:
-        if whence != 1 or self.pieces is None:
-            raise StreamxfError("torch's zip writer seeks where it did not before; this torch is not supported yet")
-        pieces, self.pieces = self.pieces, None
-        written = 0
-        for piece in pieces:
-            self._target.write_owned(piece)
-            written += len(piece)
-        if written != size:
-            raise StreamxfError(
-                f"the tensor gave {written} bytes where {size} belong; was it changed while it was saved?"
-            )
 
     def tell(self) -> int:
         return self._position
@@ -98,11 +145,76 @@ class _ZipTarget:
         """Blocks leave when they are full."""
 
 
+class _ZipTarget(_Target):
+    """Passes on what it gets, keeps the first error, and puts the payload where torch's zip writer seeks."""
+
+    def __init__(self, target: SaveStream) -> None:
+        super().__init__()
+        self._target = target
+        self.pieces: Iterator[memoryview] | None = None
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        try:
+            self._target.write(data)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        self._position += size
+        return size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            if whence != 1 or self.pieces is None:
+                raise _unexpected_seek()
+            pieces, self.pieces = self.pieces, None
+            _write_payload(pieces, self._target, offset)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        self._position += offset
+        return self._position
+
+
+class _FrameTarget(_Target):
+    """Collects what torch's zip writer writes, and notes where it seeks over the payload."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data = bytearray()
+        self._gaps: list[tuple[int, int]] = []
+
+    def write(self, data: Any) -> int:
+        self._data += data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence != 1:
+            raise _unexpected_seek()
+        self._gaps.append((len(self._data), offset))
+        self._position += offset
+        return self._position
+
+    def frame(self, payload_size: int) -> Frame:
+        # torch does not seek over an empty payload, and then it does not matter where that would stand
+        at, size = self._gaps[0] if self._gaps else (len(self._data), 0)
+        if len(self._gaps) > 1 or size != payload_size:
+            raise _unexpected_seek()
+        return Frame(bytes(self._data[:at]), bytes(self._data[at:]))
+
+
+def _unexpected_seek() -> StreamxfError:
+    return StreamxfError("torch's zip writer seeks where it did not before; this torch is not supported yet")
+
+
 class _Records:
     """What ``torch.serialization._save`` takes for a zip file: passes records on, and storages on as empty places."""
 
-    def __init__(self, zip_writer: Any, stream: _ZipTarget, payload: Payload) -> None:
-        self._zip = zip_writer
+    def __init__(self, stream: _ZipTarget | _FrameTarget, payload: Payload | None = None) -> None:
+        file: Any = stream
+        self._zip: Any = torch._C.PyTorchFileWriter(file, False, ALIGNMENT)
         self._stream = stream
         self._payload = payload
 
@@ -110,5 +222,10 @@ class _Records:
         if not isinstance(data, torch.UntypedStorage):
             self._zip.write_record(name, data, size)
             return
-        self._stream.pieces = self._payload.pieces(data)
+        if self._payload is not None and isinstance(self._stream, _ZipTarget):
+            self._stream.pieces = self._payload.pieces(data)
         self._zip.write_record_metadata(name, size)
+
+    def write_end(self) -> None:
+        """Let torch write the zip file's directory."""
+        self._zip.write_end_of_file()
