@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
+    from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.dcp.attach import attach
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from streamxf.fileio import decode, encode, open
     from streamxf.keys import Key, KeyRing
     from streamxf.registry import CodecRegistry
+    from streamxf.report import LoadReport, SaveReport
     from streamxf.version import __version__
 
 _HOME = {
@@ -40,12 +42,15 @@ _HOME = {
     "Encrypt": "streamxf.codecs.encrypt",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
+    "FloatZip": "streamxf.codecs.floatzip",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
     "Key": "streamxf.keys",
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
+    "LoadReport": "streamxf.report",
     "Registry": "streamxf.dcp.registry",
+    "SaveReport": "streamxf.report",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "ZStandard": "streamxf.codecs.zstd",
@@ -66,11 +71,14 @@ __all__ = [
     "Encrypt",
     "FileSystemReader",
     "FileSystemWriter",
+    "FloatZip",
     "FsspecReader",
     "FsspecWriter",
     "Key",
     "KeyRing",
+    "LoadReport",
     "Registry",
+    "SaveReport",
     "StreamInfo",
     "StreamxfError",
     "ZStandard",

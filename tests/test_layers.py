@@ -17,8 +17,8 @@ LAYERS = {
     for rank, names in enumerate(
         [
             ["errors", "version"],
-            ["buffers", "descriptor", "engine"],
-            ["keys", "codec"],
+            ["buffers", "descriptor", "engine", "meter"],
+            ["keys", "codec", "report"],
             ["codecs"],
             ["registry"],
             ["chain"],

@@ -1,0 +1,118 @@
+"""`SaveReport` and `LoadReport`: what a save or load did in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from streamxf.meter import Meter
+
+
+@dataclass(frozen=True)
+class Report:
+    """What this process did; other ranks have reports of their own.
+
+    Attributes
+    ----------
+    items : int
+    raw_bytes : int
+        The items' bytes before the chain: the tensors in the form of ``torch.save``, which is what a save without
+        extensions stores.
+    stored_bytes : int
+        What they take in storage.
+    wall_seconds : float
+        From the first item to the last byte.
+    codec_seconds : mapping of str to float
+        Seconds spent in each codec, by its name, summed over all threads. With several workers the sum may exceed
+        `wall_seconds`.
+    io_seconds : float
+        Seconds spent in calls of the file system, summed over all threads.
+    peak_blocks : int
+        The most blocks that were in flight at a time. Items of less than a block, which are done on the spot, do not
+        count.
+    """
+
+    items: int
+    raw_bytes: int
+    stored_bytes: int
+    wall_seconds: float
+    codec_seconds: Mapping[str, float]
+    io_seconds: float
+    peak_blocks: int
+
+    what: ClassVar[str]
+
+    @classmethod
+    def of(cls, meter: Meter, wall_seconds: float) -> Self:
+        """The report of a save or load that is over."""
+        total = meter.total()
+        return cls(
+            total.items,
+            total.raw_bytes,
+            total.stored_bytes,
+            wall_seconds,
+            dict(total.busy),
+            total.io_seconds,
+            meter.peak_blocks,
+        )
+
+    @property
+    def ratio(self) -> float:
+        """Stored bytes for each raw byte; 1.0 where there were none."""
+        return self.stored_bytes / self.raw_bytes if self.raw_bytes else 1.0
+
+    @property
+    def throughput(self) -> float:
+        """Raw bytes in a second."""
+        return self.raw_bytes / self.wall_seconds if self.wall_seconds else 0.0
+
+    def to_dict(self) -> dict[str, int | float]:
+        """The report as a flat dictionary of numbers, for experiment trackers; the keys name the units."""
+        return {
+            "items": self.items,
+            "raw_bytes": self.raw_bytes,
+            "stored_bytes": self.stored_bytes,
+            "stored_per_raw_byte": self.ratio,
+            "wall_seconds": self.wall_seconds,
+            "throughput_bytes_per_second": self.throughput,
+            "peak_blocks": self.peak_blocks,
+            "busy_seconds/io": self.io_seconds,
+            **{f"busy_seconds/{name}": seconds for name, seconds in self.codec_seconds.items()},
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("items", f"{self.items:,}", ""),
+            ("raw", _size(self.raw_bytes), ""),
+            ("stored", _size(self.stored_bytes), f"{self.ratio:.3f} of raw"),
+            ("wall", _time(self.wall_seconds), f"{self.throughput / 1e9:.2f} GB/s of raw"),
+            *((f"busy in {name}", _time(seconds), "") for name, seconds in self.codec_seconds.items()),
+            ("busy in I/O", _time(self.io_seconds), ""),
+            ("blocks in flight", f"{self.peak_blocks}", "at most"),
+        ]
+        first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+        lines = [f"{label:<{first}}  {value:>{second}}  {note}".rstrip() for label, value, note in rows]
+        return "\n".join([f"{self.what} of this process", *lines])
+
+
+@dataclass(frozen=True)
+class SaveReport(Report):
+    """What a save did in this process; the attributes are those of `Report`."""
+
+    what: ClassVar[str] = "Save"
+
+
+@dataclass(frozen=True)
+class LoadReport(Report):
+    """What a load did in this process; the attributes are those of `Report`."""
+
+    what: ClassVar[str] = "Load"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} B"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.3f} s"

@@ -1,0 +1,93 @@
+"""Reports add up what all threads did, and print and export it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import threading
+
+import pytest
+
+from streamxf import LoadReport, SaveReport
+from streamxf.meter import Meter
+
+
+def metered() -> Meter:
+    meter = Meter()
+
+    def work() -> None:
+        for _ in range(1000):
+            meter.codec("streamxf.zstd", 0.5)
+            meter.codec("acme.delta", 0.25)
+            meter.io(0.125)
+            meter.item(2048, 1024)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return meter
+
+
+def test_all_threads_are_summed() -> None:
+    report = SaveReport.of(metered(), 2.0)
+    assert report == SaveReport(
+        items=4000,
+        raw_bytes=4000 * 2048,
+        stored_bytes=4000 * 1024,
+        wall_seconds=2.0,
+        codec_seconds={"streamxf.zstd": 2000.0, "acme.delta": 1000.0},
+        io_seconds=500.0,
+        peak_blocks=0,
+    )
+    assert report.ratio == 0.5
+    assert report.throughput == 4000 * 1024
+
+
+def test_the_peak_of_blocks_in_flight() -> None:
+    meter = Meter()
+    for _ in range(3):
+        meter.block_began()
+    for _ in range(2):
+        meter.block_ended()
+    meter.block_began()
+    assert meter.peak_blocks == 3
+
+
+def test_a_dictionary_of_numbers_that_is_json() -> None:
+    exported = SaveReport.of(metered(), 2.0).to_dict()
+    assert json.loads(json.dumps(exported, allow_nan=False)) == exported
+    assert all(type(value) in (int, float) for value in exported.values())
+    assert exported["busy_seconds/streamxf.zstd"] == 2000.0
+    assert exported["throughput_bytes_per_second"] == 4096000.0
+
+
+@pytest.mark.parametrize("kind", [SaveReport, LoadReport])
+def test_nothing_to_report(kind: type[SaveReport | LoadReport]) -> None:
+    report = kind.of(Meter(), 0.0)
+    json.dumps(report.to_dict(), allow_nan=False)
+    assert (report.ratio, report.throughput) == (1.0, 0.0)
+    assert "0 B" in str(report)
+
+
+def test_a_small_table() -> None:
+    lines = str(LoadReport(1234, 3 * 2**30, 2**30, 1.5, {"streamxf.zstd": 2.25}, 0.5, 6)).splitlines()
+    assert lines == [
+        "Load of this process",
+        "items                        1,234",
+        "raw                    3,072.0 MiB",
+        "stored                 1,024.0 MiB  0.333 of raw",
+        "wall                       1.500 s  2.15 GB/s of raw",
+        "busy in streamxf.zstd      2.250 s",
+        "busy in I/O                0.500 s",
+        "blocks in flight                 6  at most",
+    ]
+
+
+def test_reports_do_not_change_and_travel() -> None:
+    report = SaveReport.of(metered(), 2.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.items = 1
+    assert pickle.loads(pickle.dumps(report)) == report
