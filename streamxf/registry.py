@@ -19,6 +19,7 @@ ENTRY_POINT_GROUP = "streamxf.codecs"
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
     "streamxf.lz4": "streamxf.codecs.lz4:LZ4",
+    "streamxf.floatzip": "streamxf.codecs.floatzip:FloatZip",
     "streamxf.checksum": "streamxf.codecs.checksum:Checksum",
     ENCRYPT: "streamxf.codecs.encrypt:Encrypt",
 }

@@ -55,7 +55,7 @@ def test_meaning(text, codecs):
         ("zstd:level=high", DescriptorError, "'high'"),
         ("zstd:speed=1", DescriptorError, "level"),
         ("checksum:algorithm=md5", ParameterError, "crc32c, sha256"),
-        ("gzip", ChainError, "built in are zstd, lz4, checksum, encrypt"),
+        ("gzip", ChainError, "built in are zstd, lz4, floatzip, checksum, encrypt"),
         ("acme.delta", UnknownCodecError, "acme.delta"),
         ("encrypt:key=abc", ChainError, "no parameters"),
         ("encrypt+zstd", ChainError, "put it before Encrypt"),

@@ -1,0 +1,141 @@
+"""`FloatZip`: lossless compression of floating-point numbers.
+
+A trained weight is noise in its mantissa, while its exponent takes few values, and those unevenly. A block's elements
+are split into planes of bytes; the exponents are coded near their entropy and the noise is stored as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from streamxf.buffers import per_thread
+from streamxf.codec import BlockInfo, Codec, Role
+from streamxf.codecs import frames
+from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, unpack
+from streamxf.codecs.floatzip.layout import (
+    STORED,
+    Coding,
+    Plane,
+    Table,
+    pack_table,
+    parse_table,
+    table_size,
+)
+from streamxf.codecs.floatzip.planes import Array, Workspace, merge, split
+from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
+from streamxf.errors import CodecError
+
+_STORED = bytes([STORED])
+
+
+@dataclass(frozen=True)
+class FloatZip(Codec):
+    """Compress floating-point data near the entropy of its bytes; lossless, whatever the bytes are.
+
+    Floats of 2, 4 and 8 bytes are split into exponents and the rest. Where the dtype is not known, and for everything
+    that is no such float, a sample of each block decides. A block grows by one byte at the most.
+    """
+
+    name: ClassVar[str] = "streamxf.floatzip"
+    role: ClassVar[Role] = "compression"
+
+    def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        work = per_thread(Workspace)
+        data = np.frombuffer(block, np.uint8)
+        plan = choose(data, info.stream.dtype, work)
+        if plan is not None:
+            out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
+            size = _encode_planes(data, plan, out, work)
+            if size <= len(block):
+                return out[:size]
+        out = info.scratch(len(block) + 1)
+        out[:1] = _STORED
+        out[1:] = block
+        return out
+
+    def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        if not len(block):
+            raise CodecError("FloatZip block is empty")
+        if block[0] == STORED:
+            if len(block) - 1 > info.limit:
+                raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
+            return block[1:]
+        table = parse_table(block, info.limit)
+        out = info.scratch(table.raw_size)
+        _decode_planes(block, table, out, per_thread(Workspace))
+        return out
+
+
+def _encode_planes(data: Array, plan: BlockPlan, out: memoryview, work: Workspace) -> int:
+    layout = plan.layout
+    count = layout.count(len(data))
+    begin, end = layout.phase, layout.phase + count * layout.width
+    position = table_size(len(plan.planes))
+    targets: list[Array] = []
+    for number, (plane, _, _) in enumerate(plan.planes):
+        size = count * plane.lane
+        if plane.coding == Coding.RAW:
+            targets.append(np.frombuffer(out, f"<u{plane.lane}", count, position))
+            position += size
+        else:
+            targets.append(work.plane(number, size))
+    if layout.width == 1:
+        targets = [data]
+    else:
+        split(data[begin:end].view(f"<u{layout.width}"), layout.rotated, targets, work)
+
+    stored: list[tuple[Plane, int]] = []
+    for planned, target in zip(plan.planes, targets, strict=True):
+        if planned.plane.coding == Coding.RAW:
+            stored.append((planned.plane, target.nbytes))
+            continue
+        coding, size = _encode_plane(planned, target, out[position:], work)
+        stored.append((Plane(coding, 1), size))
+        position += size
+    pack_table(layout, len(data), stored, out)
+    edges = data[:begin].tobytes() + data[end:].tobytes()
+    out[position : position + len(edges)] = edges
+    return position + len(edges)
+
+
+def _encode_plane(planned: PlanePlan, values: Array, out: memoryview, work: Workspace) -> tuple[Coding, int]:
+    if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
+        return Coding.PACKED, size
+    compressor = per_thread(general if planned.general else huffman)
+    return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
+
+
+def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Workspace) -> None:
+    layout = table.layout
+    count = layout.count(table.raw_size)
+    places = _places(table)
+    planes: list[Array] = []
+    for number, ((plane, size), start) in enumerate(zip(table.planes, places, strict=True)):
+        stored = block[start : start + size]
+        if plane.coding == Coding.RAW:
+            planes.append(np.frombuffer(stored, f"<u{plane.lane}"))
+        elif plane.coding == Coding.ZSTD:
+            planes.append(np.frombuffer(inflate(stored, count * plane.lane), f"<u{plane.lane}"))
+        else:
+            planes.append(work.plane(number, count))
+            unpack(stored, planes[-1], work)
+    begin, end = layout.phase, layout.phase + count * layout.width
+    merge(planes, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
+    edges = block[len(block) - (len(out) - end) - begin :]
+    out[:begin] = edges[:begin]
+    out[end:] = edges[begin:]
+
+
+def _places(table: Table) -> list[int]:
+    """Where the data of each plane begins: first come the planes that are stored as they are, then the others."""
+    places = [0] * len(table.planes)
+    position = table.end
+    for raw in (True, False):
+        for number, (plane, size) in enumerate(table.planes):
+            if (plane.coding == Coding.RAW) == raw:
+                places[number] = position
+                position += size
+    return places

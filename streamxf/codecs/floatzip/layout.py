@@ -1,0 +1,152 @@
+"""How a FloatZip block is laid out: its elements, the planes that they were split into, and the table that says so.
+
+The stored form knows widths, a rotation and a phase; it knows no dtypes (docs/format.md, ``streamxf.floatzip/1``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from streamxf.errors import CodecError
+
+STORED = 0
+_PLANES = 1 << 6  # set in the first byte of every block that is not stored as it is
+_HEAD = struct.Struct("<BI")
+_PLANE = struct.Struct("<BI")
+_ALIGNMENT = 8
+
+
+class Coding(IntEnum):
+    """How the bytes of a plane are stored."""
+
+    RAW = 0
+    ZSTD = 1
+    PACKED = 2
+
+
+class Plane(NamedTuple):
+    """Some neighbouring bytes of every element.
+
+    Attributes
+    ----------
+    coding : Coding
+    lane : int
+        How many bytes of each element: 1, 2 or 4.
+    """
+
+    coding: Coding
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a block is made of.
+
+    Attributes
+    ----------
+    width : int
+        Bytes of an element: 1, 2, 4 or 8, little-endian.
+    rotated : bool
+        Whether elements are rotated left by one bit before they are split: the sign of a float then stands last, and
+        its exponent fills the first byte.
+    phase : int
+        Bytes before the first element, less than `width`.
+    """
+
+    width: int
+    rotated: bool
+    phase: int
+
+    def count(self, size: int) -> int:
+        """How many whole elements a block of `size` bytes has."""
+        return max(0, size - self.phase) // self.width
+
+
+class Table(NamedTuple):
+    """The table of a block, parsed and checked.
+
+    Attributes
+    ----------
+    layout : Layout
+    raw_size : int
+        Bytes of the block before it was encoded.
+    planes : list of (Plane, int)
+        From the lowest bytes of an element to the highest, with stored sizes in bytes.
+    end : int
+        Where the planes' data begins.
+    """
+
+    layout: Layout
+    raw_size: int
+    planes: list[tuple[Plane, int]]
+    end: int
+
+
+def table_size(planes: int) -> int:
+    """Bytes of the table of a block with that many planes."""
+    return -(-(_HEAD.size + planes * _PLANE.size) // _ALIGNMENT) * _ALIGNMENT
+
+
+def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]], out: memoryview) -> None:
+    """Write the table to the start of `out`."""
+    first = _PLANES | layout.phase << 3 | layout.rotated << 2 | layout.width.bit_length() - 1
+    table = _HEAD.pack(first, raw_size) + b"".join(
+        _PLANE.pack(plane.coding | (plane.lane.bit_length() - 1) << 2, size) for plane, size in planes
+    )
+    end = table_size(len(planes))
+    out[:end] = table.ljust(end, b"\0")
+
+
+def parse_table(block: memoryview, limit: int) -> Table:
+    """Read the table of a block that is not stored as it is.
+
+    Raises
+    ------
+    CodecError
+        If it is not what `pack_table` writes, or the block would decode to more than `limit` bytes, or the sizes do not
+        add up to the block's own.
+    """
+    if len(block) < _HEAD.size:
+        raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
+    first, raw_size = _HEAD.unpack_from(block)
+    layout = Layout(1 << (first & 3), bool(first & 4), first >> 3 & 7)
+    if first >> 6 != 1 or layout.phase >= layout.width or (layout.rotated and layout.width == 1):
+        raise CodecError(f"FloatZip block of an unknown layout {first:#04x}")
+    if raw_size > limit:
+        raise CodecError(f"FloatZip block declares {raw_size} bytes, {limit} are allowed here")
+    count = layout.count(raw_size)
+    if not count:
+        raise CodecError(f"FloatZip block of {raw_size} bytes has no whole element of {layout.width} bytes")
+    planes, position = _parse_planes(block, layout, count)
+    end = table_size(len(planes))
+    if any(block[position:end]):
+        raise CodecError("FloatZip table does not end with zeros")
+    edges = raw_size - count * layout.width
+    if end + sum(size for _, size in planes) + edges != len(block):
+        raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
+    return Table(layout, raw_size, planes, end)
+
+
+def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
+    planes: list[tuple[Plane, int]] = []
+    position, covered = _HEAD.size, 0
+    while covered < layout.width:
+        if len(block) < position + _PLANE.size:
+            raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
+        code, size = _PLANE.unpack_from(block, position)
+        lane = 1 << (code >> 2)
+        covered += lane
+        if code >> 4 or lane > 4 or covered > layout.width or code & 3 > Coding.PACKED:
+            raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
+        plane = Plane(Coding(code & 3), lane)
+        if plane.coding == Coding.RAW and size != count * lane:
+            raise CodecError(f"FloatZip plane of {size} bytes where {count * lane} belong")
+        if plane.coding == Coding.PACKED and lane != 1:
+            raise CodecError("FloatZip plane of several bytes cannot be packed")
+        planes.append((plane, size))
+        position += _PLANE.size
+    return planes, position

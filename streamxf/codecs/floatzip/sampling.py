@@ -1,0 +1,199 @@
+"""How to store a block, decided from a sample of it. A wrong choice costs size, never correctness.
+
+Entropies are of order 0, in bits per byte, with the Miller-Madow correction for the sample's size (G. Miller, "Note on
+the bias of information estimates", 1955): a sample of noise would otherwise look compressible.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from streamxf.buffers import per_thread
+from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
+from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
+from streamxf.codecs.floatzip.planes import Array, Workspace, split
+
+FLOAT_WIDTHS = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 2,
+    "complex64": 4,
+    "complex128": 8,
+}
+
+RUNS = 16  # the sample comes from so many places in the block
+RUN_ELEMENTS = 128
+RUN_BYTES = 512  # where the width of the elements is not known yet
+TRIAL_BYTES = 16 * 1024
+NOISE_BITS = 7.85  # a plane with that much entropy is stored as it is
+CONSTANT_BITS = 0.25  # below, runs decide, and packing would only be in their way
+GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
+
+_JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
+_MAX_SAMPLE = RUNS * RUN_BYTES
+_COUNTS = np.arange(1, _MAX_SAMPLE + 1)
+_LOGS = np.concatenate([[0.0], _COUNTS * np.log2(_COUNTS)])  # n log2 n
+
+
+class PlanePlan(NamedTuple):
+    """How one plane is to be stored.
+
+    Attributes
+    ----------
+    plane : Plane
+    base : int
+        First of the sixteen values around which a packed plane is packed.
+    general : bool
+        Whether matches are worth looking for.
+    """
+
+    plane: Plane
+    base: int = 0
+    general: bool = False
+
+
+class BlockPlan(NamedTuple):
+    """How a block is to be stored."""
+
+    layout: Layout
+    planes: list[PlanePlan]
+
+
+def choose(block: Array, dtype: str | None, work: Workspace) -> BlockPlan | None:
+    """Decide how to store a block; None where it is best stored as it is.
+
+    Parameters
+    ----------
+    block : array of uint8
+    dtype : str or None
+        The name of the torch dtype of its elements, where it is known; a float's elements then begin with the block.
+    """
+    width = FLOAT_WIDTHS.get(dtype or "")
+    if width is not None and len(block) >= width:
+        layout = Layout(width, True, 0)
+    else:
+        layout = _detect(block, work)
+    return _plan(block, layout, work)
+
+
+def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
+    if layout.width == 1:
+        return _plan_bytes(block, layout)
+    histograms = _plane_histograms(_elements(block, layout), layout.rotated, work)
+    plans: list[PlanePlan] = []
+    raw = 0
+    for histogram in histograms:
+        plan = _plan_plane(histogram)
+        if plan.plane.coding == Coding.RAW:
+            raw += 1
+            continue
+        plans += [*_raw_planes(raw), plan]
+        raw = 0
+    if not plans:
+        return None
+    return BlockPlan(layout, plans + _raw_planes(raw))
+
+
+def _plan_plane(histogram: Array) -> PlanePlan:
+    bits = _entropy(histogram)
+    if bits > NOISE_BITS:
+        return PlanePlan(Plane(Coding.RAW, 1))
+    if bits > CONSTANT_BITS:
+        base, inside = _best_window(histogram)
+        if inside >= (1 - MAX_EXCEPTIONS / 2) * histogram.sum():
+            return PlanePlan(Plane(Coding.PACKED, 1), base)
+    return PlanePlan(Plane(Coding.ZSTD, 1))
+
+
+def _plan_bytes(block: Array, layout: Layout) -> BlockPlan | None:
+    """The plan for bytes that are no wider numbers: whatever does better on parts of them, if anything does."""
+    step = max(1, (len(block) - TRIAL_BYTES // 2) // 2)
+    parts = [block[start : start + TRIAL_BYTES // 2] for start in (0, step, 2 * step)][: 1 + 2 * (step > 1)]
+    size = sum(map(len, parts))
+    plain = sum(len(per_thread(huffman).compress(part.data)) for part in parts)
+    matched = sum(len(per_thread(general).compress(part.data)) for part in parts)
+    if min(plain, matched) > size * NOISE_BITS / 8:
+        return None
+    return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
+
+
+def _raw_planes(count: int) -> list[PlanePlan]:
+    """So many neighbouring bytes that are noise, in as few planes as possible."""
+    planes = []
+    while count:
+        lane = 1 << min(2, count.bit_length() - 1)
+        planes.append(PlanePlan(Plane(Coding.RAW, lane)))
+        count -= lane
+    return planes
+
+
+# -- what the elements are ---------------------------------------------------------------------------------------------
+
+
+def _detect(block: Array, work: Workspace) -> Layout:
+    """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte."""
+    plain = Layout(1, False, 0)
+    if len(block) < 64:
+        return plain
+    sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
+    index = sample + np.arange(0, 2048, 256, dtype=np.int64)
+    by_residue = np.bincount(index.ravel(), minlength=2048).reshape(8, 256)
+    best, least = plain, _entropy(by_residue.sum(axis=0))
+    for width in (2, 4, 8):
+        folded = by_residue.reshape(8 // width, width, 256).sum(axis=0)
+        bits = [_entropy(histogram) for histogram in folded]
+        if sum(bits) / width > least - GAIN_BITS:
+            continue
+        # a float's first byte varies least of all; bytes that do not vary at all are the end of one that was widened
+        phase = (min(range(width), key=lambda place: bits[place] or math.inf) + 1) % width
+        best, least = Layout(width, False, phase), sum(bits) / width
+        rotated = _plane_histograms(_elements(block, best), True, work)
+        turned = sum(_entropy(histogram) for histogram in rotated) / width
+        if turned < least - GAIN_BITS / width:
+            best, least = Layout(width, True, phase), turned
+    return best
+
+
+def _elements(block: Array, layout: Layout) -> Array:
+    """A sample of the block's elements."""
+    count = layout.count(len(block))
+    elements = block[layout.phase : layout.phase + count * layout.width].view(f"<u{layout.width}")
+    return _runs(elements, RUN_ELEMENTS)
+
+
+def _runs(rows: Array, length: int) -> Array:
+    """Runs of `length` rows from `RUNS` places all over `rows`; all of them if there are no more."""
+    step = len(rows) // RUNS
+    if step <= length:
+        return np.ascontiguousarray(rows[: RUNS * length])
+    # places at equal distances would always meet the same rows of a matrix whose rows are a power of two long
+    starts = (np.arange(RUNS) * step + _JITTER * (step - length)).astype(np.intp)
+    return np.take(rows, (starts[:, None] + np.arange(length)).ravel(), axis=0)
+
+
+def _plane_histograms(elements: Array, rotated: bool, work: Workspace) -> list[Array]:
+    planes = [work.plane(-8 - number, len(elements)) for number in range(elements.itemsize)]
+    split(elements, rotated, planes, work)
+    return [np.bincount(plane, minlength=256) for plane in planes]
+
+
+def _entropy(histogram: Array) -> float:
+    kinds = int(np.count_nonzero(histogram))
+    if kinds == 1:
+        return 0.0
+    total = int(histogram.sum())
+    bits = math.log2(total) - float(_LOGS[histogram].sum()) / total
+    return bits + (kinds - 1) / (2 * total * math.log(2))
+
+
+def _best_window(histogram: Array) -> tuple[int, int]:
+    """The first of the sixteen neighbouring values, modulo 256, that occur most often together, and how often."""
+    sums = np.cumsum(np.concatenate([histogram, histogram[: WINDOW - 1]]))
+    inside = sums[WINDOW - 1 :] - np.concatenate([[0], sums[:-WINDOW]])
+    base = int(np.argmax(inside))
+    return base, int(inside[base])

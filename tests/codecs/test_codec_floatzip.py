@@ -1,0 +1,219 @@
+"""FloatZip: every bit pattern of every dtype comes back, and floats shrink to what their exponents are worth."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamxf
+from streamxf.buffers import Scratch
+from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.coder import stage_limit
+from streamxf.testing import CodecConformance
+
+MIB = 1 << 20
+DTYPES = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "complex64",
+    "complex128",
+    "int8",
+    "int64",
+    "uint8",
+    "bool",
+    None,
+]
+# what IEEE numbers have at their edges: zeros of both signs, infinities, quiet and signalling NaNs, denormals
+SPECIAL = {
+    "bfloat16": [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x7F81, 0x0001, 0x807F, 0x7F7F],
+    "float16": [0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01, 0x0001, 0x83FF, 0x7BFF],
+    "float32": [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x00000001, 0x807FFFFF],
+    "float64": [0x0, 0x8000000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x1],
+}
+WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+SHARE = {"bfloat16": 0.668, "float16": 0.852, "float32": 0.832}
+
+
+class TestFloatZip(CodecConformance):
+    examples = 40
+    codec = streamxf.FloatZip()
+
+
+def info(dtype: str | None, limit: int) -> BlockInfo:
+    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype)
+    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
+
+
+def stored(block: bytes, dtype: str | None) -> bytes:
+    return bytes(streamxf.FloatZip().encode(memoryview(block), info(dtype, stage_limit(MIB))))
+
+
+def restored(data: bytes, size: int) -> bytes:
+    return bytes(streamxf.FloatZip().decode(memoryview(data), info(None, size)))
+
+
+def check(block: bytes, dtype: str | None) -> bytes:
+    data = stored(block, dtype)
+    assert restored(data, len(block)) == block
+    assert len(data) <= len(block) + 1
+    return data
+
+
+def gaussian(dtype: str, size: int = MIB) -> bytes:
+    generator = torch.Generator().manual_seed(1)
+    kind = getattr(torch, dtype)
+    values = torch.empty(size // kind.itemsize, dtype=torch.float64).normal_(0, 0.02, generator=generator)
+    return values.to(kind).view(torch.uint8).numpy().tobytes()
+
+
+# -- every byte comes back ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=5000), st.sampled_from(DTYPES), st.integers(0, 400))
+def test_any_bytes_under_any_dtype_come_back(block: bytes, dtype: str | None, repeat: int) -> None:
+    check((block * (1 + repeat))[: 2 * MIB], dtype)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from(sorted(SPECIAL)), st.integers(0, 7), st.integers(0, 7))
+def test_special_numbers_come_back_bit_for_bit(data: st.DataObject, dtype: str, before: int, after: int) -> None:
+    width = WIDTHS[dtype]
+    patterns = st.one_of(st.sampled_from(SPECIAL[dtype]), st.integers(0, 2 ** (8 * width) - 1))
+    numbers = data.draw(st.lists(patterns, max_size=300))
+    block = bytes(before) + b"".join(number.to_bytes(width, "little") for number in numbers) + b"\xff" * after
+    check(block, dtype)
+    check(block, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from([*sorted(SPECIAL), "float8_e4m3fn", "int64"]), st.integers(0, 2**32))
+def test_any_cut_of_a_tensor_comes_back_and_shrinks(data: st.DataObject, dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tensor = torch.from_numpy(rng.normal(0, 10.0 ** rng.integers(-6, 3), 40_000)).to(getattr(torch, dtype))
+    raw = tensor.view(torch.uint8).numpy().tobytes()
+    start = data.draw(st.integers(0, len(raw) // 2))
+    block = raw[start : start + data.draw(st.integers(0, len(raw) // 2))]
+    for told in (dtype, None, "float32"):
+        check(block, told)
+
+
+def test_every_pattern_of_sixteen_bits_comes_back() -> None:
+    block = np.arange(1 << 16, dtype="<u2").tobytes()
+    for dtype in ("bfloat16", "float16", None):
+        check(block, dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 255), st.integers(0, 40), st.integers(100, 70_000), st.integers(0, 2**32))
+def test_exponents_outside_of_the_sixteen_come_back(base: int, outside: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    exponents = (base + rng.integers(0, 16, count)).astype(np.uint8)
+    exponents[rng.integers(0, count, outside)] = rng.integers(0, 256, outside)
+    rotated = exponents.astype("<u2") << 8 | rng.integers(0, 256, count).astype("<u2")
+    elements = (rotated >> 1 | rotated << 15).astype("<u2")
+    for extra in (b"", b"\x01"):
+        check(elements.tobytes() + extra, "bfloat16")
+
+
+# -- and what can shrink does ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", sorted(SHARE))
+@pytest.mark.parametrize("told", [True, False])
+def test_gaussian_weights_shrink_to_their_entropy(dtype: str, told: bool) -> None:
+    block = gaussian(dtype)
+    assert len(check(block, dtype if told else None)) <= SHARE[dtype] * len(block)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("phase", range(1, 8))
+def test_the_place_of_the_first_element_is_found(dtype: str, phase: int) -> None:
+    raw = gaussian(dtype)
+    aligned = len(check(raw, None))
+    assert len(check(b"\x00\x01\x02\x03\x04\x05\x06\x07"[:phase] + raw, None)) <= aligned * 1.002
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES])
+def test_constants_collapse(dtype: str | None) -> None:
+    assert len(check(bytes(MIB), dtype)) < MIB / 500
+    assert len(check(b"\x3f\x80\x00\x00" * (MIB // 4), dtype)) < MIB / 500
+
+
+def test_rows_of_zeros_cost_next_to_nothing() -> None:
+    for dtype, share in (("bfloat16", 0.668), ("float32", 0.832)):
+        weights = np.frombuffer(gaussian(dtype), np.uint8).reshape(-1, 4096).copy()
+        weights[1::2] = 0
+        assert len(check(weights.tobytes(), dtype)) < (share / 2 + 0.02) * MIB
+
+
+def test_floats_that_were_widened_shrink_to_what_they_hold() -> None:
+    narrow = torch.frombuffer(bytearray(gaussian("bfloat16")), dtype=torch.bfloat16)
+    wide = narrow[: MIB // 4].to(torch.float32).view(torch.uint8).numpy().tobytes()
+    assert len(check(wide, "float32")) < 0.668 / 2 * MIB + 4096
+
+
+def test_text_and_whole_numbers_shrink_as_well_as_zstandard_makes_them() -> None:
+    text = (b"".join(b"item %d of the list\n" % number for number in range(60_000)))[:MIB]
+    plain = streamxf.encode(text, "zstd")
+    assert len(check(text, None)) < 1.05 * len(plain)
+    tokens = np.random.default_rng(1).integers(0, 50_000, MIB // 8).tobytes()
+    assert len(check(tokens, "int64")) < 0.26 * MIB
+
+
+def test_noise_grows_by_one_byte() -> None:
+    noise = np.random.default_rng(1).bytes(MIB)
+    for dtype in DTYPES:
+        assert len(check(noise, dtype)) == MIB + 1
+
+
+# -- what cannot be a block is refused ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def block() -> tuple[bytes, bytes]:
+    raw = gaussian("bfloat16", 20_000) + b"\x07"
+    return raw, stored(raw, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 0x80), (0, 0x05), (0, 0x44 | 0x10), (0, 0x44), (5, 3), (5, 0x0C), (5, 0x08), (10, 0x06), (10, 0x12), (15, 1)],
+    ids=lambda value: f"{value:#04x}",
+)
+def test_a_table_that_no_encoder_writes_is_refused(block: tuple[bytes, bytes], place: int, value: int) -> None:
+    raw, data = block
+    damaged = bytearray(data)
+    assert damaged[place] != value
+    damaged[place] = value
+    with pytest.raises(streamxf.errors.CodecError):
+        restored(bytes(damaged), len(raw))
+
+
+def test_exceptions_that_do_not_rise_are_refused() -> None:
+    from streamxf.codecs.floatzip.coding import pack_into, unpack
+    from streamxf.codecs.floatzip.planes import Workspace
+
+    values = np.full(10_000, 100, np.uint8)
+    values[[5, 9000]] = [1, 2]
+    out, work = memoryview(bytearray(100_000)), Workspace()
+    size = pack_into(values, 95, out, work)
+    target = np.empty_like(values)
+    unpack(out[:size], target, work)
+    assert np.array_equal(target, values)
+    for positions in ([5, 5], [9000, 5], [5, 10_000]):
+        forged = bytearray(out[:size])
+        forged[8:16] = np.array(positions, "<u4").tobytes()
+        with pytest.raises(streamxf.errors.CodecError, match="exceptions"):
+            unpack(memoryview(forged), target, work)
+    with pytest.raises(streamxf.errors.CodecError, match="too short"):
+        unpack(memoryview(b"\0\0\0\0\xff\xff\xff\xff"), target, work)
