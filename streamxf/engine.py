@@ -4,9 +4,14 @@ All streams of a process share one pool of threads, one for each usable CPU: com
 so threads suffice. A `Pipeline` is one stream's view of it: jobs run in any order, results come out in the order of
 submission, and the first error cancels the rest.
 
-What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2`` jobs,
-and `MAX_BYTES_IN_FLIGHT`. A stream that finds no room takes out its own oldest result first, and one job of each stream
-is always let in, so streams cannot block each other.
+What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2``
+unfinished jobs, and `MAX_BYTES_IN_FLIGHT` of memory that jobs and their results hold. A stream that finds no room takes
+out its own oldest result first, and one job of each stream is always let in, so streams cannot block each other.
+
+An exception may come at any instant in the thread that submits (Ctrl-C, a signal's handler), and the garbage collector
+may run this code inside of itself. So no state here takes two steps to change: a change is one call into C, a lock is
+held only by code that a later call can repeat, and what a job holds is returned when the job is no more, even if
+everybody forgot it.
 """
 
 from __future__ import annotations
@@ -15,10 +20,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
+from weakref import ref
 
 from streamxf.errors import AbortedError
 
@@ -34,35 +38,149 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+class Job(Generic[T]):
+    """One call, made at most once, by a worker; one thread waits for it.
+
+    The lock is a bare one and is taken from its birth until the call is over. ``concurrent.futures.Future`` waits on a
+    condition, whose Python code an interrupt can leave with its lock taken, on which the worker would then hang.
+
+    Attributes
+    ----------
+    size : int
+        Bytes that the job or its result hold.
+    finished : bool
+        Whether it will not run any more, nor is running.
+    """
+
+    __slots__ = ("__weakref__", "_begun", "_call", "_cancelled", "_error", "_over", "_result", "finished", "size")
+
+    def __init__(self, call: Callable[[], T], size: int = 0) -> None:
+        self.size = size
+        self.finished = False
+        self._call: Callable[[], T] | None = call
+        self._begun = False
+        self._cancelled = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def run(self, finished: Callable[[Job[Any]], None]) -> None:
+        """Make the call, unless it was cancelled, and say that it is over; called once."""
+        # First this, then the look at the flag: `wait` goes the other way round. An interrupt comes in calls only, so a
+        # job that has begun always gets to its end.
+        self._begun = True
+        try:
+            if not self._cancelled:
+                self._result = cast("Callable[[], T]", self._call)()
+        except BaseException as error:
+            if error.__traceback__ is not None:
+                error.__traceback__ = error.__traceback__.tb_next  # this frame, which would keep the job alive
+            self._error = error
+        self._call = None
+        self.finished = True
+        self._over.release()
+        finished(self)
+
+    def cancel(self) -> None:
+        """Let the call not be made if it has not begun."""
+        self._cancelled = True
+
+    def wait(self) -> None:
+        """Wait until a job that was cancelled is not running and will not run."""
+        if self._begun and not self.finished:
+            self._over.acquire()
+
+    def result(self, timeout: float = -1) -> T:
+        """Wait for the call, and return or raise what it did.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not over after `timeout` seconds.
+        """
+        if not self.finished and not self._over.acquire(timeout=timeout):
+            raise TimeoutError(f"the job did not end within {timeout} s")
+        error, self._error = self._error, None  # its traceback is about to refer back to here
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        result, self._result = self._result, None
+        return cast("T", result)
+
+
+class Tally:
+    """What jobs hold of one thing, by job.
+
+    Each change is one call into C. An entry goes by itself when its job is no more.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[ref[Job[Any]], int] = {}
+
+    def add(self, job: Job[Any], amount: int) -> None:
+        self._held[ref(job, self._held.pop)] = amount
+
+    def remove(self, job: Job[Any]) -> None:
+        """Return what `job` holds; doing so twice is fine."""
+        self._held.pop(ref(job), None)
+
+    def total(self) -> int:
+        return sum(list(self._held.values()))  # the list is made in one go; other threads add and remove meanwhile
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 class Budget:
-    """Counts the jobs and bytes in flight in the whole process."""
+    """Counts the unfinished jobs of the whole process, and the bytes that jobs and results hold.
+
+    Results that wait to be taken out count as bytes only: a stream that is written to now and then, and holds finished
+    blocks meanwhile, takes no other stream's turn.
+    """
 
     def __init__(self, jobs: int, size: int) -> None:
         self.limit_jobs = jobs
         self.limit_bytes = size
-        # reentrant: the garbage collector may abandon a stream in the middle of `take`
+        # reentrant: the garbage collector, or a signal's handler, may use a stream in the middle of `take`
         self._lock = threading.RLock()
-        self.jobs = 0
-        self.bytes = 0
+        self._unfinished = Tally()
+        self._held = Tally()
         self.peak_jobs = 0
         self.peak_bytes = 0
 
-    def take(self, size: int, *, always: bool) -> bool:
-        """Take room for one more job of `size` bytes if there is some, or if `always`."""
+    @property
+    def jobs(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._unfinished)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that jobs and their results hold."""
+        return self._held.total()
+
+    def take(self, job: Job[Any], *, always: bool) -> bool:
+        """Take room for `job` if there is some, or if `always`."""
         with self._lock:
-            if not always and (self.jobs >= self.limit_jobs or self.bytes + size > self.limit_bytes):
+            held = self.bytes + job.size
+            if not always and (self.jobs >= self.limit_jobs or held > self.limit_bytes):
                 return False
-            self.jobs += 1
-            self.bytes += size
+            self._unfinished.add(job, 1)
+            self._held.add(job, job.size)
             self.peak_jobs = max(self.peak_jobs, self.jobs)
-            self.peak_bytes = max(self.peak_bytes, self.bytes)
+            self.peak_bytes = max(self.peak_bytes, held)
             return True
 
-    def give(self, size: int) -> None:
-        """Return the room of one job."""
-        with self._lock:
-            self.jobs -= 1
-            self.bytes -= size
+    def finished(self, job: Job[Any]) -> None:
+        """Count `job` as finished."""
+        self._unfinished.remove(job)
+
+    def give(self, job: Job[Any]) -> None:
+        """Return all room that `job` has; doing so twice is fine."""
+        self._unfinished.remove(job)
+        self._held.remove(job)
 
     def reset_peak(self) -> None:
         """Start to count the peaks anew."""
@@ -82,22 +200,21 @@ class Engine:
         self.workers = workers
         self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0
         self._starting = threading.RLock()
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
+    def submit(self, job: Job[T]) -> Job[T]:
         """Run `job` in a worker.
 
         Or run it here: where no thread can be started, and inside of a worker, which could otherwise wait for itself (a
         codec may use a stream of its own).
         """
-        future: Future[T] = Future()
         if in_worker() or not self._start_workers():
-            _run(future, job)
+            job.run(self.budget.finished)
         else:
-            self._jobs.put((future, job))
-        return future
+            self._jobs.put(job)
+        return job
 
     def _start_workers(self) -> bool:
         if self._started == self.workers:
@@ -106,7 +223,8 @@ class Engine:
             try:
                 while self._started < self.workers:
                     name = f"streamxf_{self._started}"
-                    threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+                    arguments = (self._jobs, self.budget.finished)
+                    threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
                     self._started += 1
             except RuntimeError:  # the system's limit on threads; those that run are enough
                 return self._started > 0
@@ -121,18 +239,12 @@ def in_worker() -> bool:
     return getattr(_here, "worker", False)
 
 
-def _work(jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
+def _work(jobs: SimpleQueue[Job[Any]], finished: Callable[[Job[Any]], None]) -> None:
     _here.worker = True
     while True:
-        _run(*jobs.get())
-
-
-def _run(future: Future[T], job: Callable[[], T]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
+        job = jobs.get()
+        job.run(finished)
+        del job  # and with it what its result holds, however long the next one lets wait
 
 
 _engine: Engine | None = None
@@ -166,16 +278,23 @@ class Pipeline(Generic[T]):
     Parameters
     ----------
     sink : callable
-        Gets each result, in the order of submission, in the thread that calls `submit` and `settle`.
+        Gets each result, in the order of submission, in the thread that calls `submit` and `settle`. It may itself
+        neither submit nor settle.
+
+    Attributes
+    ----------
+    peak_jobs : int
+        The most unfinished jobs that the whole process had when this stream submitted one.
     """
 
     def __init__(self, sink: Callable[[T], None]) -> None:
         self._sink = sink
         self._engine = shared()
-        self._flying: deque[tuple[Future[T], int]] = deque()
+        self._flying: deque[Job[T]] = deque()
+        self.peak_jobs = 0
 
-    def submit(self, job: Callable[[], T], size: int) -> None:
-        """Run `job`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their
+    def submit(self, call: Callable[[], T], size: int) -> None:
+        """Make `call`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their
         results.
 
         Raises
@@ -187,16 +306,16 @@ class Pipeline(Generic[T]):
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")
+        budget = self._engine.budget
+        job = Job(call, size)
         try:
-            while self._flying and self._flying[0][0].done():
+            while self._flying and self._flying[0].finished:
                 self._take_out()
-            while not self._engine.budget.take(size, always=not self._flying):
+            self._flying.append(job)  # from here on whoever cancels returns its room
+            while not budget.take(job, always=self._flying[0] is job):
                 self._take_out()
-            try:
-                self._flying.append((self._engine.submit(job), size))
-            except BaseException:
-                self._engine.budget.give(size)
-                raise
+            self.peak_jobs = max(self.peak_jobs, budget.jobs)
+            self._engine.submit(job)
         except BaseException:
             self.cancel()
             raise
@@ -211,43 +330,51 @@ class Pipeline(Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """Drop all jobs. Returns when none is running, so that the memory they work on may go."""
+        """Drop all jobs. Returns when none is running, so that the memory they work on may go; so does an interrupt
+        that comes meanwhile.
+        """
         if self._engine.pid != os.getpid():
             self._flying.clear()
             return
         if in_worker():  # the garbage collector, in the middle of one of these jobs
             self.abandon()
             return
-        for future, _ in self._flying:
-            future.cancel()
-        wait([future for future, _ in self._flying])
+        interrupt: BaseException | None = None
         while self._flying:
-            self._engine.budget.give(self._flying.popleft()[1])
+            try:
+                self._stop()
+            except BaseException as error:  # a block is soon done; then the interrupt goes its way
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def abandon(self) -> None:
         """Drop all jobs without waiting for those that run.
 
         For the garbage collector, which may call from within one of them.
         """
-        flying, self._flying = self._flying, deque()
-        if self._engine.pid != os.getpid():
-            return  # the futures' locks are copies, in whatever state they were at the fork
-        for future, size in flying:
-            future.cancel()
-            future.add_done_callback(partial(_give_back, self._engine.budget, size))
+        for job in list(self._flying):
+            job.cancel()
+        self._flying.clear()  # their room is returned as each one goes
 
     def __del__(self) -> None:
         self.abandon()
 
+    def _stop(self) -> None:
+        for job in list(self._flying):
+            job.cancel()
+        while self._flying:
+            job = self._flying[0]
+            job.wait()
+            self._engine.budget.give(job)
+            if self._flying and self._flying[0] is job:
+                self._flying.popleft()
+
     def _take_out(self) -> None:
-        future, size = self._flying[0]
-        result = future.result()
+        job = self._flying[0]
+        result = job.result()
         self._flying.popleft()
         try:
             self._sink(result)
         finally:
-            self._engine.budget.give(size)
-
-
-def _give_back(budget: Budget, size: int, _: object) -> None:
-    budget.give(size)
+            self._engine.budget.give(job)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Budget, Engine, Pipeline
+from streamxf.engine import Budget, Engine, Job, Pipeline
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -152,33 +152,107 @@ def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
     ready.set()
     assert finished.wait(10)
     for _ in range(WORKERS):  # both workers are free again, so the job is over
-        own_engine.submit(lambda: None).result(10)
+        own_engine.submit(Job(lambda: None)).result(10)
     deadline = time.monotonic() + 10
     while own_engine.budget.jobs and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
+def job_of(size: int) -> Job[None]:
+    return Job(lambda: None, size)
+
+
 def test_the_budget_may_be_given_back_while_it_is_taken():
     """The collector may come in the middle of `take`."""
     budget = Budget(2, 10)
+    job = job_of(1)
     with budget._lock:
-        thread_took = budget.take(1, always=False)
-        budget.give(1)
+        thread_took = budget.take(job, always=False)
+        budget.give(job)
     assert thread_took
-    assert budget.jobs == 0
+    assert (budget.jobs, budget.bytes) == (0, 0)
 
 
 def test_budget():
     budget = Budget(2, 10)
-    assert budget.take(6, always=False)
-    assert not budget.take(5, always=False)
-    assert budget.take(5, always=True)
-    assert not budget.take(0, always=False)
+    six, five, none = job_of(6), job_of(5), job_of(0)
+    assert budget.take(six, always=False)
+    assert not budget.take(five, always=False)
+    assert budget.take(five, always=True)
+    assert not budget.take(none, always=False)
     assert (budget.peak_jobs, budget.peak_bytes) == (2, 11)
-    budget.give(5)
-    budget.give(6)
+    for _ in range(2):  # whoever was interrupted does it again
+        budget.give(five)
+        budget.give(six)
     budget.reset_peak()
     assert (budget.jobs, budget.bytes, budget.peak_jobs, budget.peak_bytes) == (0, 0, 0, 0)
+
+
+def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
+    budget = Budget(1, 10)
+    done, next_one = job_of(6), job_of(4)
+    assert budget.take(done, always=False)
+    done.run(budget.finished)
+    assert (budget.jobs, budget.bytes) == (0, 6)
+    assert not budget.take(job_of(5), always=False)
+    assert budget.take(next_one, always=False)
+    budget.give(done)
+    assert (budget.jobs, budget.bytes) == (1, 4)
+
+
+def test_a_job_that_everybody_forgot_holds_nothing():
+    budget = Budget(2, 10)
+    budget.take(job_of(6), always=False)
+    assert (budget.jobs, budget.bytes) == (0, 0)
+
+
+def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
+    """Its finished results wait; they must not count as work in flight."""
+    idle = Pipeline(lambda result: None)
+    for _ in range(LIMIT):
+        idle.submit(lambda: None, 1)
+    deadline = time.monotonic() + 10
+    while own_engine.budget.jobs and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert (own_engine.budget.jobs, own_engine.budget.bytes) == (0, LIMIT)
+    gate = threading.Event()
+    busy = Pipeline(lambda result: None)
+    for _ in range(LIMIT):
+        busy.submit(gate.wait, 1)  # with the idle stream in the way, the second would wait for the first
+    assert own_engine.budget.jobs == LIMIT == busy.peak_jobs
+    gate.set()
+    busy.settle()
+    idle.settle()
+
+
+def test_a_job_that_was_cancelled_before_it_began_never_runs():
+    ran: list[int] = []
+    job = Job(lambda: ran.append(1))
+    job.cancel()
+    job.wait()  # at once
+    job.run(lambda job: None)
+    assert job.finished
+    assert not ran
+
+
+def test_an_error_does_not_keep_its_job_alive(own_engine):
+    """The collector may be switched off, and what a job held must be returned all the same."""
+    gc.disable()
+    try:
+        pipeline: Pipeline[None] = Pipeline(lambda result: None)
+        pipeline.submit(partial(fail, ValueError()), 1)
+        pipeline.abandon()
+        deadline = time.monotonic() + 10
+        while own_engine.budget.bytes and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert own_engine.budget.bytes == 0
+    finally:
+        gc.enable()
+
+
+def test_a_result_that_does_not_come_in_time():
+    with pytest.raises(TimeoutError):
+        Job(lambda: None).result(0.01)
 
 
 FORK = """

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from streamxf.engine import Engine
+from streamxf.engine import Engine, Job
 
 CODEC = """
 import gc, io, os, signal, threading, time
@@ -89,7 +89,7 @@ def test_jobs_run_once_where_no_thread_can_be_started(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(threading.Thread, "start", at_most_one)
     done: list[int] = []
-    futures = [engine.submit(lambda number=number: done.append(number)) for number in range(20)]
+    futures = [engine.submit(Job(lambda number=number: done.append(number))) for number in range(20)]
     for future in futures:
         future.result(timeout=60)
     assert done == list(range(20))
@@ -101,4 +101,4 @@ def test_jobs_run_at_once_where_there_are_no_threads_at_all(monkeypatch: pytest.
 
     engine = Engine(2)
     monkeypatch.setattr(threading.Thread, "start", never)
-    assert engine.submit(lambda: threading.current_thread()).result(timeout=60) is threading.current_thread()
+    assert engine.submit(Job(threading.current_thread)).result(timeout=60) is threading.current_thread()

@@ -1,0 +1,81 @@
+"""An exception at any instant in the thread that submits, as Ctrl-C brings it: nothing hangs, no room is lost, and no
+worker goes on writing into memory that was given back.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMON = """
+import faulthandler, gc, io, os, random, signal, time
+import streamxf
+from streamxf.engine import shared
+
+faulthandler.dump_traceback_later(100, exit=True)
+
+class Stop(BaseException):
+    pass
+
+def stop(*_):
+    raise Stop
+
+signal.signal(signal.SIGALRM, stop)
+data = os.urandom(1 << 16) * 64
+stored = io.BytesIO()
+
+def write(target):
+    with streamxf.open(target, "wb", chain="zstd", block_size=1 << 16) as file:
+        file.write(data)
+
+write(stored)
+random.seed(7)
+begin = time.perf_counter()
+for _ in range(5):
+    write(io.BytesIO())
+longest = (time.perf_counter() - begin) / 5
+
+def interrupted(action):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, longest))
+        action()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Stop:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return False
+
+def check(hits):
+    assert hits > 20, f"only {hits} interrupts came in time"
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while (shared().budget.jobs or shared().budget.bytes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (shared().budget.jobs, shared().budget.bytes) == (0, 0)
+"""
+
+WRITES = """
+check(sum(interrupted(lambda: write(io.BytesIO())) for _ in range(250)))
+"""
+
+READS = """
+hits = 0
+for _ in range(250):
+    target = bytearray(len(data))
+    with streamxf.open(io.BytesIO(stored.getvalue())) as file:
+        if interrupted(lambda: file.readinto(target)):
+            hits += 1
+            at_once = bytes(target)
+            time.sleep(0.002)
+            assert target == at_once, "a worker wrote after readinto had returned"
+check(hits)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs interval timers")
+@pytest.mark.parametrize("script", [WRITES, READS], ids=["writes", "reads"])
+def test_interrupts(script: str) -> None:
+    subprocess.run([sys.executable, "-c", COMMON + script], check=True, timeout=120)
