@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from streamxf.chain import Chain
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.codecs.zstd import ZStandard
+from streamxf.codecs.floatzip import FloatZip
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
@@ -32,7 +32,7 @@ from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterEr
 from streamxf.fileio.plain import block_log2_of
 from streamxf.version import __version__
 
-DEFAULT_CHAIN = (ZStandard(),)
+DEFAULT_CHAIN = (FloatZip(),)
 
 _OWN_FILE = re.compile(r"__[0-9]+_[0-9]+_[0-9a-f]{32}\.distcp", re.ASCII)
 _TORCH_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp", re.ASCII)
@@ -204,7 +204,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
         In the order in which data flows through them; foreign stream extensions stand before the first codec. None is
-        streamxf's default, ``[ZStandard()]``; an empty list is none at all.
+        streamxf's default, ``[FloatZip()]``; an empty list is none at all.
     serialization_format : SerializationFormat
         Only ``TORCH_SAVE``.
     block_size : int

@@ -181,7 +181,7 @@ def test_noise_grows_by_one_byte() -> None:
 
 @pytest.fixture(scope="module")
 def block() -> tuple[bytes, bytes]:
-    raw = gaussian("bfloat16", 20_000) + b"\x07"
+    raw = gaussian("bfloat16", 100_000) + b"\x07"
     return raw, stored(raw, "bfloat16")
 
 

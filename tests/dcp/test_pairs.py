@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 import streamxf
-from streamxf import LZ4, Checksum, Encrypt, ZStandard
+from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 
 from .helpers import KEY, Xor, assert_same, full_chain, load, load_with, refused, save
 
@@ -23,6 +23,8 @@ CHAINS: dict[str, list[Any]] = {
     "lz4": [LZ4(level=3)],
     "checksum": [Checksum()],
     "encrypt": [Encrypt(KEY)],
+    "floatzip": [FloatZip()],
+    "floatzip+checksum+encrypt": [FloatZip(), Checksum(), Encrypt(KEY)],
     "zstd+checksum": [ZStandard(), Checksum(algorithm="sha256")],
     "checksum+zstd": [Checksum(), ZStandard()],
     "encrypt+checksum": [Encrypt(KEY), Checksum()],
@@ -97,7 +99,7 @@ def test_a_chain_object_and_a_default_chain(checkpoint: Path, state: dict[str, A
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint, _extensions=streamxf.Chain(full_chain())))
     assert_same(load(state, checkpoint), state)
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint))
-    assert recorded_descriptors(checkpoint) == ["streamxf.zstd"]
+    assert recorded_descriptors(checkpoint) == ["streamxf.floatzip"]
     assert_same(load(state, checkpoint, None), state)
 
 

@@ -71,7 +71,7 @@ def sides(key: Key) -> list[Side]:
 
 def full_chain(key: Key) -> list[streamxf.Codec]:
     """The chain that the demonstration is about: compress, then check, then encrypt."""
-    return [streamxf.ZStandard(level=3), streamxf.Checksum(), streamxf.Encrypt(key)]
+    return [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
 
 
 def measure(state: State, key: Key, folder: Path, runs: int) -> list[Timing]:

@@ -26,6 +26,7 @@ FLOAT_WIDTHS = {
     "complex128": 8,
 }
 
+SMALL_FLOATS, SMALL_BYTES = 32 * 1024, 4 * 1024  # up to here, trying to compress is cheaper than sampling first
 RUNS = 16  # the sample comes from so many places in the block
 RUN_ELEMENTS = 128
 RUN_BYTES = 512  # where the width of the elements is not known yet
@@ -34,6 +35,7 @@ NOISE_BITS = 7.85  # a plane with that much entropy is stored as it is
 CONSTANT_BITS = 0.25  # below, runs decide, and packing would only be in their way
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
+_BYTES = Layout(1, False, 0)
 _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
 _MAX_SAMPLE = RUNS * RUN_BYTES
 _COUNTS = np.arange(1, _MAX_SAMPLE + 1)
@@ -76,9 +78,12 @@ def choose(block: Array, dtype: str | None, work: Workspace) -> BlockPlan | None
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:
         layout = Layout(width, True, 0)
-    else:
-        layout = _detect(block, work)
-    return _plan(block, layout, work)
+        if len(block) <= SMALL_FLOATS:
+            return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
+        return _plan(block, layout, work)
+    if len(block) <= SMALL_BYTES:
+        return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
+    return _plan(block, _detect(block, work), work)
 
 
 def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
@@ -137,13 +142,10 @@ def _raw_planes(count: int) -> list[PlanePlan]:
 
 def _detect(block: Array, work: Workspace) -> Layout:
     """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte."""
-    plain = Layout(1, False, 0)
-    if len(block) < 64:
-        return plain
     sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
     index = sample + np.arange(0, 2048, 256, dtype=np.int64)
     by_residue = np.bincount(index.ravel(), minlength=2048).reshape(8, 256)
-    best, least = plain, _entropy(by_residue.sum(axis=0))
+    best, least = _BYTES, _entropy(by_residue.sum(axis=0))
     for width in (2, 4, 8):
         folded = by_residue.reshape(8 // width, width, 256).sum(axis=0)
         bits = [_entropy(histogram) for histogram in folded]
