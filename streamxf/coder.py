@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from streamxf.buffers import Scratch, flat_view
@@ -16,6 +17,7 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
+from streamxf.meter import Meter
 
 
 class StreamCoder:
@@ -27,16 +29,26 @@ class StreamCoder:
     stream : StreamInfo
     started : mapping of Codec to state, optional
         For codecs whose `Codec.start` was called already.
+    meter : Meter, optional
+        Is told how long each codec takes.
     """
 
-    def __init__(self, chain: Chain, stream: StreamInfo, started: Mapping[Codec, Any] | None = None) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        stream: StreamInfo,
+        started: Mapping[Codec, Any] | None = None,
+        *,
+        meter: Meter | None = None,
+    ) -> None:
         self.stream = stream
+        self._meter = meter
         self.stage_limit = stage_limit(stream.block_size)
         states = started or {}
         self._steps = [(codec, states[codec] if codec in states else codec.start(stream)) for codec in chain]
 
     @classmethod
-    def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None) -> StreamCoder:
+    def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
 
         Raises
@@ -52,7 +64,7 @@ class StreamCoder:
             raise AuthenticationError(
                 "the container's seal does not match: its header was altered, or it was sealed under another data key"
             )
-        return cls(chain, stream, started)
+        return cls(chain, stream, started, meter=meter)
 
     @property
     def seal(self) -> bytes | None:
@@ -90,6 +102,7 @@ class StreamCoder:
         return block if out is None else out
 
     def _run(self, step: Any, codec: Codec, block: memoryview, info: BlockInfo) -> memoryview:
+        begin = perf_counter()
         try:
             result = flat_view(step(block, info))
         except StreamxfError as error:
@@ -101,6 +114,8 @@ class StreamCoder:
                 block=info.index,
                 item=self.stream.item,
             ) from error
+        if self._meter is not None:
+            self._meter.codec(codec.name, perf_counter() - begin)
         if len(result) > info.limit:
             raise CodecError(
                 f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} "

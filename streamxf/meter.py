@@ -18,17 +18,20 @@ class Cell:
         Items that are done, their bytes before the chain, and in storage.
     io_seconds : float
         Spent in reads, or in writes, flushes and syncs.
+    peak_blocks : int
+        The most blocks that were in flight at a time.
     busy : mapping of str to float
         Seconds spent in each codec, by its name.
     """
 
-    __slots__ = ("busy", "io_seconds", "items", "raw_bytes", "stored_bytes")
+    __slots__ = ("busy", "io_seconds", "items", "peak_blocks", "raw_bytes", "stored_bytes")
 
     def __init__(self) -> None:
         self.items = 0
         self.raw_bytes = 0
         self.stored_bytes = 0
         self.io_seconds = 0.0
+        self.peak_blocks = 0
         self.busy: defaultdict[str, float] = defaultdict(float)
 
 
@@ -41,9 +44,6 @@ class Meter:
     def __init__(self) -> None:
         self._local = threading.local()
         self._cells: list[Cell] = []
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self.peak_blocks = 0
 
     @property
     def cell(self) -> Cell:
@@ -70,25 +70,20 @@ class Meter:
         cell.raw_bytes += raw_bytes
         cell.stored_bytes += stored_bytes
 
-    def block_began(self) -> None:
-        """Count a block that is handed to a worker."""
-        with self._lock:
-            self._blocks += 1
-            self.peak_blocks = max(self.peak_blocks, self._blocks)
-
-    def block_ended(self) -> None:
-        """Count a block whose result was taken out, or that was dropped."""
-        with self._lock:
-            self._blocks -= 1
+    def blocks(self, in_flight: int) -> None:
+        """Note how many blocks were in flight at a time."""
+        cell = self.cell
+        cell.peak_blocks = max(cell.peak_blocks, in_flight)
 
     def total(self) -> Cell:
-        """The sum over all threads."""
+        """The sum over all threads; of the peaks, the highest."""
         total = Cell()
         for cell in list(self._cells):
             total.items += cell.items
             total.raw_bytes += cell.raw_bytes
             total.stored_bytes += cell.stored_bytes
             total.io_seconds += cell.io_seconds
+            total.peak_blocks = max(total.peak_blocks, cell.peak_blocks)
             for name, seconds in list(cell.busy.items()):
                 total.busy[name] += seconds
         return total

@@ -29,8 +29,8 @@ class Report:
     io_seconds : float
         Seconds spent in calls of the file system, summed over all threads.
     peak_blocks : int
-        The most blocks that were in flight at a time. Items of less than a block, which are done on the spot, do not
-        count.
+        The most blocks that the whole process had in flight at a time. Items that are so small that they are done on
+        the spot do not count.
     """
 
     items: int
@@ -54,7 +54,7 @@ class Report:
             wall_seconds,
             dict(total.busy),
             total.io_seconds,
-            meter.peak_blocks,
+            total.peak_blocks,
         )
 
     @property

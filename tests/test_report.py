@@ -48,12 +48,11 @@ def test_all_threads_are_summed() -> None:
 
 def test_the_peak_of_blocks_in_flight() -> None:
     meter = Meter()
-    for _ in range(3):
-        meter.block_began()
-    for _ in range(2):
-        meter.block_ended()
-    meter.block_began()
-    assert meter.peak_blocks == 3
+    for count in (2, 5, 3):
+        thread = threading.Thread(target=meter.blocks, args=(count,))
+        thread.start()
+        thread.join()
+    assert SaveReport.of(meter, 1.0).peak_blocks == 5
 
 
 def test_a_dictionary_of_numbers_that_is_json() -> None:

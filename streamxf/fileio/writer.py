@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
@@ -19,16 +19,15 @@ from streamxf.container.blocks import pack_head
 from streamxf.container.footer import pack_tail
 from streamxf.container.header import Header, Identity
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
-from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError, ContainerError
+from streamxf.fileio.gather import Gather, Pieces, join
+from streamxf.fileio.outlet import Departure, Outlet
+from streamxf.meter import Meter
 
 _scratch = ScratchPool(keep=16)
 
-
-class _Encoded(NamedTuple):
-    head: bytes
-    payload: memoryview
-    scratch: Scratch
+# Bytes; a last block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
+ON_THE_SPOT = 64 * 1024
 
 
 class StreamWriter(io.RawIOBase):
@@ -55,8 +54,16 @@ class StreamWriter(io.RawIOBase):
     block_log2 : int
         Blocks hold ``2**block_log2`` bytes; 16 to 24.
     finish : callable, optional
-        Called after the container is complete, with whether it is; `close` and `abort` call it once, and only in the
+        Called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in the
         process that opened the stream.
+    outlet : Outlet, optional
+        Shared with other streams that write to `raw`. Then `close` does not wait: the container is complete when the
+        outlet has settled, and the streams' containers stand in the order in which they were closed. One stream at a
+        time may be open, and one that is given up spoils the outlet.
+    stored : callable, optional
+        Called with the container's size when all of it was written to `raw`.
+    meter : Meter, optional
+        Is told what the codecs took.
     """
 
     def __init__(
@@ -70,24 +77,30 @@ class StreamWriter(io.RawIOBase):
         dtype: str | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         finish: Callable[[bool], Any] | None = None,
+        outlet: Outlet | None = None,
+        stored: Callable[[int], Any] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__()
         header = Header(block_log2, foreign + chain.bound, os.urandom(SALT_BYTES), identity, published)
         item = identity.name if identity is not None else None
-        self._coder = StreamCoder(chain, StreamInfo(header.block_size, header.salt, header.digest, item, dtype))
+        self._coder = StreamCoder(
+            chain, StreamInfo(header.block_size, header.salt, header.digest, item, dtype), meter=meter
+        )
         self._header = header.sealed(self._coder.seal)
         self._raw = raw
         self._on_finish = finish
+        self._on_stored = stored
         self._block_size = header.block_size
         self._pid = os.getpid()
-        self._pending = bytearray()  # never more than a block: the last block is known only when the stream ends
+        self._gather = Gather()  # never more than a block: the last block is known only when the stream ends
         self._raw_size = 0
         self._submitted = 0
         self._stored = 0
         self._ends: list[int] = []
-        self._pipeline: Pipeline[_Encoded] | None = None
+        self._shared = outlet is not None
+        self._outlet = outlet if outlet is not None else Outlet()
         self._state = "open"
-        self._started = False
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -99,56 +112,59 @@ class StreamWriter(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         """Encode `data`; all of it is taken, and its memory may change as soon as the call returns."""
-        size = self.write_owned(data)
-        if self._pipeline is not None and size > self._block_size:
-            self._guard(self._pipeline.settle)
-        return size
+        self._check_usable()
+        view = flat_view(data)
+        self._guard(partial(self._feed, view, False))
+        return len(view)
 
     def write_owned(self, data: Buffer) -> int:
-        """Encode `data`, whose memory stays as it is until the stream is closed.
+        """Encode `data`, whose memory stays as it is until the container is complete.
 
-        This spares a wait at the end of each call.
+        This spares a copy, and a wait at the end of each call.
         """
         self._check_usable()
         view = flat_view(data)
-        if len(self._pending) + len(view) <= self._block_size:
-            self._raw_size += len(view)
-            self._pending += view
-        else:
-            self._guard(partial(self._feed, view))
+        self._guard(partial(self._feed, view, True))
         return len(view)
 
-    def _feed(self, view: memoryview) -> None:
+    def _feed(self, view: memoryview, owned: bool) -> None:
         size = self._block_size
-        self._raw_size += len(view)
+        gather = self._gather
+        before = self._submitted
         position = 0
-        if self._pending:
-            position = min(size - len(self._pending), len(view))
-            self._pending += view[:position]
-            if position < len(view):
-                full, self._pending = self._pending, bytearray()
-                self._submit(memoryview(full))
-        while len(view) - position > size:
-            self._submit(view[position : position + size])
-            position += size
-        self._pending += view[position:]
+        while gather.size + len(view) - position > size:
+            step = size - gather.size
+            # until the end of this call it is the caller's own, in any case
+            gather.add(view[position : position + step], True)
+            position += step
+            self._submit(gather.take())
+        if self._submitted > before and not owned:
+            self._outlet.settle()
+        gather.add(view[position:], owned)
+        self._raw_size += len(view)
 
-    def _submit(self, block: memoryview) -> None:
+    def _submit(self, pieces: Pieces) -> None:
         if self._submitted >= MAX_BLOCKS - 1:
             raise ContainerError("the stream has more blocks than a container may hold; use larger blocks")
-        if self._pipeline is None:
-            self._pipeline = Pipeline(self._store)
-        job = partial(_encode, self._coder, block, self._submitted, False)
-        self._submitted += 1
-        self._pipeline.submit(job, self._block_size)
+        index, self._submitted = self._submitted, self._submitted + 1
+        self._outlet.submit(partial(self._encode, pieces, index, False), self._block_size)
 
-    def _store(self, encoded: _Encoded) -> None:
-        start = b"" if self._started else self._header.pack()
-        self._started = True
-        self._stored += write_all(self._raw, start + encoded.head)
-        self._stored += write_all(self._raw, encoded.payload)
-        self._ends.append(self._stored)
-        _scratch.give(encoded.scratch)
+    def _encode(self, pieces: Pieces, index: int, last: bool) -> Departure:
+        scratch = _scratch.take()
+        payload = self._coder.encode(join(pieces, scratch), index, last, scratch)
+        head = pack_head(self._header.digest, index, last, payload)
+        return partial(self._store, index, last, head, payload, scratch)
+
+    def _store(self, index: int, last: bool, head: bytes, payload: memoryview, scratch: Scratch) -> None:
+        start = head if index else self._header.pack() + head
+        self._ends.append(self._stored + len(start) + len(payload))
+        end = pack_tail(self._header.digest, self._ends, self._raw_size) if last else b""
+        parts = [start, payload, end]
+        for part in parts if len(payload) >= ON_THE_SPOT else [b"".join(parts)]:
+            self._stored += write_all(self._raw, part)
+        _scratch.give(scratch)
+        if last and self._on_stored is not None:
+            self._on_stored(self._stored)
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -167,24 +183,28 @@ class StreamWriter(io.RawIOBase):
         self._end("closed")
 
     def _finish(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.settle()
-        last = _encode(self._coder, memoryview(self._pending), self._submitted, True)
-        self._store(last)
-        self._stored += write_all(self._raw, pack_tail(self._header.digest, self._ends, self._raw_size))
+        size = self._gather.size
+        job = partial(self._encode, self._gather.take(), self._submitted, True)
+        if self._shared and size > ON_THE_SPOT:
+            self._outlet.submit(job, size)
+        else:  # this thread would only wait otherwise
+            self._outlet.put(job(), size)
+        if not self._shared:
+            self._outlet.settle()
 
     def abort(self) -> None:
         """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for
         whole.
         """
         if self._state == "open":
-            self._end("aborted")
+            try:
+                self._outlet.cancel()
+            finally:
+                self._end("aborted")
 
     def _end(self, state: str) -> None:
         self._state = state
-        if self._pipeline is not None:
-            self._pipeline.cancel()
-        self._pending = bytearray()
+        self._gather.clear()
         on_finish, self._on_finish = self._on_finish, None
         # a forked child only drops its copy: the draft on disk is still being written by the parent
         if on_finish is not None and self._pid == os.getpid():
@@ -210,9 +230,8 @@ class StreamWriter(io.RawIOBase):
         if getattr(self, "_state", "closed") == "open":
             if self._pid == os.getpid() and self._raw_size:
                 warnings.warn("a stream was dropped without close(), so what was written is lost", ResourceWarning, 2)
-            if self._pipeline is not None:
-                self._pipeline.abandon()
-            self.abort()
+            self._outlet.abandon()
+            self._end("aborted")
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -228,9 +247,3 @@ class StreamWriter(io.RawIOBase):
         except BaseException:
             self.abort()
             raise
-
-
-def _encode(coder: StreamCoder, block: memoryview, index: int, last: bool) -> _Encoded:
-    scratch = _scratch.take()
-    payload = coder.encode(block, index, last, scratch)
-    return _Encoded(pack_head(coder.stream.header_digest, index, last, payload), payload, scratch)
