@@ -16,8 +16,9 @@ from streamxf.container.limits import MAGIC
 from streamxf.dcp.manifest import Manifest
 from streamxf.dcp.registry import Registry
 from streamxf.errors import ContainerError, IdentityError, MetadataError, PolicyError
+from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.opening import ChainOpener
-from streamxf.fileio.reader import StreamReader, read_header
+from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.registry import Provider
 
@@ -111,7 +112,7 @@ class ItemOpener:
             )
         self._check_identity(header, expected)
         self._check_policy(header)
-        reader = StreamReader(source, header, recipe.chain.coder(header))
+        reader = StreamReader(BlockReader(source, header, recipe.chain.coder(header)))
         if reader.size > expected.raw_limit and not recipe.foreign:
             raise ContainerError(f"the item decodes to {reader.size} bytes, of which it can have {expected.raw_limit}")
         return self._through_foreign(reader, recipe, expected) if recipe.foreign else reader

@@ -23,7 +23,8 @@ from streamxf.codec import Codec
 from streamxf.coder import StreamCoder
 from streamxf.container.header import Header
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
-from streamxf.fileio.reader import StreamReader, read_header, stream_info
+from streamxf.fileio.blocks import BlockReader, read_header, stream_info
+from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.fileio.writer import StreamWriter
 from streamxf.registry import CodecRegistry
@@ -147,7 +148,7 @@ class JoinedReader(io.RawIOBase):
             header = read_header(source)
             chain = Chain(_in_stored_order(header, self._codecs))
             coder = StreamCoder.open(chain, stream_info(header), header.seal)
-            self._reader = StreamReader(source, header, coder)
+            self._reader = StreamReader(BlockReader(source, header, coder))
         return self._reader
 
     def readable(self) -> bool:

@@ -9,7 +9,7 @@ from streamxf.codec import Codec
 from streamxf.coder import StreamCoder
 from streamxf.container.header import Header
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.fileio.reader import stream_info
+from streamxf.fileio.blocks import stream_info
 from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry, Provider
 

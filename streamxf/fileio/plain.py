@@ -18,11 +18,12 @@ from streamxf.container.header import Header
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.descriptor import ENCRYPT, Descriptor, parse_parameters
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
+from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.draft import Draft
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.pipe import PipeReader
 from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
-from streamxf.fileio.reader import StreamReader, read_header
+from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.fileio.writer import StreamWriter
 from streamxf.keys import KeyRing, KeysLike
@@ -184,12 +185,12 @@ def _read_file(
         start = _read_exactly(file, START_BYTES)
         fragment = parse_prefix(start + _read_exactly(file, prefix_size(start) - START_BYTES))
         return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish, name)
-    whole = FileSlice(file, begin := file.tell())
+    whole = FileSlice(file, file.tell())
     size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
     fragment = parse_prefix(whole.read_at(0, size))
-    source = FileSlice(file, begin + size)
+    source = whole.rest(size)
     header = read_header(source)
-    return StreamReader(source, header, _coder(header, fragment, ring, registry), finish, name)
+    return StreamReader(BlockReader(source, header, _coder(header, fragment, ring, registry)), finish, name)
 
 
 def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:

@@ -9,89 +9,46 @@ from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import ScratchPool, flat_view
-from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.blocks import BlockHead, check_payload, parse_head
-from streamxf.container.footer import Footer, parse_tail
-from streamxf.container.header import Header, header_size
-from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES
+from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
-from streamxf.errors import BlockError, StreamxfError
-from streamxf.fileio.source import FileSlice
+from streamxf.errors import StreamxfError
+from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.locks import ForkLock
 
-_scratch = ScratchPool(keep=16)
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
-
-
-def read_header(source: FileSlice) -> Header:
-    """Read and check the header at the start of `source`, before anything is known about keys or codecs.
-
-    Raises
-    ------
-    ContainerError
-        If there is none, or it is damaged.
-    """
-    size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
-    return Header.parse(source.read_at(0, size))
-
-
-def stream_info(header: Header) -> StreamInfo:
-    """What a header says about its stream."""
-    name = header.identity.name if header.identity is not None else None
-    return StreamInfo(header.block_size, header.salt, header.digest, name)
 
 
 class StreamReader(io.RawIOBase):
     """Decodes a container at random: seekable, and parallel where a read spans several blocks.
 
     Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error`
-    holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read.
+    holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read. Threads may
+    share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
 
     Parameters
     ----------
-    source : FileSlice
-        The container, whole.
-    header : Header
-        As `read_header` gave it; identity and chain were checked by the caller.
-    coder : StreamCoder
-        Its seal was checked by the caller.
+    blocks : BlockReader
+        In a keyed stream the last block is decoded here, because only it vouches for the size.
     finish : callable, optional
         Called by `close`.
     name : str, optional
         The file's name, for errors.
     """
 
-    def __init__(
-        self,
-        source: FileSlice,
-        header: Header,
-        coder: StreamCoder,
-        finish: Callable[[], Any] | None = None,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, blocks: BlockReader, finish: Callable[[], Any] | None = None, name: str | None = None) -> None:
         super().__init__()
-        self._source = source
-        self._coder = coder
+        self._blocks = blocks
         self._on_finish = finish
         self._name = name
-        self._block_size = header.block_size
-        self._stage_limit = stage_limit(header.block_size)
-        self._start = header.size
+        self._block_size = blocks.block_size
         self._position = 0
+        self._moving = ForkLock()
         self._cached: dict[int, memoryview] = {}
         self.error: StreamxfError | None = None
-        footer = Footer.parse(source.read_at(max(0, source.length - FOOTER_BYTES), FOOTER_BYTES), header.block_size)
-        tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
-        footer, self._ends = parse_tail(
-            tail, header.digest, self._start, source.length, header.block_size, self._stage_limit
-        )
-        self.size = footer.raw_size
-        if header.keyed:
-            # index and footer carry a CRC only: the last block, whose tag covers that it is the last, vouches for the
-            # size
-            self._block(footer.blocks - 1)
+        self.size = blocks.size
+        if blocks.keyed:
+            self._block(blocks.count - 1)
 
     # -- file interface ----------------------------------------------------------------------------
 
@@ -108,10 +65,11 @@ class StreamReader(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}
         if whence not in base:
             raise ValueError(f"whence is 0, 1 or 2, not {whence}")
-        if base[whence] + offset < 0:
+        position = base[whence] + offset
+        if position < 0:
             raise ValueError("seek to before the start of the stream")
-        self._position = base[whence] + offset
-        return self._position
+        self._position = position
+        return position
 
     def write(self, data: Buffer, /) -> NoReturn:
         raise io.UnsupportedOperation("the stream was opened for reading")
@@ -120,30 +78,48 @@ class StreamReader(io.RawIOBase):
         """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
         parallel, straight into it.
         """
-        if self.closed:
-            raise ValueError("read from a closed stream")
-        if self.error is not None:
-            raise self.error
         out = flat_view(buffer)
-        size = max(0, min(len(out), self.size - self._position))
+        with self._moving.here():
+            start = self._position
+            self._position = max(start, min(start + len(out), self.size))
+            end = self._position
         try:
-            self._read(out[:size], self._position)
+            return self.readinto_at(start, out)
+        except BaseException:
+            with self._moving.here():
+                if self._position == end:  # nobody else has read on
+                    self._position = start
+            raise
+
+    def readinto_at(self, position: int, buffer: Buffer, /) -> int:
+        """Fill `buffer` from `position`, as `readinto`, and leave the current position alone.
+
+        When this raises, no thread writes into `buffer` any more.
+        """
+        self._check_usable()
+        out = flat_view(buffer)
+        size = max(0, min(len(out), self.size - position))
+        try:
+            self._read(out[:size], position)
         except StreamxfError as error:
             self.error = error.locate(file=self._name)
             raise
-        self._position += size
         return size
 
     def read(self, size: int | None = -1, /) -> bytes:
+        self._check_usable()
         rest = max(0, self.size - self._position)
         wanted = rest if size is None or size < 0 else min(size, rest)
         parts = []
         # without a key nobody vouches for the size, so memory is taken only as blocks turn out to be there
-        while True:
-            parts.append(bytearray(min(wanted, _READ_STEP)))
-            wanted -= self.readinto(parts[-1])
-            if wanted <= 0:
-                return b"".join(parts)
+        while wanted > 0:
+            part = bytearray(min(wanted, _READ_STEP))
+            count = self.readinto(part)
+            parts.append(memoryview(part)[:count])
+            if not count:  # another thread has read on to the end
+                break
+            wanted -= count
+        return b"".join(parts)
 
     def readall(self) -> bytes:
         return self.read()
@@ -156,26 +132,39 @@ class StreamReader(io.RawIOBase):
             if on_finish is not None:
                 on_finish()
 
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise ValueError("read from a closed stream")
+        if self.error is not None:
+            raise self.error
+
     # -- blocks ------------------------------------------------------------------------------------
 
     def _read(self, out: memoryview, start: int) -> None:
-        first, last = start // self._block_size, (start + len(out) - 1) // self._block_size
-        if first == last or not out:
-            if out:
-                self._copy_part(out, start, first)
+        if not out:
+            return
+        stop = start + len(out)
+        first, last = start // self._block_size, (stop - 1) // self._block_size
+        if first == last:
+            self._copy_part(out, start, first)
             return
         pipeline: Pipeline[None] = Pipeline(_taken)
-        for index in range(first, last + 1):
-            begin = index * self._block_size
-            size = self._size_of(index)
-            if begin >= start and begin + size <= start + len(out):
-                self._submit(pipeline, index, out[begin - start : begin - start + size])
-        pipeline.settle()
-        for index in {first, last}:
-            begin = index * self._block_size
-            if begin < start or begin + self._size_of(index) > start + len(out):
-                from_, to = max(begin, start), min(begin + self._block_size, start + len(out))
-                self._copy_part(out[from_ - start : to - start], from_, index)
+        try:
+            for index in range(first, last + 1):
+                begin = index * self._block_size
+                end = begin + self._blocks.size_of(index)
+                if begin < start or end > stop:
+                    from_, to = max(begin, start), min(end, stop)
+                    self._copy_part(out[from_ - start : to - start], from_, index)
+                elif index in self._cached:
+                    self._copy_part(out[begin - start : end - start], begin, index)
+                else:
+                    decode = partial(self._blocks.decoder(index), out[begin - start : end - start])
+                    pipeline.submit(decode, self._block_size)
+            pipeline.settle()
+        except BaseException:
+            pipeline.cancel()  # workers may still write into the caller's buffer
+            raise
 
     def _copy_part(self, out: memoryview, start: int, index: int) -> None:
         offset = start - index * self._block_size
@@ -184,44 +173,13 @@ class StreamReader(io.RawIOBase):
     def _block(self, index: int) -> memoryview:
         data = self._cached.get(index)
         if data is None:
-            head, payload = self._stored(index)
-            data = memoryview(bytearray(self._size_of(index)))
-            _decode(self._coder, head, payload, index, data)
-            while len(self._cached) >= _CACHED_BLOCKS:
-                del self._cached[next(iter(self._cached))]
-            self._cached[index] = data
+            data = memoryview(bytearray(self._blocks.size_of(index)))
+            self._blocks.decode(index, data)
+            with self._moving.here():
+                while len(self._cached) >= _CACHED_BLOCKS:
+                    del self._cached[next(iter(self._cached))]
+                self._cached[index] = data
         return data
-
-    def _submit(self, pipeline: Pipeline[None], index: int, out: memoryview) -> None:
-        cached = self._cached.get(index)
-        if cached is not None:
-            out[:] = cached
-            return
-        try:
-            head, payload = self._stored(index)
-        except BaseException:
-            pipeline.cancel()  # workers may still write into the caller's buffer
-            raise
-        pipeline.submit(partial(_decode, self._coder, head, payload, index, out), self._block_size)
-
-    def _stored(self, index: int) -> tuple[BlockHead, memoryview]:
-        start = self._ends[index - 1] if index else self._start
-        data = self._source.read_at(start, self._ends[index] - start)
-        head = parse_head(data[:BLOCK_HEAD_BYTES], index, self._stage_limit)
-        payload = memoryview(data)[BLOCK_HEAD_BYTES:]
-        if head.stored_size != len(payload) or head.last != (index == len(self._ends) - 1):
-            raise BlockError("block does not end where the index says, or is last where it should not be", block=index)
-        return head, payload
-
-    def _size_of(self, index: int) -> int:
-        return min(self._block_size, self.size - index * self._block_size)
-
-
-def _decode(coder: StreamCoder, head: BlockHead, payload: memoryview, index: int, out: memoryview) -> None:
-    check_payload(head, coder.stream.header_digest, index, payload)
-    scratch = _scratch.take()
-    coder.decode(payload, index, head.last, scratch, out)
-    _scratch.give(scratch)
 
 
 def _taken(_: None) -> None:

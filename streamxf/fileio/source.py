@@ -1,48 +1,140 @@
-"""Where a reader's bytes come from: a run of bytes inside a seekable file."""
+"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position."""
 
 from __future__ import annotations
 
 import io
-from typing import Protocol
+import os
+from typing import Any, Protocol
 
+from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
+from streamxf.fileio.locks import ForkLock
 
 READ_WHOLE = 128 * 1024
 READ_STEP = 32 * 2**20
+_STORED = -1  # the scratch memory's place for stored bytes; a chain's steps count from 0
 
 
-class Seekable(Protocol):
-    """The part of a binary file that `FileSlice` uses."""
+class Access(Protocol):
+    """A file that is read by position, from any thread.
 
-    def seek(self, offset: int, whence: int = ..., /) -> int: ...
-    def tell(self) -> int: ...
-    def read(self, size: int = ..., /) -> bytes | None: ...
+    Attributes
+    ----------
+    parallel : bool
+        Whether several threads read at the same time. If not, the file is best read in order.
+    """
+
+    parallel: bool
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
 
 
-class FileSlice:
-    """`length` bytes of `file` from `offset`, read by position. A small slice is read whole, once.
+class _Descriptor:
+    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at once.
+
+    Parameters
+    ----------
+    file : io.FileIO or io.BufferedReader
+    """
+
+    parallel = True
+
+    def __init__(self, file: io.FileIO | io.BufferedReader) -> None:
+        self._file = file
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done = 0
+        while done < len(out):
+            # fileno() each time: it raises once the file is closed, when the number may be another file's
+            count = os.preadv(self._file.fileno(), [out[done:]], position + done)
+            if not count:
+                break
+            done += count
+        return done
+
+
+class _Positioned:
+    """Any other seekable file: one thread at a time seeks and reads.
 
     Parameters
     ----------
     file : seekable binary file
-        Used by one thread at a time; its position changes.
+        Its position changes.
+    """
+
+    parallel = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._readinto = getattr(file, "readinto", None)
+        self._lock = ForkLock()
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done = 0
+        with self._lock.here():
+            self._file.seek(position)
+            while done < len(out):
+                count = self._read_some(out[done:])
+                if not count:
+                    break
+                done += count
+        return done
+
+    def _read_some(self, out: memoryview) -> int:
+        if self._readinto is not None:
+            count: int = self._readinto(out) or 0
+            return count
+        data = self._file.read(min(len(out), READ_STEP)) or b""
+        out[: len(data)] = data
+        return len(data)
+
+
+def access_to(file: Any) -> Access:
+    """The best way to read `file` by position.
+
+    Only Python's own classes for reading are known to have nothing between them and the descriptor.
+    """
+    if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
+        raw = file.raw if isinstance(file, io.BufferedReader) else file
+        if type(raw) is io.FileIO:
+            return _Descriptor(file)
+    return _Positioned(file)
+
+
+class FileSlice:
+    """`length` bytes of a file from `offset`, read by position from any thread. A small slice is read whole, once.
+
+    Parameters
+    ----------
+    file : seekable binary file, or Access
+        Slices that several threads read at the same time share one `access_to` the file.
     offset : int
     length : int, optional
         Up to the end of the file when left out.
     """
 
-    def __init__(self, file: Seekable, offset: int = 0, length: int | None = None) -> None:
-        self._file = file
-        self._offset = offset
+    def __init__(self, file: Any, offset: int = 0, length: int | None = None) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
             file.seek(0, io.SEEK_END)
             length = file.tell() - offset
+        self._access: Access = file if hasattr(file, "read_into") else access_to(file)
+        self._offset = offset
         self.length = length
         self._whole: bytes | None = None
-        if self.length <= READ_WHOLE:
-            self._whole = self._read(0, self.length)
+        if 0 <= self.length <= READ_WHOLE:
+            self._whole = self.read_at(0, self.length)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads read at the same time."""
+        return self._whole is not None or self._access.parallel
+
+    def rest(self, start: int) -> FileSlice:
+        """The slice from `start` to the end."""
+        return FileSlice(self._access, self._offset + start, self.length - start)
 
     def read_at(self, position: int, size: int) -> bytes:
         """Exactly `size` bytes from `position` of the slice.
@@ -52,24 +144,36 @@ class FileSlice:
         ContainerError
             If the slice or the file ends before.
         """
+        self._check(position, size)
+        if self._whole is not None:
+            return self._whole[position : position + size]
+        out = bytearray(size)
+        self.read_into(position, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, position: int, out: memoryview) -> None:
+        """Fill `out` from `position` of the slice; raises as `read_at`."""
+        self._check(position, len(out))
+        if self._whole is not None:
+            out[:] = self._whole[position : position + len(out)]
+            return
+        done = self._access.read_into(self._offset + position, out)
+        if done < len(out):
+            raise ContainerError(f"the file is truncated: it ends {len(out) - done} bytes before it should")
+
+    def view(self, position: int, size: int, scratch: Scratch) -> memoryview:
+        """`size` bytes from `position` of the slice, without a copy where they are in memory already, else in
+        `scratch`; raises as `read_at`.
+        """
+        self._check(position, size)
+        if self._whole is not None:
+            return memoryview(self._whole)[position : position + size]
+        out = scratch.take(_STORED, size)
+        self.read_into(position, out)
+        return out
+
+    def _check(self, position: int, size: int) -> None:
         if position < 0 or position + size > self.length:
             raise ContainerError(
                 f"the container is truncated: {size} bytes at {position} are missing, it has {self.length}"
             )
-        if self._whole is not None:
-            return self._whole[position : position + size]
-        return self._read(position, size)
-
-    def _read(self, position: int, size: int) -> bytes:
-        self._file.seek(self._offset + position)
-        parts: list[bytes] = []
-        missing = size
-        # in steps, so that a length which only pretends takes no more memory than the file has bytes
-        while missing and (data := self._file.read(min(missing, READ_STEP))):
-            if len(data) == size:
-                return data
-            parts.append(data)
-            missing -= len(data)
-        if missing:
-            raise ContainerError(f"the file is truncated: it ends {missing} bytes before it should")
-        return b"".join(parts)

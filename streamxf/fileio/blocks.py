@@ -1,0 +1,130 @@
+"""`BlockReader`: a container opened at random, block by block, from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from streamxf.buffers import Scratch, ScratchPool
+from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder, stage_limit
+from streamxf.container.blocks import check_payload, parse_head
+from streamxf.container.footer import Footer, parse_tail
+from streamxf.container.header import Header, header_size
+from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES
+from streamxf.errors import BlockError
+from streamxf.fileio.source import FileSlice
+
+_scratch = ScratchPool(keep=16)
+
+
+def read_header(source: FileSlice) -> Header:
+    """Read and check the header at the start of `source`, before anything is known about keys or codecs.
+
+    Raises
+    ------
+    ContainerError
+        If there is none, or it is damaged.
+    """
+    size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
+    return Header.parse(source.read_at(0, size))
+
+
+def stream_info(header: Header) -> StreamInfo:
+    """What a header says about its stream."""
+    name = header.identity.name if header.identity is not None else None
+    return StreamInfo(header.block_size, header.salt, header.digest, name)
+
+
+class BlockReader:
+    """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may.
+
+    Parameters
+    ----------
+    source : FileSlice
+        The container, whole.
+    header : Header
+        As `read_header` gave it; identity and chain were checked by the caller.
+    coder : StreamCoder
+        Its seal was checked by the caller.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the stream. Index and footer carry a CRC only, so in a keyed stream nobody vouches for it before the
+        last block, whose tag covers that it is the last, was decoded.
+    count : int
+        Blocks in the stream; at least one.
+    block_size : int
+        Bytes in every block but the last.
+    keyed : bool
+        Whether the chain encrypts.
+
+    Raises
+    ------
+    ContainerError
+        If index or footer are damaged, or contradict the container.
+    """
+
+    def __init__(self, source: FileSlice, header: Header, coder: StreamCoder) -> None:
+        self._source = source
+        self._coder = coder
+        self._digest = header.digest
+        self._start = header.size
+        self._stage_limit = stage_limit(header.block_size)
+        self.block_size = header.block_size
+        self.keyed = header.keyed
+        footer = Footer.parse(source.read_at(source.length - FOOTER_BYTES, FOOTER_BYTES), header.block_size)
+        tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
+        footer, self._ends = parse_tail(
+            tail, header.digest, self._start, source.length, header.block_size, self._stage_limit
+        )
+        self.size = footer.raw_size
+        self.count = footer.blocks
+
+    def size_of(self, index: int) -> int:
+        """Bytes that block `index` decodes to."""
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def stored_size_of(self, index: int) -> int:
+        """Bytes that block `index` takes in storage."""
+        return self._ends[index] - self._begin_of(index)
+
+    def decode(self, index: int, out: memoryview) -> None:
+        """Decode block `index` into `out`, which has exactly its size.
+
+        Raises
+        ------
+        BlockError, CodecError, AuthenticationError
+            If it is not as it was stored. What `out` then holds did not pass its checks and must not be used.
+        """
+        scratch = _scratch.take()
+        self._decode(index, self._source.view(self._begin_of(index), self.stored_size_of(index), scratch), out, scratch)
+        _scratch.give(scratch)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        """A `decode` of block `index` that some thread may call, once.
+
+        Where several threads cannot read at the same time, the block is read here: files that fetch what lies ahead are
+        best read in order.
+        """
+        if self._source.parallel:
+            return partial(self.decode, index)
+        scratch = _scratch.take()
+        stored = self._source.view(self._begin_of(index), self.stored_size_of(index), scratch)
+        return partial(self._decode_and_give, index, stored, scratch)
+
+    def _decode_and_give(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
+        self._decode(index, stored, out, scratch)
+        _scratch.give(scratch)
+
+    def _decode(self, index: int, stored: memoryview, out: memoryview, scratch: Scratch) -> None:
+        head = parse_head(bytes(stored[:BLOCK_HEAD_BYTES]), index, self._stage_limit)
+        payload = stored[BLOCK_HEAD_BYTES:]
+        if head.stored_size != len(payload) or head.last != (index == self.count - 1):
+            raise BlockError("block does not end where the index says, or is last where it should not be", block=index)
+        check_payload(head, self._digest, index, payload)
+        self._coder.decode(payload, index, head.last, scratch, out)
+
+    def _begin_of(self, index: int) -> int:
+        return self._ends[index - 1] if index else self._start
