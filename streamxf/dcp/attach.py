@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 from streamxf.chain import Chain
 from streamxf.container.header import WRITER_ID_BYTES, Kind
 from streamxf.dcp.compat import SerializationFormat
+from streamxf.dcp.datafile import identity_of
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.items import MAX_BYTES_ITEM, Expected, ItemOpener, Require
 from streamxf.dcp.reader import ChainReaderMixin, check_require
 from streamxf.dcp.registry import Registry
-from streamxf.dcp.save import identity_of
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.fileio.source import FileSlice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -16,7 +16,9 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.container.header import Identity
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.errors import ChainError, UnsupportedError
+from streamxf.fileio.outlet import Outlet
 from streamxf.fileio.writer import StreamWriter
+from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
 
 
@@ -97,6 +99,9 @@ class Extensions:
         published: bool = False,
         dtype: str | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
+        outlet: Outlet | None = None,
+        stored: Callable[[int, int], Any] | None = None,
+        meter: Meter | None = None,
     ) -> SaveStream:
         """Open the streams for one item.
 
@@ -104,6 +109,8 @@ class Extensions:
         ----------
         raw : writable
             Gets what is stored.
+        outlet, stored, meter
+            As in `StreamWriter`, for the container.
         """
         foreign_names = tuple(extension.get_descriptor() for extension in self.foreign)
         container = None
@@ -116,6 +123,9 @@ class Extensions:
                 published=published,
                 dtype=dtype,
                 block_log2=block_log2,
+                outlet=outlet,
+                stored=stored,
+                meter=meter,
             )
         stream: Any = container if container is not None else _Unclosable(raw)
         for extension in reversed(self.foreign):
@@ -151,7 +161,7 @@ class SaveStream:
             raise OSError("a stream extension took only a part of what was written to it")
 
     def write_owned(self, data: memoryview) -> None:
-        """Write `data`, whose memory stays as it is until `close`; raises as `write`."""
+        """Write `data`, whose memory stays as it is until all has left; raises as `write`."""
         if isinstance(self.stream, StreamWriter):
             self.stream.write_owned(data)
         else:

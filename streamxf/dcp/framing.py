@@ -87,8 +87,8 @@ def is_framed(tensor: torch.Tensor) -> bool:
     )
 
 
-def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
-    """Write `tensor` to `target` so that ``torch.load`` reads it.
+def save_tensor(tensor: torch.Tensor, target: SaveStream) -> int:
+    """Write `tensor` to `target` so that ``torch.load`` reads it, and return the number of bytes.
 
     Raises
     ------
@@ -98,15 +98,15 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> None:
     payload = Payload.of(tensor)
     shell = payload.shell
     if not is_framed(shell) or shell.storage_offset() or dense_order(shell) is None:
-        _save_through_zip_writer(payload, target)
-        return
+        return _save_through_zip_writer(payload, target)
     frame = frame_of(shell.dtype, shell.shape, shell.stride(), shell.requires_grad)
     target.write_owned(memoryview(frame.prefix))
     _write_payload(payload.pieces(shell.untyped_storage()), target, shell.nbytes)
     target.write_owned(memoryview(frame.suffix))
+    return len(frame.prefix) + shell.nbytes + len(frame.suffix)
 
 
-def _save_through_zip_writer(payload: Payload, target: SaveStream) -> None:
+def _save_through_zip_writer(payload: Payload, target: SaveStream) -> int:
     stream = _ZipTarget(target)
     try:
         _run_zip_writer(payload.shell, _Records(stream, payload))
@@ -116,6 +116,7 @@ def _save_through_zip_writer(payload: Payload, target: SaveStream) -> None:
         raise
     if stream.error is not None:
         raise stream.error
+    return stream.tell()
 
 
 def _run_zip_writer(shell: torch.Tensor, records: _Records) -> None:

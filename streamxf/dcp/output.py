@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from io import UnsupportedOperation
+from time import perf_counter
 from typing import IO
 
 import crc32c
@@ -12,6 +13,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
 from streamxf.dcp.manifest import FileFacts
+from streamxf.meter import Meter
 
 
 class OutputFile:
@@ -20,10 +22,13 @@ class OutputFile:
     Parameters
     ----------
     raw : binary file
+    meter : Meter
+        Is told how long the calls of `raw` take.
     """
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: IO[bytes], meter: Meter) -> None:
         self._raw = raw
+        self._meter = meter
         self._crc = 0
         self.size = 0
         self.error: BaseException | None = None
@@ -32,11 +37,13 @@ class OutputFile:
         if self.error is not None:
             raise self.error
         view = flat_view(data)
+        begin = perf_counter()
         try:
             write_all(self._raw, view)
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
+        self._meter.io(perf_counter() - begin)
         self._crc = crc32c.crc32c(view, self._crc)
         self.size += len(view)
         return len(view)
@@ -52,12 +59,14 @@ class OutputFile:
         OSError
             If it could not be stored.
         """
+        begin = perf_counter()
         self._raw.flush()
         if sync:
             with suppress(
                 UnsupportedOperation, AttributeError
             ):  # an object store has no descriptor: closing the file stores it
                 os.fsync(self._raw.fileno())
+        self._meter.io(perf_counter() - begin)
 
     def facts(self, writer_id: bytes) -> FileFacts:
         """The manifest's entry for the file."""

@@ -6,20 +6,19 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.container.header import WRITER_ID_BYTES, Identity, Kind
-from streamxf.dcp.extensions import Extensions, SaveStream
-from streamxf.dcp.framing import save_tensor
+from streamxf.container.header import WRITER_ID_BYTES
+from streamxf.dcp.datafile import DataFile
+from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import FileFacts
 from streamxf.dcp.output import OutputFile
-from streamxf.dcp.payload import minimal
 from streamxf.errors import AbortedError, located
+from streamxf.meter import Meter
 
 RECORD_ATTRIBUTE = "streamxf_record"
 
@@ -60,6 +59,8 @@ class Save:
     sync : bool
         Whether each file must be on the disk before the save goes on.
     writer_id : bytes
+    meter : Meter
+        What all threads of the save count in.
     """
 
     extensions: Extensions
@@ -72,6 +73,7 @@ class Save:
             self.extensions.descriptors() or None
         )  # one object for all items: pickle then stores it once
         self._modules = tuple(self.extensions.providers())
+        self.meter = Meter()
         self._failed = threading.Event()
         self._begun = threading.Lock()
 
@@ -109,69 +111,23 @@ class Save:
         Exception
             Whatever went wrong. All other files of this save then stop, too.
         """
-        output = OutputFile(raw)
+        output = OutputFile(raw, self.meter)
+        file = DataFile(output, path, self.extensions, self._descriptors, self.writer_id, self.block_log2, self.meter)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         try:
             with located(file=path):
-                results = [self._write_item(output, path, item, planner) for item in ordered]
+                for item in ordered:
+                    if self._failed.is_set():
+                        raise AbortedError("another file of this save failed")
+                    data: Any = planner.resolve_data(item)
+                    file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
+                file.settle()
                 output.finish(self.sync)
         except BaseException:
             self._failed.set()
+            file.cancel()
             raise
-        if results:
+        if file.results:
             record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())
-            setattr(results[0].storage_data, RECORD_ATTRIBUTE, record)
-        return results
-
-    def _write_item(self, output: OutputFile, path: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
-        if self._failed.is_set():
-            raise AbortedError("another file of this save failed")
-        start = output.size
-        data: Any = planner.resolve_data(item)
-        with located(item=item.index.fqn):
-            self._write_data(output, item, data.detach() if isinstance(data, torch.Tensor) else data)
-        length = output.size - start
-        info = _StorageInfo(path, start, length, transform_descriptors=self._descriptors)
-        return WriteResult(index=item.index, size_in_bytes=length, storage_data=info)
-
-    def _write_data(self, output: OutputFile, item: WriteItem, data: Any) -> None:
-        if item.type == WriteItemType.BYTE_IO:
-            target = self._open(output, item, None)
-            _finish_or_abort(target, lambda: target.write_owned(data.getbuffer()))
-        elif not self.extensions:
-            _save_bare(data, output)
-        else:
-            target = self._open(output, item, data)
-            _finish_or_abort(target, lambda: save_tensor(data, target))
-
-    def _open(self, output: OutputFile, item: WriteItem, tensor: torch.Tensor | None) -> SaveStream:
-        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else None
-        return self.extensions.open(
-            output, identity_of(self.writer_id, item), published=True, dtype=dtype, block_log2=self.block_log2
-        )
-
-
-def identity_of(writer_id: bytes, item: WriteItem) -> Identity:
-    """The identity that an item's container is bound to."""
-    kind = Kind.BYTES if item.type == WriteItemType.BYTE_IO else Kind.TENSOR
-    return Identity(writer_id, kind, tuple(item.index.offset or ()), item.index.fqn)
-
-
-def _finish_or_abort(target: SaveStream, write: Any) -> None:
-    try:
-        write()
-        target.close()
-    except BaseException:
-        target.abort()
-        raise
-
-
-def _save_bare(tensor: torch.Tensor, output: OutputFile) -> None:
-    """Write a tensor without any chain: the same bytes as torch's own writer."""
-    try:
-        torch.save(minimal(tensor.cpu()), cast("IO[bytes]", output))
-    except RuntimeError:
-        if output.error is None:
-            raise
-    if output.error is not None:
-        raise output.error
+            setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
+        return file.results

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
+from streamxf.report import SaveReport
 from streamxf.version import __version__
 
 DEFAULT_CHAIN = (FloatZip(),)
@@ -57,6 +59,8 @@ class ChainWriterMixin:
     _extensions: Extensions
     _block_log2: int
     _save: Save | None
+    #: What the last save did in this process; None before it is over, and if it failed.
+    report: SaveReport | None
 
     def _set_up_chain(
         self, extensions: Sequence[Any] | Chain | None, serialization_format: SerializationFormat, block_size: int
@@ -71,6 +75,7 @@ class ChainWriterMixin:
         self._extensions = Extensions.of(DEFAULT_CHAIN if extensions is None else extensions)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
+        self.report = None
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -79,6 +84,7 @@ class ChainWriterMixin:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
+        self.report = None
         self._save = Save(self._extensions.renew(), self._block_log2, self.sync_files)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -111,17 +117,20 @@ class ChainWriterMixin:
         def write(name: str, items: list[WriteItem]) -> list[WriteResult]:
             return self._write_file(save, name, items, planner)
 
+        begin = perf_counter()
         try:
             results = _write_all(write, files, self.thread_count)
         except BaseException:
             remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
             raise
+        self.report = SaveReport.of(save.meter, perf_counter() - begin)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: metadata and manifest in one step, then remove what the previous save left."""
+        report, self.report = self.report, None
         save = self._current_save()
         flat = [result for rank_results in results for result in rank_results]
         records = [_take_record(result.storage_data) for result in flat]
@@ -146,11 +155,12 @@ class ChainWriterMixin:
         name = metadata_name(rank)
         before = self._files_of_previous(name, set(manifest.files))
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
+        self.report = report
         remove(self.fs, self.path, sorted(before))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves."""
-        return {**self.__dict__, "_save": None}
+        return {**self.__dict__, "_save": None, "report": None}
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -161,7 +171,10 @@ class ChainWriterMixin:
 
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as raw:
-            return save.write_file(raw, name, items, planner)
+            results = save.write_file(raw, name, items, planner)
+            begin = perf_counter()
+        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+        return results
 
     def _files_of_previous(self, name: str, new: Set[str]) -> set[str]:
         """The data files of the checkpoint that this save, whose files are `new`, replaces.

@@ -61,7 +61,7 @@ class StreamWriter(io.RawIOBase):
         outlet has settled, and the streams' containers stand in the order in which they were closed. One stream at a
         time may be open, and one that is given up spoils the outlet.
     stored : callable, optional
-        Called with the container's size when all of it was written to `raw`.
+        Called when all of the container was written to `raw`, with the bytes that went into it and its own size.
     meter : Meter, optional
         Is told what the codecs took.
     """
@@ -78,7 +78,7 @@ class StreamWriter(io.RawIOBase):
         block_log2: int = DEFAULT_BLOCK_LOG2,
         finish: Callable[[bool], Any] | None = None,
         outlet: Outlet | None = None,
-        stored: Callable[[int], Any] | None = None,
+        stored: Callable[[int, int], Any] | None = None,
         meter: Meter | None = None,
     ) -> None:
         super().__init__()
@@ -159,12 +159,12 @@ class StreamWriter(io.RawIOBase):
         start = head if index else self._header.pack() + head
         self._ends.append(self._stored + len(start) + len(payload))
         end = pack_tail(self._header.digest, self._ends, self._raw_size) if last else b""
-        parts = [start, payload, end]
+        parts: list[Buffer] = [start, payload, end]
         for part in parts if len(payload) >= ON_THE_SPOT else [b"".join(parts)]:
             self._stored += write_all(self._raw, part)
         _scratch.give(scratch)
         if last and self._on_stored is not None:
-            self._on_stored(self._stored)
+            self._on_stored(self._raw_size, self._stored)
 
     # -- ending ------------------------------------------------------------------------------------
 

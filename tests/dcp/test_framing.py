@@ -45,9 +45,10 @@ DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, to
 COPYABLE = list(filter(copyable, DTYPES))
 
 
-def written(save: Callable[[SaveStream], None]) -> bytes:
+def written(save: Callable[[SaveStream], int]) -> bytes:
     target = io.BytesIO()
-    save(SaveStream(cast("Any", target), None))
+    size = save(SaveStream(cast("Any", target), None))
+    assert size == len(target.getvalue())
     return target.getvalue()
 
 

@@ -30,6 +30,7 @@ from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey, wrap
+from streamxf.meter import Meter
 
 from .helpers import (
     KEY,
@@ -181,7 +182,7 @@ def test_an_item_of_the_same_place_in_another_ranks_file(checkpoint: Path) -> No
 
     file = checkpoint / path
     with file.open("wb") as raw:
-        output = OutputFile(raw)
+        output = OutputFile(raw, Meter())
         identity = Identity(b"\7" * 16, Kind.TENSOR, (0, 0), "w")
         target = Extensions.of([Checksum()]).open(output, identity, published=True, dtype="float32")
         save_tensor(torch.full((40, 3), 9.0), target)

@@ -1,0 +1,167 @@
+"""`DataFile`: one data file of a save, and the items that it takes, one after the other."""
+
+from __future__ import annotations
+
+from typing import IO, Any, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from streamxf.container.header import Identity, Kind
+from streamxf.dcp.extensions import Extensions, SaveStream
+from streamxf.dcp.framing import save_tensor
+from streamxf.dcp.output import OutputFile
+from streamxf.dcp.payload import minimal
+from streamxf.errors import StreamxfError
+from streamxf.fileio.outlet import Outlet
+from streamxf.meter import Meter
+
+
+class DataFile:
+    """Writes items into one file, in the order in which they come; results are known when their bytes have left.
+
+    The blocks of all items go through one outlet: while those of one item are still being encoded or written, the next
+    item is under way. So memory that is handed over stays in use until `settle`.
+
+    Parameters
+    ----------
+    output : OutputFile
+    path : str
+        Relative to the checkpoint.
+    extensions : Extensions
+        Renewed for this save.
+    descriptors : list of str, optional
+        Of the extensions; recorded with each item.
+    writer_id : bytes
+        Of this process and save.
+    block_log2 : int
+    meter : Meter
+
+    Attributes
+    ----------
+    results : list of WriteResult
+        One for each item that has left, in order.
+    """
+
+    def __init__(
+        self,
+        output: OutputFile,
+        path: str,
+        extensions: Extensions,
+        descriptors: list[str] | None,
+        writer_id: bytes,
+        block_log2: int,
+        meter: Meter,
+    ) -> None:
+        self._output = output
+        self._path = path
+        self._extensions = extensions
+        self._descriptors = descriptors
+        self._writer_id = writer_id
+        self._block_log2 = block_log2
+        self._meter = meter
+        self._outlet = Outlet(meter)
+        self.results: list[WriteResult] = []
+
+    def write(self, item: WriteItem, data: Any) -> None:
+        """Write an item: a tensor, or the ``BytesIO`` of an object.
+
+        Raises
+        ------
+        Exception
+            Whatever went wrong, with this item or with one before; then the file is spoiled.
+        """
+        try:
+            if self._extensions.foreign or not self._extensions:
+                self._outlet.settle()  # what passes no blocks, or streams of others first, is written here and now
+                self._write_directly(item, data)
+            else:
+                self._write_blocks(item, data)
+        except StreamxfError as error:
+            error.locate(item=item.index.fqn)
+            raise
+
+    def settle(self) -> None:
+        """Wait until all items have left; raises as `write`."""
+        self._outlet.settle()
+
+    def cancel(self) -> None:
+        """Give the file up. Returns when no memory of any item is in use any more."""
+        self._outlet.cancel()
+
+    def _write_blocks(self, item: WriteItem, data: Any) -> None:
+        def stored(raw_size: int, size: int) -> None:
+            self._note(item.index, raw_size, size)
+
+        target = self._extensions.open(
+            self._output,
+            identity_of(self._writer_id, item),
+            published=True,
+            dtype=_dtype_name(data),
+            block_log2=self._block_log2,
+            outlet=self._outlet,
+            stored=stored,
+            meter=self._meter,
+        )
+        _write_and_close(item, data, target)
+
+    def _write_directly(self, item: WriteItem, data: Any) -> None:
+        start = self._output.size
+        if not self._extensions and item.type != WriteItemType.BYTE_IO:
+            _save_bare(data, self._output)
+            raw_size = self._output.size - start
+        else:
+            target = self._extensions.open(
+                self._output,
+                identity_of(self._writer_id, item),
+                published=True,
+                dtype=_dtype_name(data),
+                block_log2=self._block_log2,
+                meter=self._meter,
+            )
+            raw_size = _write_and_close(item, data, target)
+        self._note(item.index, raw_size, self._output.size - start)
+
+    def _note(self, index: MetadataIndex, raw_size: int, size: int) -> None:
+        info = _StorageInfo(self._path, self._output.size - size, size, transform_descriptors=self._descriptors)
+        self.results.append(WriteResult(index=index, size_in_bytes=size, storage_data=info))
+        self._meter.item(raw_size, size)
+
+
+def identity_of(writer_id: bytes, item: WriteItem) -> Identity:
+    """The identity that an item's container is bound to."""
+    kind = Kind.BYTES if item.type == WriteItemType.BYTE_IO else Kind.TENSOR
+    return Identity(writer_id, kind, tuple(item.index.offset or ()), item.index.fqn)
+
+
+def _dtype_name(data: Any) -> str | None:
+    return str(data.dtype).removeprefix("torch.") if isinstance(data, torch.Tensor) else None
+
+
+def _write_and_close(item: WriteItem, data: Any, target: SaveStream) -> int:
+    try:
+        if item.type == WriteItemType.BYTE_IO:
+            view: memoryview = data.getbuffer()
+            target.write_owned(view)
+            size = len(view)
+        else:
+            size = save_tensor(data, target)
+        target.close()
+    except BaseException:
+        target.abort()
+        raise
+    return size
+
+
+def _save_bare(tensor: torch.Tensor, output: OutputFile) -> None:
+    """Write a tensor without any chain: the same bytes as torch's own writer."""
+    try:
+        torch.save(minimal(tensor.cpu()), cast("IO[bytes]", output))
+    except RuntimeError:
+        if output.error is None:
+            raise
+    if output.error is not None:
+        raise output.error
