@@ -7,7 +7,8 @@ two threads it collapses.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import Buffer
@@ -97,16 +98,22 @@ class ScratchPool:
 _local = threading.local()
 
 
-def per_thread(factory: Callable[..., T], *arguments: Hashable) -> T:
-    """Return ``factory(*arguments)``, made once for each thread and set of arguments.
+@contextmanager
+def borrowed(factory: Callable[..., T], *arguments: Hashable) -> Iterator[T]:
+    """Lend what ``factory(*arguments)`` made, to this thread and for as long as the ``with`` block runs.
 
-    For compression contexts, which are costly to make and must not be shared between threads.
+    For compression contexts and workspaces, which are costly to make and must not be shared. What is given back is lent
+    again to the same thread. A thread is not enough as an owner: a signal's handler or a finalizer may run a codec in
+    the middle of another block of the same thread, and is lent another one. What an exception left in an unknown state
+    is not lent again.
     """
-    made: dict[Any, Any] | None = getattr(_local, "made", None)
+    made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
     if made is None:
         made = _local.made = {}
-    key = (factory, arguments)
-    if key not in made:
-        made[key] = factory(*arguments)
-    result: T = made[key]
-    return result
+    free = made.setdefault((factory, arguments), [])
+    try:
+        lent: T = free.pop()
+    except IndexError:
+        lent = factory(*arguments)
+    yield lent
+    free.append(lent)

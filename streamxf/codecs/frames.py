@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zstandard
 
-from streamxf.buffers import per_thread
+from streamxf.buffers import borrowed
 from streamxf.errors import CodecError
 
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
@@ -40,9 +40,10 @@ def decompress(frame: memoryview, size: int) -> bytes:
     """
     try:
         if size:
-            return per_thread(zstandard.ZstdDecompressor).decompress(frame, allow_extra_data=False)
+            with borrowed(zstandard.ZstdDecompressor) as decompressor:
+                return decompressor.decompress(frame, allow_extra_data=False)
         # decompress() returns at once when a frame declares no content, and never looks at the rest of it
-        stream = per_thread(zstandard.ZstdDecompressor).decompressobj()
+        stream = zstandard.ZstdDecompressor().decompressobj()
         data = stream.decompress(frame)
     except zstandard.ZstdError as error:
         raise CodecError(f"zstd frame is damaged: {error}") from error

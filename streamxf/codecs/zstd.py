@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import zstandard
 
-from streamxf.buffers import per_thread
+from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
 from streamxf.errors import CodecError, ParameterError
@@ -42,11 +42,11 @@ class ZStandard(Codec):
             )
 
     def encode(self, block: memoryview, info: BlockInfo) -> bytes | memoryview:
-        compressor = per_thread(_compressor, self.level)
-        if len(block) < frames.INTO_SCRATCH:
-            return compressor.compress(block)
-        out = info.scratch(frames.bound(len(block)))
-        return out[: frames.compress_into(compressor, block, out)]
+        with borrowed(_compressor, self.level) as compressor:
+            if len(block) < frames.INTO_SCRATCH:
+                return compressor.compress(block)
+            out = info.scratch(frames.bound(len(block)))
+            return out[: frames.compress_into(compressor, block, out)]
 
     def decode(self, block: memoryview, info: BlockInfo) -> bytes:
         size = frames.declared_size(block)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from streamxf.buffers import per_thread
+from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, unpack
@@ -43,14 +43,14 @@ class FloatZip(Codec):
     role: ClassVar[Role] = "compression"
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
-        work = per_thread(Workspace)
         data = np.frombuffer(block, np.uint8)
-        plan = choose(data, info.stream.dtype, work)
-        if plan is not None:
-            out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
-            size = _encode_planes(data, plan, out, work)
-            if size <= len(block):
-                return out[:size]
+        with borrowed(Workspace) as work:
+            plan = choose(data, info.stream.dtype, work)
+            if plan is not None:
+                out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
+                size = _encode_planes(data, plan, out, work)
+                if size <= len(block):
+                    return out[:size]
         out = info.scratch(len(block) + 1)
         out[:1] = _STORED
         out[1:] = block
@@ -65,7 +65,8 @@ class FloatZip(Codec):
             return block[1:]
         table = parse_table(block, info.limit)
         out = info.scratch(table.raw_size)
-        _decode_planes(block, table, out, per_thread(Workspace))
+        with borrowed(Workspace) as work:
+            _decode_planes(block, table, out, work)
         return out
 
 
@@ -104,8 +105,8 @@ def _encode_planes(data: Array, plan: BlockPlan, out: memoryview, work: Workspac
 def _encode_plane(planned: PlanePlan, values: Array, out: memoryview, work: Workspace) -> tuple[Coding, int]:
     if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
         return Coding.PACKED, size
-    compressor = per_thread(general if planned.general else huffman)
-    return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
+    with borrowed(general if planned.general else huffman) as compressor:
+        return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
 
 
 def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Workspace) -> None:

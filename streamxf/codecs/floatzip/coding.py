@@ -12,7 +12,7 @@ import struct
 import numpy as np
 import zstandard
 
-from streamxf.buffers import per_thread
+from streamxf.buffers import borrowed
 from streamxf.codecs import frames
 from streamxf.codecs.floatzip.planes import Array, Workspace
 from streamxf.errors import CodecError
@@ -63,7 +63,8 @@ def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int
     listed = exceptions.astype("<u4").tobytes() + values[exceptions].tobytes()
     start = _PACKED.size + len(listed)
     out[:start] = _PACKED.pack(base, len(exceptions)) + listed
-    return start + frames.compress_into(per_thread(huffman), packed.data, out[start:])
+    with borrowed(huffman) as compressor:
+        return start + frames.compress_into(compressor, packed.data, out[start:])
 
 
 def _pack(values: Array, base: int, packed: Array, work: Workspace) -> Array:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamxf.buffers import per_thread
+from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
 from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
 from streamxf.codecs.floatzip.planes import Array, Workspace, split
@@ -120,8 +120,9 @@ def _plan_bytes(block: Array, layout: Layout) -> BlockPlan | None:
     step = max(1, (len(block) - TRIAL_BYTES // 2) // 2)
     parts = [block[start : start + TRIAL_BYTES // 2] for start in (0, step, 2 * step)][: 1 + 2 * (step > 1)]
     size = sum(map(len, parts))
-    plain = sum(len(per_thread(huffman).compress(part.data)) for part in parts)
-    matched = sum(len(per_thread(general).compress(part.data)) for part in parts)
+    with borrowed(huffman) as plainly, borrowed(general) as by_matches:
+        plain = sum(len(plainly.compress(part.data)) for part in parts)
+        matched = sum(len(by_matches.compress(part.data)) for part in parts)
     if min(plain, matched) > size * NOISE_BITS / 8:
         return None
     return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
