@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-smoke lint format docs clean
+.PHONY: help demo test bench bench-smoke bench-publish lint format docs clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -30,11 +30,15 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 test: $(STAMPS)/test ## Run the tests
 	$(RUN) pytest $(ARGS)
 
-bench: $(STAMPS)/bench ## Run the benchmarks
+# About 20 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
+bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (20 minutes, 12 GiB of memory, 10 GiB of disk)
 	$(RUN) benchmarks.run $(ARGS)
 
-bench-smoke: $(STAMPS)/bench ## Run the benchmarks on very small data, to see that they work
+bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work
 	$(RUN) benchmarks.run --smoke $(ARGS)
+
+bench-publish: $(STAMPS)/bench ## Bring the newest results of all benchmarks into docs/benchmarks/
+	$(RUN) benchmarks.publish $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style, formatting and types
 	$(RUN) ruff check .
@@ -59,10 +63,11 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-# The build backend, with what it needs for an editable install. Build isolation would fetch both anew for each set of extras, unpinned.
+# The build backend, with what it needs for an editable install, and setuptools, which the source package of ZipNN is built with.
+# Build isolation would fetch them anew for each set of extras, unpinned.
 # What is installed here is named in the Makefile, hence the prerequisite.
 $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
-	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) hatchling editables setuptools
 	touch $@
 
 # $* is the extra's name in pyproject.toml.

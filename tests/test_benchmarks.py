@@ -1,12 +1,54 @@
-"""The harness of the benchmarks, and one pass of all of them over very small data."""
+"""What the benchmarks share, their peers, and one pass of several over very small data."""
 
 import json
-from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import harness, run
-from benchmarks.harness import Result, alternate, markdown, ratio
+from benchmarks import publish, run, store
+from benchmarks.data.training import SMOKE, training_state
+from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
+from benchmarks.entropy import plane_entropy
+from benchmarks.harness import Settings, alternate
+from benchmarks.kernels import OneThread, encoded_bytes, kernels_alone, zipnn_one_thread
+from benchmarks.peers import PEERS
+from benchmarks.plots import bars, lines, stacks
+from benchmarks.result import Result, Table, goal_row, markdown
+from benchmarks.spread import Spread, ratios
+from streamxf import Checksum, FloatZip
+
+MACHINE = {
+    "time": "2026-01-02T03:04:05+00:00",
+    "cpus": 2,
+    "memory_gib": 23.5,
+    "avx512": False,
+    "system": "Linux",
+    "python_version": "3.11.7",
+    "packages": {"torch": "2.13.0"},
+    "commit": "0123456789ab",
+}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(smoke=False, rounds=3, mib=1, folder=tmp_path / "work", cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def state():
+    """Values that are easily lost on the way, and a size that is no multiple of a block."""
+    torch.manual_seed(3)
+    odd = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40])
+    weights = torch.empty(700, 1000).normal_(0, 0.02)
+    state = {
+        f"{name}.{dtype}": value.to(dtype)
+        for name, value in (("odd", odd), ("weight", weights))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    }
+    return {**state, "steps": torch.arange(1000), "step": torch.tensor(7.0), "none": torch.empty(0, 3)}
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------
 
 
 def test_sides_alternate_and_the_first_round_does_not_count():
@@ -25,35 +67,174 @@ def test_sides_alternate_and_the_first_round_does_not_count():
 
 
 def test_a_ratio_compares_within_rounds():
-    assert ratio([1.0, 20.0, 300.0], [2.0, 10.0, 100.0]) == 2.0
-    with pytest.raises(ValueError):
-        ratio([1.0, 2.0], [1.0])
+    assert ratios([1.0, 20.0, 300.0], [2.0, 10.0, 100.0]).values == (0.5, 2.0, 3.0)
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1.0, 2.0], [1.0])
+
+
+def test_a_spread_has_a_median_with_its_range():
+    spread = Spread.of([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (spread.median, spread.low, spread.high, spread.quartiles) == (3.0, 1.0, 5.0, (2.0, 4.0))
+    assert str(spread) == "3.000 (1.000-5.000)"
+    assert Spread.of([2.0]).text(1) == "2.0"
+    with pytest.raises(ValueError, match="at least one round"):
+        Spread.of([])
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "reached"),
+    [(1.0, False, "yes"), (1.1, False, "**no**"), (1.0, True, "yes"), (0.9, True, "**no**")],
+)
+def test_the_median_decides_whether_a_goal_is_reached(value, at_least, reached):
+    row = goal_row("save", "stock", Spread.of([value, 0.0, 9.0]), 1.0, at_least=at_least)
+    assert row["reached"] == reached
+    assert row["goal"] == (">= 1" if at_least else "<= 1")
+
+
+def test_entropy_counts_planes_of_rotated_elements():
+    words = torch.arange(2**16, dtype=torch.int32).to(torch.uint16)
+    assert plane_entropy({"all": words}) == pytest.approx(1.0)
+    assert plane_entropy({"zero": torch.zeros(1000)}) == 0.0
+    # sign and exponent of these differ in the sign only, which the rotation takes out of the exponent's plane
+    signs = torch.tensor([1.0, -1.0]).repeat(500).bfloat16()
+    assert plane_entropy({"signs": signs}) == pytest.approx(1 / 16)
+
+
+# -- sides -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [STOCK, FULL, *PEERS], ids=lambda side: side.name)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_side_gives_back_each_bit_and_leaves_the_state_alone(side, threads, state, tmp_path):
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    checkpoint = Run(side, state, empty_target(state), tmp_path, threads)
+    seconds = checkpoint.save_and_load()
+    assert min(seconds.values()) > 0
+    assert checkpoint.stored_bytes() > 1000
+    for name, tensor in before.items():
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), state[name].reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("side", [STOCK, *PEERS], ids=lambda side: side.name)
+def test_a_load_that_gives_other_bits_is_found_out(side, tmp_path):
+    state = {"weight": torch.full((8, 8), 0.0)}
+    checkpoint = Run(side, state, empty_target(state), tmp_path, 1)
+    checkpoint.save()
+    state["weight"][3, 3] = -0.0
+    with pytest.raises(AssertionError, match="did not give back weight"):
+        checkpoint.load()
+
+
+def test_kernels_run_alone(tmp_path):
+    state = {"weight": torch.empty(1000, 1000).normal_(0, 0.02).bfloat16()}
+    assert set(OneThread(state, [FloatZip()]).compress_and_decompress()) == {"compress", "decompress"}
+    assert set(zipnn_one_thread(state)) == {"compress", "decompress"}
+    seconds = kernels_alone(state, [FloatZip(), Checksum()], tmp_path / "kernels")
+    assert list(seconds) == ["FloatZip", "Checksum", "container CRC", "write", "fsync"]
+    stored = encoded_bytes(state, [FloatZip(), Checksum()])
+    assert 0.6 < stored / state["weight"].nbytes < 0.75
+    assert (tmp_path / "kernels").stat().st_size == stored + 2 * 8  # the head of each block
+
+
+def test_a_training_state_is_made_once_and_always_the_same(tmp_path):
+    first = training_state(tmp_path / "first", SMOKE)
+    again = training_state(tmp_path / "again", SMOKE)
+    assert list(first) == ["parameters", "exp_avg", "exp_avg_sq"]
+    for part, tensors in first.items():
+        assert all(torch.equal(tensor, again[part][name]) for name, tensor in tensors.items())
+        assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    (file,) = (tmp_path / "first").iterdir()
+    made = file.stat().st_mtime_ns
+    training_state(tmp_path / "first", SMOKE)
+    assert file.stat().st_mtime_ns == made
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def result_of(name):
+    table = Table([{"side": "a", "s": Spread.of([1.0, 2.0]), "n": 1234}], "Seconds", digits=1)
+    return Result(name, "Title", "Note.", [table], {name: bars("Bars", "seconds", {"x": {"a": Spread.of([1.0, 2.0])}})})
 
 
 def test_markdown_has_a_cell_for_each_column():
-    result = Result("name", "Title", "Note.", [{"writer": "a", "s": 0.12345}, {"writer": "b", "s": 2}])
-    assert markdown(result).splitlines() == [
-        "### Title",
+    assert markdown(result_of("one")).splitlines() == [
+        "## Title",
         "",
         "Note.",
         "",
-        "| writer | s |",
-        "| --- | ---: |",
-        "| a | 0.123 |",
-        "| b | 2 |",
+        "### Seconds",
+        "",
+        "| side | s | n |",
+        "| --- | ---: | ---: |",
+        "| a | 1.5 (1.0-2.0) | 1,234 |",
+        "",
+        "![Bars](one.png)",
     ]
+    with pytest.raises(ValueError, match="columns"):
+        markdown(Result("one", "Title", "Note.", [Table([{"a": 1}, {"b": 1}])]))
+
+
+def test_the_newest_results_are_published(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "NAMES", ("one", "two"))
+    results, target = tmp_path / "results", tmp_path / "docs" / "benchmarks"
+    command = ["--results", str(results), "--target", str(target)]
+    for day in (1, 3, 2):
+        store.store(result_of("one"), settings, {**MACHINE, "time": f"2026-01-0{day}T00:00:00+00:00"}, results, 2.0)
+    assert publish.main(command) == 1  # nothing of the other yet
+    assert not target.exists()
+
+    store.store(result_of("two"), settings, MACHINE, results, 2.0)
+    target.mkdir(parents=True)
+    (target / "old.png").touch()
+    assert publish.main(command) == 0
+    names = {"one.md", "one.png", "two.md", "two.png", "machine.md", "results.json"}
+    assert {path.name for path in target.iterdir()} == names
+    published = json.loads((target / "results.json").read_text())
+    assert published["one"]["machine"]["time"].startswith("2026-01-03")
+    assert published["one"]["tables"][0]["rows"][0]["s"]["values"] == [1.0, 2.0]
+    assert "](benchmarks/one.png)" in (target / "one.md").read_text()
+    assert "23.5 GiB" in (target / "machine.md").read_text()
+    assert (target / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_of_a_smoke_run_are_never_published(tmp_path, settings):
+    smoke = Settings(True, 1, 1, settings.folder, settings.cache)
+    store.store(result_of("one"), smoke, MACHINE, tmp_path, 2.0)
+    with pytest.raises(FileNotFoundError, match="make bench ARGS=one"):
+        store.newest("one", tmp_path)
+
+
+def test_figures_show_what_they_were_given(tmp_path):
+    spreads = [Spread.of([1.0, 3.0, 2.0]), Spread.of([4.0, 4.0, 4.0])]
+    figures = {
+        "bars": bars(
+            "Bars", "seconds", {"x": {"a": spreads[0]}, "y": {"a": spreads[1], "b": spreads[0]}}, (2.0, "goal")
+        ),
+        "lines": lines("Lines", "MiB", "GB/s", [1, 1024], {"a": spreads}),
+        "stacks": stacks("Stacks", "seconds", {"save": {"zip": 1.0, "io": 2.0}, "load": {"zip": 0.5}}),
+    }
+    widths = sorted(patch.get_width() for patch in figures["bars"].axes[0].patches)
+    assert widths == [2.0, 2.0, 4.0]
+    for name, figure in figures.items():
+        axes = figure.axes[0]
+        assert axes.get_title()
+        assert axes.get_xlabel()
+        figure.savefig(tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the memory benchmark reads /proc")
-def test_every_benchmark_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
-    assert run.main(["--smoke", "--folder", str(tmp_path)]) == 0
+def test_benchmarks_run_on_very_small_data(tmp_path, capsys):
+    names = ["times", "save_load", "overhead", "profile"]  # the others too, by make bench-smoke: they take longer
+    results = tmp_path / "results"
+    assert run.main([*names, "--smoke", "--folder", str(tmp_path), "--results", str(results)]) == 0
     printed = capsys.readouterr().out
-    stored = {json.loads(file.read_text())["name"] for file in (tmp_path / "results").iterdir()}
-    assert stored == set(run.NAMES)
-    assert printed.count("### ") == len(run.NAMES)
-    assert "| NO |" not in printed
+    assert {path.name for path in results.iterdir()} == set(names)
+    assert sum(line.startswith("## ") for line in printed.splitlines()) == len(names)
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 

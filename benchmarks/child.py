@@ -1,0 +1,45 @@
+"""Functions that run in a process of their own: for its peak memory, or for the CPUs that it may use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parent.parent
+
+
+def in_child(module: str, function: str, *, cpus: int | None = None, **arguments: Any) -> Any:
+    """Call a function of `module` in a new process and return what it returns; both ways through JSON.
+
+    Parameters
+    ----------
+    cpus : int, optional
+        How many of the CPUs that this process may use the child may use. Needs an operating system that can say so.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        If the child failed; it has said why on stderr.
+    """
+    command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments), str(cpus or 0)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=_ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(module: str, function: str, arguments: str, cpus: str) -> None:
+    """The child's side of `in_child`."""
+    if int(cpus):
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[: int(cpus)])
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    print(json.dumps(getattr(import_module(module), function)(**json.loads(arguments))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,29 @@
+"""The weights of all-MiniLM-L6-v2, a published model of 23 million parameters."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.dcp_sides import State
+from streamxf.cli.demo.weights import MODEL_PACKAGE, load_model
+
+
+def minilm(dtype: torch.dtype, count: int | None = None) -> State:
+    """The model with its floating-point tensors in `dtype`; they were published in fp32.
+
+    Parameters
+    ----------
+    count : int, optional
+        Only so many of the smallest tensors.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the package with the weights is not installed.
+    """
+    weights = load_model()
+    if weights is None:
+        raise FileNotFoundError(f"the package {MODEL_PACKAGE} is missing; make bench installs it")
+    floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+    names = sorted(floats, key=lambda name: floats[name].nbytes)[:count] if count else floats
+    return {name: floats[name].to(dtype) for name in names}

@@ -1,0 +1,162 @@
+"""Sides that save and load through PyTorch Distributed Checkpoint, and how one side is measured."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+
+import streamxf
+from benchmarks.harness import Phases, timed
+
+State = dict[str, torch.Tensor]
+
+KEY = streamxf.Key(bytes(range(32)))  # data without value, so that runs are alike
+BLOCK_SIZE = 2**20
+
+
+class Side(Protocol):
+    """A way to bring a state dict to the disk and back into tensors that exist."""
+
+    @property
+    def name(self) -> str: ...
+
+    def save(self, state: State, path: Path, threads: int) -> None:
+        """Write and fsync everything below `path`, a folder that does not exist yet."""
+
+    def load(self, target: State, path: Path, threads: int) -> None:
+        """Fill the tensors of `target`."""
+
+
+@dataclass(frozen=True)
+class DcpSide:
+    """DCP with a list of extensions.
+
+    Attributes
+    ----------
+    name : str
+        As tables have it.
+    stock : bool
+        Whether writer and reader are torch's own.
+    extensions : callable
+        Makes them anew for each save.
+    keyed : bool
+        Whether the reader needs the key.
+    block_size : int
+        In bytes; streamxf's writer only.
+    """
+
+    name: str
+    stock: bool
+    extensions: Callable[[], Sequence[Any]]
+    keyed: bool = False
+    block_size: int = BLOCK_SIZE
+
+    def writer(self, path: Path, threads: int) -> Any:
+        """The writer, for one save."""
+        if self.stock:
+            return dcp.FileSystemWriter(path, thread_count=threads, _extensions=list(self.extensions()))
+        return streamxf.FileSystemWriter(
+            path, thread_count=threads, _extensions=list(self.extensions()), block_size=self.block_size
+        )
+
+    def reader(self, path: Path) -> Any:
+        """The reader, for one load."""
+        if self.stock:
+            return dcp.FileSystemReader(path)
+        return streamxf.FileSystemReader(path, keys=KEY if self.keyed else None)
+
+    def save(self, state: State, path: Path, threads: int) -> None:
+        dcp.save(state, storage_writer=self.writer(path, threads))
+
+    def load(self, target: State, path: Path, threads: int) -> None:
+        dcp.load(target, storage_reader=self.reader(path))
+
+
+def full_chain() -> list[streamxf.Codec]:
+    """Compressed, checked and encrypted."""
+    return [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(KEY)]
+
+
+STOCK = DcpSide("stock DCP", True, list)
+STOCK_ZSTD = DcpSide("stock DCP, ZStandard", True, lambda: [StockZStandard()])
+FLOATZIP = DcpSide("streamxf, FloatZip", False, lambda: [streamxf.FloatZip()])
+FULL = DcpSide("streamxf, FloatZip + Checksum + Encrypt", False, full_chain, keyed=True)
+
+
+@dataclass
+class Run:
+    """One side with a state to save and tensors to load into; the same tensors for all sides, so that a load never pays
+    for the first touch of its target.
+
+    Attributes
+    ----------
+    label : str
+        Names the side's folder among others.
+    """
+
+    side: Side
+    state: State
+    target: State
+    folder: Path
+    threads: int
+    label: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.side.name}-{self.threads}{self.label}".replace(" ", "-").replace(",", "")
+
+    def save(self) -> float:
+        """Seconds of a save into an empty folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        return timed(partial(self.side.save, self.state, self.path, self.threads))
+
+    def load(self) -> float:
+        """Seconds of a load; what it gave is compared outside of the timing.
+
+        Raises
+        ------
+        AssertionError
+            If it is not, bit for bit, what was saved.
+        """
+        for tensor in self.target.values():
+            tensor.zero_()
+        seconds = timed(partial(self.side.load, self.target, self.path, self.threads))
+        for name, tensor in self.state.items():
+            if not torch.equal(_bits(self.target[name]), _bits(tensor)):
+                raise AssertionError(f"{self.side.name}: the load did not give back {name} as it was saved")
+        return seconds
+
+    def save_and_load(self) -> Phases:
+        """Both, in this order."""
+        return {"save": self.save(), "load": self.load()}
+
+    def save_only(self) -> Phases:
+        """The save alone."""
+        return {"save": self.save()}
+
+    def stored_bytes(self) -> int:
+        """Bytes of all files of the last save, metadata included."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def empty_target(state: Mapping[str, torch.Tensor]) -> State:
+    """Tensors to load into, their memory touched."""
+    return {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+
+
+def raw_bytes(state: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of the tensors themselves."""
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    # values would take -0.0 for 0.0, and no NaN for itself
+    return tensor.reshape(-1).view(torch.uint8)
