@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import crc32c
 
@@ -142,17 +141,14 @@ class Header:
         """Bytes of the whole header."""
         return len(self.body) + (SEAL_BYTES if self.keyed else 0) + 4
 
-    @cached_property
+    @property
     def keyed(self) -> bool:
         """Whether the chain encrypts."""
-        return any(text.partition("/")[0] == ENCRYPT for text in self.chain)
+        return _is_keyed(self.chain)
 
-    @cached_property
+    @property
     def _chain_text(self) -> bytes:
-        try:
-            return "\n".join(self.chain).encode("ascii")
-        except UnicodeEncodeError:
-            raise ContainerError("a chain's descriptors are ASCII") from None
+        return _chain_text(self.chain)
 
     @cached_property
     def body(self) -> bytes:
@@ -169,8 +165,8 @@ class Header:
 
     def sealed(self, seal: bytes | None) -> Header:
         """The same header with its seal."""
-        made = copy(self)  # keeps what was computed already: body and digest do not depend on the seal
-        object.__setattr__(made, "seal", seal)
+        made = object.__new__(Header)  # keeps what was computed already: body and digest do not depend on the seal
+        made.__dict__.update(self.__dict__, seal=seal)
         return made
 
     def pack(self) -> bytes:
@@ -202,6 +198,20 @@ class Header:
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
+
+
+# All items of a checkpoint have one chain.
+@lru_cache(16)
+def _is_keyed(chain: tuple[str, ...]) -> bool:
+    return any(text.partition("/")[0] == ENCRYPT for text in chain)
+
+
+@lru_cache(16)
+def _chain_text(chain: tuple[str, ...]) -> bytes:
+    try:
+        return "\n".join(chain).encode("ascii")
+    except UnicodeEncodeError:
+        raise ContainerError("a chain's descriptors are ASCII") from None
 
 
 def header_size(start: bytes) -> int:

@@ -24,6 +24,7 @@ import torch
 from streamxf.dcp.extensions import SaveStream
 from streamxf.dcp.payload import Payload, dense_order
 from streamxf.errors import StreamxfError
+from streamxf.fileio.gather import SMALL
 
 PICKLE_PROTOCOL = 2
 ALIGNMENT = 64
@@ -100,8 +101,13 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> int:
     if not is_framed(shell) or shell.storage_offset() or dense_order(shell) is None:
         return _save_through_zip_writer(payload, target)
     frame = frame_of(shell.dtype, shell.shape, shell.stride(), shell.requires_grad)
+    pieces = payload.pieces(shell.untyped_storage())
+    if shell.nbytes < SMALL:
+        whole = b"".join((frame.prefix, *pieces, frame.suffix))
+        target.write_owned(memoryview(whole))
+        return len(whole)
     target.write_owned(memoryview(frame.prefix))
-    _write_payload(payload.pieces(shell.untyped_storage()), target, shell.nbytes)
+    _write_payload(pieces, target, shell.nbytes)
     target.write_owned(memoryview(frame.suffix))
     return len(frame.prefix) + shell.nbytes + len(frame.suffix)
 

@@ -27,14 +27,15 @@ class Gather:
         self._pieces: list[memoryview | bytearray] = []
 
     def add(self, data: memoryview, owned: bool) -> None:
-        """Add `data`: a copy, unless its memory is `owned` by it and large."""
+        """Add `data`: a copy, unless its memory is `owned`, so that it stays as it is."""
         self.size += len(data)
-        if owned and len(data) >= SMALL:
-            self._pieces.append(data)
-        elif self._pieces and isinstance(self._pieces[-1], bytearray):
-            self._pieces[-1] += data
+        pieces = self._pieces
+        if owned and (len(data) >= SMALL or not pieces):
+            pieces.append(data)
+        elif pieces and isinstance(pieces[-1], bytearray):
+            pieces[-1] += data
         else:
-            self._pieces.append(bytearray(data))
+            pieces.append(bytearray(data))
 
     def take(self) -> Pieces:
         """All that there is; nothing stays."""
