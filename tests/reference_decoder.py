@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import hmac
 import io
+import itertools
 import json
 import pickletools
 import re
@@ -57,11 +58,13 @@ MAX_FRAGMENT = 32768
 MAX_WRAPPED_KEYS = 16
 MAX_PREFIX_LEN = 65536
 MAX_MANIFEST_LEN = 64 << 20
+MAX_WINDOW = 1 << 27
 
 ENCRYPT = "streamxf.encrypt"
 CHECKSUM = "streamxf.checksum"
+FLOATZIP = "streamxf.floatzip"
 LEVELS = {"streamxf.zstd": (-7, 22), "streamxf.lz4": (-64, 12)}
-CODECS = {*LEVELS, CHECKSUM, ENCRYPT}
+CODECS = {*LEVELS, FLOATZIP, CHECKSUM, ENCRYPT}
 
 
 class FormatError(Exception):
@@ -398,11 +401,11 @@ class Block:
 def _undo_chain(header: Header, block: Block, key: bytes) -> bytes:
     """Undo all codecs for one block, the last of the chain first, and check the size that comes out."""
     data = block.stored
-    for item in reversed(header.chain):
-        if item.foreign:
-            break
-        data = _undo(item, data, block, header.limit, key)
-        _require(len(data) <= header.limit, "codec", f"block {block.number}: {item.text} gave more than the limit")
+    codecs = [item for item in header.chain if not item.foreign]
+    for place, item in reversed(list(enumerate(codecs))):
+        limit = header.limit if place else header.block_size
+        data = _undo(item, data, block, limit, key)
+        _require(len(data) <= limit, "codec", f"block {block.number}: {item.text} gave more than the limit")
     _check_block_size(header.block_size, block, len(data))
     return data
 
@@ -422,6 +425,8 @@ def _undo(item: Descriptor, data: bytes, block: Block, limit: int, key: bytes) -
         return _undo_zstd(data, limit)
     if item.name == "streamxf.lz4":
         return _undo_lz4(data, limit)
+    if item.name == FLOATZIP:
+        return decode_floatzip(data, limit)
     if item.name == CHECKSUM:
         return _undo_checksum(data, dict(item.params).get("algorithm", "crc32c"))
     return _undo_encrypt(data, block, key)
@@ -432,10 +437,11 @@ def _undo_zstd(data: bytes, limit: int) -> bytes:
     _require(data[:4] == ZSTD_MAGIC, "codec", "zstd: not a Zstandard frame")
     try:
         size = zstandard.frame_content_size(data)
-        dict_id = zstandard.get_frame_parameters(data).dict_id
+        frame = zstandard.get_frame_parameters(data)
         _require(size >= 0, "codec", "zstd: the frame does not declare its size")
         _require(size <= limit, "codec", f"zstd: a frame of {size} bytes is above the limit")
-        _require(dict_id == 0, "codec", "zstd: the frame uses a dictionary")
+        _require(frame.dict_id == 0, "codec", "zstd: the frame uses a dictionary")
+        _require(frame.window_size <= MAX_WINDOW, "codec", f"zstd: a window of {frame.window_size} bytes")
         return _inflate(data, size)
     except zstandard.ZstdError as error:
         raise FormatError("codec", f"zstd: {error}") from error
@@ -464,6 +470,109 @@ def _undo_lz4(data: bytes, limit: int) -> bytes:
         return bytes(lz4.block.decompress(data, uncompressed_size=limit))
     except lz4.block.LZ4BlockError as error:
         raise FormatError("codec", f"lz4: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """A row of a FloatZip payload's table: `lane` is in bytes, and so is `stored`, the size of the plane's data."""
+
+    coding: int
+    lane: int
+    stored: int
+
+
+RAW, ZSTD, PACKED = 0, 1, 2
+
+
+def decode_floatzip(data: bytes, limit: int) -> bytes:
+    """Decode one payload of FloatZip to at most `limit` bytes: put elements together, and the edges around them."""
+    _require(len(data) > 0, "codec", "floatzip: no layout")
+    layout = data[0]
+    if layout == 0:
+        _require(len(data) - 1 <= limit, "codec", f"floatzip: {len(data) - 1} bytes are above the limit")
+        return data[1:]
+    width, rotated, phase = 1 << (layout & 3), bool(layout & 4), layout >> 3 & 7
+    _require(layout & 0xC0 == 0x40, "codec", f"floatzip: unknown layout {layout:#04x}")
+    _require(not (rotated and width == 1), "codec", "floatzip: elements of one byte are not rotated")
+    _require(phase < width, "codec", f"floatzip: phase {phase} with elements of {width} bytes")
+    _require(len(data) >= 5, "codec", "floatzip: cut off in raw_size")
+    (raw_size,) = U32.unpack_from(data, 1)
+    _require(raw_size <= limit, "codec", f"floatzip: raw_size {raw_size} is above the limit")
+    _require(raw_size >= phase + width, "codec", f"floatzip: {raw_size} bytes have no element")
+    count, tail = divmod(raw_size - phase, width)
+
+    planes, at = _parse_planes(data, width)
+    _require(not any(data[at : at + -at % 8]), "codec", "floatzip: filling that is not 0")
+    at += -at % 8
+    expected = at + sum(plane.stored for plane in planes) + phase + tail
+    _require(len(data) == expected, "codec", f"floatzip: {len(data)} bytes instead of {expected}")
+
+    elements = bytearray(count * width)
+    for number, plane in sorted(enumerate(planes), key=lambda item: item[1].coding != RAW):
+        column = _undo_plane(plane, data[at : at + plane.stored], count)
+        first = sum(before.lane for before in planes[:number])
+        for byte in range(plane.lane):
+            elements[first + byte :: width] = column[byte :: plane.lane]
+        at += plane.stored
+    body = _rotate_right(elements, width) if rotated else bytes(elements)
+    return data[at : at + phase] + body + data[at + phase :]
+
+
+def _parse_planes(data: bytes, width: int) -> tuple[list[Plane], int]:
+    """Read the table: as many rows as it takes for the lanes to add up to the width. Give it and where it ends."""
+    planes: list[Plane] = []
+    at, left = 5, width
+    while left:
+        _require(len(data) >= at + 5, "codec", "floatzip: cut off in the table")
+        kind, stored = struct.unpack_from("<BI", data, at)
+        coding, lane = kind & 3, 1 << (kind >> 2)
+        _require(coding != 3 and kind >> 2 <= 2, "codec", f"floatzip: unknown plane {kind:#04x}")
+        _require(lane <= left, "codec", f"floatzip: the lanes add up to more than {width}")
+        _require(coding != PACKED or lane == 1, "codec", f"floatzip: a lane of {lane} bytes cannot be packed")
+        planes.append(Plane(coding, lane, stored))
+        at, left = at + 5, left - lane
+    return planes, at
+
+
+def _undo_plane(plane: Plane, stored: bytes, count: int) -> bytes:
+    """Give a plane's `count` times `lane` bytes."""
+    size = count * plane.lane
+    if plane.coding == PACKED:
+        return _undo_packed(stored, count)
+    column = stored if plane.coding == RAW else _undo_zstd(stored, size)
+    _require(len(column) == size, "codec", f"floatzip: a plane of {len(column)} bytes instead of {size}")
+    return column
+
+
+def _undo_packed(stored: bytes, count: int) -> bytes:
+    """Take the halves of the frame's bytes apart, then put in the values that none of the sixteen halves stands for."""
+    _require(len(stored) >= 8, "codec", "floatzip: a packed plane is cut off")
+    base, zeros, exceptions = struct.unpack_from("<B3sI", stored)
+    _require(zeros == bytes(3), "codec", "floatzip: reserved bytes of a packed plane are not 0")
+    frame_at = 8 + 5 * exceptions
+    _require(frame_at <= len(stored), "codec", f"floatzip: no room for {exceptions} places and values")
+    places = struct.unpack_from(f"<{exceptions}I", stored, 8)
+    rising = all(before < after for before, after in itertools.pairwise(places))
+    _require(rising and all(place < count for place in places), "codec", "floatzip: places out of order or range")
+
+    halves = (count + 1) // 2
+    pairs = _undo_zstd(stored[frame_at:], halves)
+    _require(len(pairs) == halves, "codec", f"floatzip: {len(pairs)} pairs instead of {halves}")
+    _require(count % 2 == 0 or pairs[-1] < 16, "codec", "floatzip: the half byte that no element needs is not 0")
+    column = bytearray(2 * halves)
+    column[0::2] = pairs.translate(bytes((base + (pair & 15)) & 255 for pair in range(256)))
+    column[1::2] = pairs.translate(bytes((base + (pair >> 4)) & 255 for pair in range(256)))
+    for place, value in zip(places, stored[8 + 4 * exceptions : frame_at], strict=True):
+        column[place] = value
+    return bytes(column[:count])
+
+
+def _rotate_right(elements: bytes | bytearray, width: int) -> bytes:
+    """Rotate every element of `width` bytes right by one bit, all of them as one long integer."""
+    lowest = int.from_bytes((b"\x01" + bytes(width - 1)) * (len(elements) // width), "little")
+    every = int.from_bytes(elements, "little")
+    bits = every & lowest
+    return ((every ^ bits) >> 1 | bits << 8 * width - 1).to_bytes(len(elements), "little")
 
 
 def _undo_checksum(data: bytes, algorithm: str) -> bytes:

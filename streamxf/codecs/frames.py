@@ -9,6 +9,8 @@ from streamxf.errors import CodecError
 
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
 INTO_SCRATCH = 128 * 1024
+# Bytes; decoders that stream refuse more unless they are told otherwise, and no frame of a block needs it.
+MAX_WINDOW = 1 << 27
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -58,7 +60,7 @@ def declared_size(frame: memoryview) -> int:
     Raises
     ------
     CodecError
-        If it is no frame, declares no size, or asks for a dictionary.
+        If it is no frame, declares no size, or asks for a dictionary or a larger window than the format allows.
     """
     if bytes(frame[:4]) != _FRAME_MAGIC:
         raise CodecError("not a zstd frame")
@@ -68,6 +70,8 @@ def declared_size(frame: memoryview) -> int:
         raise CodecError(f"zstd frame header is damaged: {error}") from error
     if parameters.dict_id:
         raise CodecError("zstd frame asks for a dictionary; streamxf uses none")
+    if parameters.window_size > MAX_WINDOW:
+        raise CodecError(f"zstd frame has a window of {parameters.window_size} bytes, {MAX_WINDOW} are allowed")
     if parameters.content_size >= zstandard.CONTENTSIZE_ERROR:
         raise CodecError("zstd frame does not declare its size")
     return int(parameters.content_size)

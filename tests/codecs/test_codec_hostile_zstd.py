@@ -25,13 +25,15 @@ def decode(frame: bytes, limit: int = LIMIT) -> bytes:
     return bytes(ZStandard().decode(memoryview(frame), info(limit)))
 
 
-def rle_frame(declared: int, blocks: int, *, single_segment: bool = False) -> bytes:
-    """A frame that declares `declared` bytes and holds `blocks` times 128 KiB of one byte, four bytes for each."""
+def rle_frame(declared: int, blocks: int, *, single_segment: bool = False, window: int = 0x58) -> bytes:
+    """A frame that declares `declared` bytes and holds `blocks` times 128 KiB of one byte, four bytes for each.
+
+    `window` is the descriptor of RFC 8878, 2 MiB by default.
+    """
     descriptor = bytes([0x80 | (0x20 if single_segment else 0)])  # content size in 4 bytes
-    window = b"" if single_segment else b"\x58"  # 2 MiB
     heads = [(1 if number == blocks - 1 else 0) | 1 << 1 | (128 * 1024) << 3 for number in range(blocks)]
     body = b"".join(struct.pack("<I", head)[:3] + b"A" for head in heads)
-    return MAGIC + descriptor + window + struct.pack("<I", declared) + body
+    return MAGIC + descriptor + (b"" if single_segment else bytes([window])) + struct.pack("<I", declared) + body
 
 
 def test_the_forged_frame_is_a_real_one():
@@ -53,6 +55,8 @@ EMPTY = zstandard.ZstdCompressor(write_content_size=True).compress(b"")
         (rle_frame(256 * 2**20, 2048), "declares 268435456 bytes"),
         (rle_frame(LIMIT + 1, 1), "declares"),
         (UNSIZED, "does not declare"),
+        (rle_frame(100, 1, window=0x89), "window of 150994944 bytes"),
+        (rle_frame(100, 1, window=0xFF), "header"),
         (WITH_DICTIONARY, "dictionary"),
         (SKIPPABLE, "not a zstd frame"),
         (SKIPPABLE + GOOD, "not a zstd frame"),

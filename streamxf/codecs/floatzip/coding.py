@@ -118,6 +118,8 @@ def unpack(stored: memoryview, out: Array, work: Workspace) -> None:
     if listed and (positions[-1] >= count or not np.all(positions[:-1] < positions[1:])):
         raise CodecError("FloatZip packed plane lists exceptions that do not rise or lie outside of it")
     packed = np.frombuffer(inflate(stored[start:], (count + 1) // 2), np.uint8)
+    if count % 2 and packed[-1] >= WINDOW:
+        raise CodecError("FloatZip packed plane has half a byte too much")
     _unpack(packed, base, out, work)
     out[positions] = values
 

@@ -1,0 +1,62 @@
+"""An encoder for `streamxf.floatzip/1`, written from docs/format.md, that makes every payload which the page allows.
+
+The codec chooses one of few layouts. A decoder has to take all of them, and this makes them on demand, element by
+element and without numpy.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zstandard
+
+RAW, ZSTD, PACKED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How to lay a block out. `planes` has a pair (coding, lane) for each plane; `base` is that of all packed ones."""
+
+    width: int
+    rotated: bool
+    phase: int
+    planes: Sequence[tuple[int, int]]
+    base: int = 0
+
+
+def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
+    """Encode `data`, which must have an element; `idle_halves` are the four bits of elements that are listed."""
+    width, phase = shape.width, shape.phase
+    count = (len(data) - phase) // width
+    end = phase + count * width
+    elements = [_turn(int.from_bytes(data[at : at + width], "little"), shape) for at in range(phase, end, width)]
+    table, raw, coded, below = b"", b"", b"", 0
+    for coding, lane in shape.planes:
+        plane = b"".join((number >> 8 * below & (1 << 8 * lane) - 1).to_bytes(lane, "little") for number in elements)
+        stored = plane if coding == RAW else _frame(plane) if coding == ZSTD else _pack(plane, shape.base, idle_halves)
+        table += struct.pack("<BI", coding | (lane.bit_length() - 1) << 2, len(stored))
+        raw, coded = (raw + stored, coded) if coding == RAW else (raw, coded + stored)
+        below += lane
+    layout = 0x40 | phase << 3 | shape.rotated << 2 | width.bit_length() - 1
+    head = struct.pack("<BI", layout, len(data)) + table
+    return head + bytes(-len(head) % 8) + raw + coded + data[:phase] + data[end:]
+
+
+def _turn(number: int, shape: Shape) -> int:
+    bits = 8 * shape.width
+    return (number << 1 | number >> bits - 1) & (1 << bits) - 1 if shape.rotated else number
+
+
+def _frame(plane: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(plane)
+
+
+def _pack(plane: bytes, base: int, idle: int) -> bytes:
+    distances = [value - base & 255 for value in plane]
+    places = [place for place, distance in enumerate(distances) if distance > 15]
+    halves = [idle if distance > 15 else distance for distance in distances] + [0] * (len(plane) % 2)
+    pairs = bytes(low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True))
+    head = struct.pack(f"<B3xI{len(places)}I", base, len(places), *places)
+    return head + bytes(plane[place] for place in places) + _frame(pairs)

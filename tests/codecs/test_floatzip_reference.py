@@ -1,0 +1,315 @@
+"""FloatZip against the decoder that was written from docs/format.md alone: both give the same bytes, or both refuse."""
+
+from __future__ import annotations
+
+import random
+import struct
+from functools import partial
+
+import pytest
+from floatzip_forge import PACKED, RAW, ZSTD, Shape, forge
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoder import FormatError, decode_floatzip, decode_plain_file
+from samples import BLOCK, KEY, encode
+
+import streamxf
+from streamxf import Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.buffers import Scratch
+from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.coder import stage_limit
+from streamxf.errors import CodecError
+
+MIB = 1 << 20
+DTYPES = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "int64",
+    "bool",
+    None,
+]
+FLOATS = {"bfloat16": (2, 7), "float16": (2, 10), "float32": (4, 23), "float64": (8, 52)}  # bytes, bits of the mantissa
+PACKED_BYTES = 40_000  # from 32 KiB on, exponents are packed
+
+
+def _info(dtype: str | None, limit: int) -> BlockInfo:
+    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype)
+    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
+
+
+def stored_by_codec(block: bytes, dtype: str | None = None) -> bytes:
+    return bytes(FloatZip().encode(memoryview(block), _info(dtype, stage_limit(MIB))))
+
+
+def by_codec(payload: bytes, limit: int) -> bytes | None:
+    """What the codec makes of `payload`; None if it refuses. An error other than its own is a failure."""
+    try:
+        return bytes(FloatZip().decode(memoryview(payload), _info(None, limit)))
+    except CodecError:
+        return None
+
+
+def by_page(payload: bytes, limit: int) -> bytes | None:
+    try:
+        return decode_floatzip(payload, limit)
+    except FormatError:
+        return None
+
+
+def check(block: bytes, dtype: str | None) -> bytes:
+    """Encode, compare both decoders with `block`, and return what is stored."""
+    payload = stored_by_codec(block, dtype)
+    assert by_page(payload, len(block)) == block
+    assert by_codec(payload, len(block)) == block
+    if block:
+        assert by_page(payload, len(block) - 1) is None
+        assert by_codec(payload, len(block) - 1) is None
+    return payload
+
+
+def agreed(payload: bytes, limit: int) -> bytes | None:
+    """What both decoders make of `payload`, which may be anything."""
+    found = by_codec(payload, limit)
+    assert by_page(payload, limit) == found
+    return found
+
+
+def floats(dtype: str, size: int, seed: int, outside: float = 0.0) -> bytes:
+    """Numbers whose exponents lie close together, except for a share `outside` that may be anything."""
+    rng = random.Random(seed)
+    width, mantissa = FLOATS[dtype]
+    most = 1 << 8 * width - 1 - mantissa
+    middle = rng.randrange(8, most - 8)
+    out = bytearray()
+    while len(out) < size:
+        anything = rng.random() < outside
+        exponent = rng.randrange(most) if anything else middle + min(7, int(rng.expovariate(0.7)))
+        number = rng.getrandbits(1) << 8 * width - 1 | exponent << mantissa | rng.getrandbits(mantissa)
+        out += number.to_bytes(width, "little")
+    return bytes(out[:size])
+
+
+FLOAT_BLOCKS = {
+    (dtype, outside): floats(dtype, PACKED_BYTES, 1, outside) for dtype in FLOATS for outside in (0.0, 0.002)
+}
+NAMED = {
+    **{f"{dtype}, {outside} outside": block for (dtype, outside), block in FLOAT_BLOCKS.items()},
+    "rows of zeros": b"".join(bytes(400) + floats("float32", 400, row) for row in range(50)),
+    "zeros": bytes(PACKED_BYTES),
+    "integers": b"".join((number * 7919 % 50_000).to_bytes(8, "little") for number in range(5000)),
+    "text": b"".join(b"item %d of the list\n" % number for number in range(2000)),
+    "noise": random.Random(2).randbytes(PACKED_BYTES),
+}
+blocks = st.one_of(
+    st.binary(max_size=300),
+    st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max_size=20), st.integers(1, 300)),
+    st.builds(
+        lambda block, start, less, edge: (edge + block)[start : len(edge) + len(block) - less],
+        st.sampled_from(sorted(NAMED.values())),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.binary(max_size=8),
+    ),
+)
+
+
+@given(blocks, st.sampled_from(DTYPES))
+def test_the_page_tells_how_to_decode_what_the_codec_stores(block: bytes, dtype: str | None) -> None:
+    check(block, dtype)
+
+
+@pytest.mark.parametrize("block", NAMED.values(), ids=NAMED)
+def test_every_phase_and_odd_length_of_known_data(block: bytes) -> None:
+    for dtype in (*FLOATS, None):
+        for edge in range(8):
+            check(bytes(range(1, edge + 1)) + block, dtype)
+            check(block[edge:], dtype)
+            check(block[: len(block) - edge], dtype)
+        for size in range(101):
+            check(block[:size], dtype)
+
+
+def test_the_blocks_above_meet_every_coding_the_codec_has() -> None:
+    seen = set()
+    for block in NAMED.values():
+        for dtype in (*FLOATS, None):
+            for edge in range(8):
+                payload = stored_by_codec(bytes(edge) + block, dtype)
+                seen |= _features(payload)
+    assert seen >= {"stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "raw", "zstd", "packed"}
+    assert seen >= {"exceptions", "phase", "lane 1", "lane 2", "lane 4"}
+
+
+def _features(payload: bytes) -> set[str]:
+    if payload[0] == 0:
+        return {"stored"}
+    width = 1 << (payload[0] & 3)
+    seen = {f"width {width}", "turned" if payload[0] & 4 else "unturned"} | ({"phase"} if payload[0] & 0x38 else set())
+    rows, lanes = [], 0
+    while lanes < width:
+        kind, size = struct.unpack_from("<BI", payload, 5 + 5 * len(rows))
+        rows.append((kind & 3, size))
+        lanes += 1 << (kind >> 2)
+        seen |= {("raw", "zstd", "packed")[kind & 3], f"lane {1 << (kind >> 2)}"}
+    place = -(-(5 + 5 * len(rows)) // 8) * 8 + sum(size for coding, size in rows if coding == RAW)
+    for coding, size in rows:
+        if coding == PACKED and any(payload[place + 4 : place + 8]):
+            seen.add("exceptions")
+        place += size if coding != RAW else 0
+    return seen
+
+
+# -- everything the page allows ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    width = draw(st.sampled_from([1, 2, 4, 8]))
+    planes: list[tuple[int, int]] = []
+    while left := width - sum(lane for _, lane in planes):
+        lane = draw(st.sampled_from([lane for lane in (1, 2, 4) if lane <= left]))
+        planes.append((draw(st.sampled_from([RAW, ZSTD, PACKED] if lane == 1 else [RAW, ZSTD])), lane))
+    rotated = width > 1 and draw(st.booleans())
+    return Shape(width, rotated, draw(st.integers(0, width - 1)), planes, draw(st.integers(0, 255)))
+
+
+small = st.one_of(
+    st.binary(min_size=15, max_size=200),
+    st.builds(floats, st.sampled_from(sorted(FLOATS)), st.integers(15, 900), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=300)
+@given(small, shapes(), st.integers(0, 15))
+def test_both_take_everything_that_the_page_allows(block: bytes, shape: Shape, idle: int) -> None:
+    payload = forge(block, shape, idle)
+    assert agreed(payload, len(block)) == block
+    assert agreed(payload, len(block) - 1) is None
+
+
+# -- and nothing else --------------------------------------------------------------------------------------------------
+
+Change = tuple[str, int, int]
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "flip", "set", "set", "cut", "append", "remove", "insert", "size"]),
+        st.one_of(st.integers(0, 50), st.integers(0, 1 << 16)),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def changed(payload: bytes, listed: list[Change]) -> bytes:
+    """`payload` after each change: a kind, a place (modulo the size) and a byte."""
+    out = bytearray(payload)
+    for kind, number, byte in listed:
+        place = number % len(out) if out else 0
+        if kind == "append" or not out:
+            out += bytes([byte]) * (1 + number % 9)
+        elif kind == "flip":
+            out[place] ^= 1 << byte % 8
+        elif kind == "set":
+            out[place] = byte
+        elif kind == "cut":
+            del out[place:]
+        elif kind == "remove":
+            del out[place]
+        elif kind == "insert":
+            out.insert(place, byte)
+        else:  # a u32 of the table, or of a packed plane, by a little
+            place = min(place % 64, max(0, len(out) - 4))
+            word = int.from_bytes(out[place : place + 4], "little") + byte - 128
+            out[place : place + 4] = (word % (1 << 32)).to_bytes(4, "little")
+    return bytes(out)
+
+
+PAYLOADS = [
+    stored_by_codec(bytes(edge) + block + b"\x01", dtype)
+    for block in NAMED.values()
+    for dtype in (*FLOATS, None)
+    for edge in (0, 3)
+]
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(PAYLOADS), changes, st.sampled_from([0, 100, PACKED_BYTES, MIB]))
+def test_both_agree_on_what_is_damaged(payload: bytes, listed: list[Change], limit: int) -> None:
+    agreed(changed(payload, listed), limit)
+
+
+@settings(max_examples=500)
+@given(small, shapes(), changes)
+def test_both_agree_on_damage_to_what_the_codec_never_makes(block: bytes, shape: Shape, listed: list[Change]) -> None:
+    agreed(changed(forge(block, shape), listed), 1000)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 255), st.binary(max_size=100))
+def test_both_agree_on_any_bytes(layout: int, rest: bytes) -> None:
+    agreed(bytes([layout]) + rest, 1000)
+
+
+FORGED = [
+    forge(floats("bfloat16", 61, 3, 0.2), Shape(2, True, 0, [(RAW, 1), (PACKED, 1)], 255)),
+    forge(floats("float32", 67, 3), Shape(4, False, 3, [(RAW, 2), (ZSTD, 1), (PACKED, 1)], 7)),
+    forge(floats("float64", 83, 3), Shape(8, True, 1, [(ZSTD, 4), (RAW, 1), (PACKED, 1), (ZSTD, 2)], 7)),
+    forge(b"abcabcabd", Shape(1, False, 0, [(PACKED, 1)], 97)),
+]
+
+
+@pytest.mark.parametrize("payload", FORGED, ids=len)
+def test_every_value_of_every_byte(payload: bytes) -> None:
+    taken = refused = 0
+    for place in range(len(payload)):
+        for value in range(256):
+            damaged = payload[:place] + bytes([value]) + payload[place + 1 :]
+            if agreed(damaged, 100) is None:
+                refused += 1
+            else:
+                taken += 1
+    assert taken
+    assert refused
+
+
+@pytest.mark.parametrize("payload", FORGED, ids=len)
+def test_every_length(payload: bytes) -> None:
+    for size in range(len(payload)):
+        assert agreed(payload[:size], 100) is None
+    assert agreed(payload + b"\0", 100) is None
+    assert agreed(payload, 100) is not None
+
+
+def test_half_a_byte_that_no_element_needs() -> None:
+    odd = floats("bfloat16", 6, 1)
+    shape = Shape(2, True, 0, [(RAW, 1), (PACKED, 1)], 0)
+    payload = forge(odd, shape, idle_halves=0)
+    assert agreed(payload, 6) == odd
+    # the frame of two bytes is stored as it is: its second byte is the payload's last
+    for value in range(256):
+        found = agreed(payload[:-1] + bytes([value]), 6)
+        assert (found is None) == (value > 15)
+
+
+# -- in a container ----------------------------------------------------------------------------------------------------
+
+CHAINS = [
+    [FloatZip()],
+    [FloatZip(), Checksum(), Encrypt(KEY)],
+    [Checksum("sha256"), FloatZip(), FloatZip()],
+    [ZStandard(1), FloatZip(), Encrypt(KEY), Checksum()],
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: "+".join(type(codec).__name__ for codec in chain))
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 77])
+def test_in_a_chain_of_a_plain_file(chain: list[streamxf.Codec], size: int) -> None:
+    data = floats("bfloat16", size, 5, 0.001)
+    found = decode_plain_file(encode(data, chain), key=bytes(range(32)))
+    assert found.payload == data
