@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar, Literal, Self, get_type_hints
 
 from typing_extensions import Buffer
 
+from streamxf.buffers import Scratch
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError
 
@@ -37,6 +38,8 @@ class StreamInfo:
         The item's name in the state dict, when known.
     dtype : str or None
         The name of the item's torch dtype (``"bfloat16"``), when known; on encoding only.
+    row : int or None
+        How many elements a row of the item has, when it is a matrix and that is known; on encoding only.
     """
 
     block_size: int
@@ -44,6 +47,7 @@ class StreamInfo:
     header_digest: bytes
     item: str | None = None
     dtype: str | None = None
+    row: int | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class BlockInfo:
         ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A
         codec that returns (a part of) it saves an allocation; using it is optional. A second call may give the same
         memory again.
+    memory : Scratch or None
+        All scratch memory of the block; `extend` uses it.
     """
 
     index: int
@@ -75,6 +81,27 @@ class BlockInfo:
     state: Any
     stream: StreamInfo
     scratch: Callable[[int], memoryview]
+    memory: Scratch | None = dataclasses.field(default=None, repr=False)
+
+    def extend(self, block: memoryview, size: int) -> memoryview:
+        """Return writable memory that begins with `block` and goes on for `size` more bytes.
+
+        There is no copy where the codec before left the block at the start of the chain's own scratch memory, which is
+        what most codecs do; else it is copied into `scratch` memory. For `encode`; use it instead of `scratch`, to put
+        something behind a block.
+
+        Parameters
+        ----------
+        block : memoryview
+            As the codec got it.
+        size : int
+            In bytes. What they hold is undefined.
+        """
+        out = self.memory.extended(block, size) if self.memory is not None else None
+        if out is None:
+            out = self.scratch(len(block) + size)
+            out[: len(block)] = block
+        return out
 
 
 class Codec(abc.ABC):

@@ -19,6 +19,8 @@ from streamxf.errors import StreamxfError
 from streamxf.fileio.outlet import Outlet
 from streamxf.meter import Meter
 
+MIN_ROW = 64
+
 
 class DataFile:
     """Writes items into one file, in the order in which they come; results are known when their bytes have left.
@@ -101,6 +103,7 @@ class DataFile:
             identity_of(self._writer_id, item),
             published=True,
             dtype=_dtype_name(data),
+            row=_row_length(data),
             block_log2=self._block_log2,
             outlet=self._outlet,
             stored=stored,
@@ -119,6 +122,7 @@ class DataFile:
                 identity_of(self._writer_id, item),
                 published=True,
                 dtype=_dtype_name(data),
+                row=_row_length(data),
                 block_log2=self._block_log2,
                 meter=self._meter,
             )
@@ -139,6 +143,21 @@ def identity_of(writer_id: bytes, item: WriteItem) -> Identity:
 
 def _dtype_name(data: Any) -> str | None:
     return str(data.dtype).removeprefix("torch.") if isinstance(data, torch.Tensor) else None
+
+
+def _row_length(data: Any) -> int | None:
+    """Elements in a row of a matrix; of a convolution's kernels or a stack of matrices, in a row that is worth the name.
+
+    Views whose memory is in another order just compress a little less.
+    """
+    if not isinstance(data, torch.Tensor) or data.ndim < 2 or data.is_complex():
+        return None
+    row = 1
+    for length in reversed(data.shape[1:]):
+        row *= length
+        if row >= MIN_ROW:
+            break
+    return row
 
 
 def _write_and_close(item: WriteItem, data: Any, target: SaveStream) -> int:

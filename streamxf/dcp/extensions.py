@@ -98,6 +98,7 @@ class Extensions:
         *,
         published: bool = False,
         dtype: str | None = None,
+        row: int | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         outlet: Outlet | None = None,
         stored: Callable[[int, int], Any] | None = None,
@@ -109,7 +110,7 @@ class Extensions:
         ----------
         raw : writable
             Gets what is stored.
-        outlet, stored, meter
+        dtype, row, block_log2, outlet, stored, meter
             As in `StreamWriter`, for the container.
         """
         foreign_names = tuple(extension.get_descriptor() for extension in self.foreign)
@@ -122,6 +123,7 @@ class Extensions:
                 identity=identity,
                 published=published,
                 dtype=dtype,
+                row=row,
                 block_log2=block_log2,
                 outlet=outlet,
                 stored=stored,

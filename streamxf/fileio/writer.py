@@ -51,6 +51,8 @@ class StreamWriter(io.RawIOBase):
         Set by streamxf's own DCP writer.
     dtype : str, optional
         The name of the item's dtype, for codecs that care.
+    row : int, optional
+        How many elements a row of the item has, if it is a matrix.
     block_log2 : int
         Blocks hold ``2**block_log2`` bytes; 16 to 24.
     finish : callable, optional
@@ -75,6 +77,7 @@ class StreamWriter(io.RawIOBase):
         identity: Identity | None = None,
         published: bool = False,
         dtype: str | None = None,
+        row: int | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         finish: Callable[[bool], Any] | None = None,
         outlet: Outlet | None = None,
@@ -85,7 +88,7 @@ class StreamWriter(io.RawIOBase):
         header = Header(block_log2, foreign + chain.bound, os.urandom(SALT_BYTES), identity, published)
         item = identity.name if identity is not None else None
         self._coder = StreamCoder(
-            chain, StreamInfo(header.block_size, header.salt, header.digest, item, dtype), meter=meter
+            chain, StreamInfo(header.block_size, header.salt, header.digest, item, dtype, row), meter=meter
         )
         self._header = header.sealed(self._coder.seal)
         self._raw = raw

@@ -24,6 +24,7 @@ from streamxf.codecs.floatzip.layout import (
     parse_table,
     table_size,
 )
+from streamxf.codecs.floatzip.levels import best_period, level_into, unlevel
 from streamxf.codecs.floatzip.planes import Array, Workspace, merge, split
 from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
 from streamxf.errors import CodecError
@@ -48,7 +49,7 @@ class FloatZip(Codec):
             plan = choose(data, info.stream.dtype, work)
             if plan is not None:
                 out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
-                size = _encode_planes(data, plan, out, work)
+                size = _encode_planes(data, plan, info.stream.row, out, work)
                 if size <= len(block):
                     return out[:size]
         out = info.scratch(len(block) + 1)
@@ -70,13 +71,14 @@ class FloatZip(Codec):
         return out
 
 
-def _encode_planes(data: Array, plan: BlockPlan, out: memoryview, work: Workspace) -> int:
+def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryview, work: Workspace) -> int:
     layout = plan.layout
     count = layout.count(len(data))
     begin, end = layout.phase, layout.phase + count * layout.width
     position = table_size(len(plan.planes))
     targets: list[Array] = []
-    for number, (plane, _, _) in enumerate(plan.planes):
+    for number, planned in enumerate(plan.planes):
+        plane = planned.plane
         size = count * plane.lane
         if plane.coding == Coding.RAW:
             targets.append(np.frombuffer(out, f"<u{plane.lane}", count, position))
@@ -93,7 +95,7 @@ def _encode_planes(data: Array, plan: BlockPlan, out: memoryview, work: Workspac
         if planned.plane.coding == Coding.RAW:
             stored.append((planned.plane, target.nbytes))
             continue
-        coding, size = _encode_plane(planned, target, out[position:], work)
+        coding, size = _encode_plane(planned, target, row, out[position:], work)
         stored.append((Plane(coding, 1), size))
         position += size
     pack_table(layout, len(data), stored, out)
@@ -102,7 +104,11 @@ def _encode_planes(data: Array, plan: BlockPlan, out: memoryview, work: Workspac
     return position + len(edges)
 
 
-def _encode_plane(planned: PlanePlan, values: Array, out: memoryview, work: Workspace) -> tuple[Coding, int]:
+def _encode_plane(
+    planned: PlanePlan, values: Array, row: int | None, out: memoryview, work: Workspace
+) -> tuple[Coding, int]:
+    if planned.levels and (period := best_period(values, row)) and (size := level_into(values, period, out, work)):
+        return Coding.LEVELLED, size
     if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
         return Coding.PACKED, size
     with borrowed(general if planned.general else huffman) as compressor:
@@ -122,7 +128,7 @@ def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Works
             planes.append(np.frombuffer(inflate(stored, count * plane.lane), f"<u{plane.lane}"))
         else:
             planes.append(work.plane(number, count))
-            unpack(stored, planes[-1], work)
+            (unlevel if plane.coding == Coding.LEVELLED else unpack)(stored, planes[-1], work)
     begin, end = layout.phase, layout.phase + count * layout.width
     merge(planes, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
     edges = block[len(block) - (len(out) - end) - begin :]

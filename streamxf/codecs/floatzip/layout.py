@@ -26,6 +26,7 @@ class Coding(IntEnum):
     RAW = 0
     ZSTD = 1
     PACKED = 2
+    LEVELLED = 3
 
 
 class Plane(NamedTuple):
@@ -140,12 +141,12 @@ def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[t
         code, size = _PLANE.unpack_from(block, position)
         lane = 1 << (code >> 2)
         covered += lane
-        if code >> 4 or lane > 4 or covered > layout.width or code & 3 > Coding.PACKED:
+        if code >> 4 or lane > 4 or covered > layout.width:
             raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
         plane = Plane(Coding(code & 3), lane)
         if plane.coding == Coding.RAW and size != count * lane:
             raise CodecError(f"FloatZip plane of {size} bytes where {count * lane} belong")
-        if plane.coding == Coding.PACKED and lane != 1:
+        if plane.coding >= Coding.PACKED and lane != 1:
             raise CodecError("FloatZip plane of several bytes cannot be packed")
         planes.append((plane, size))
         position += _PLANE.size

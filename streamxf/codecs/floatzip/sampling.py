@@ -1,8 +1,4 @@
-"""How to store a block, decided from a sample of it. A wrong choice costs size, never correctness.
-
-Entropies are of order 0, in bits per byte, with the Miller-Madow correction for the sample's size (G. Miller, "Note on
-the bias of information estimates", 1955): a sample of noise would otherwise look compressible.
-"""
+"""How to store a block, decided from a sample of it. A wrong choice costs size, never correctness."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
+from streamxf.codecs.floatzip.entropy import entropy
 from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
 from streamxf.codecs.floatzip.planes import Array, Workspace, split
 
@@ -33,13 +30,11 @@ RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
 NOISE_BITS = 7.85  # a plane with that much entropy is stored as it is
 CONSTANT_BITS = 0.25  # below, runs decide, and packing would only be in their way
+LEVEL_BITS = (2.8, 6.0)  # exponents of one scale have less, and bytes with more are none
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
 _BYTES = Layout(1, False, 0)
 _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
-_MAX_SAMPLE = RUNS * RUN_BYTES
-_COUNTS = np.arange(1, _MAX_SAMPLE + 1)
-_LOGS = np.concatenate([[0.0], _COUNTS * np.log2(_COUNTS)])  # n log2 n
 
 
 class PlanePlan(NamedTuple):
@@ -52,11 +47,14 @@ class PlanePlan(NamedTuple):
         First of the sixteen values around which a packed plane is packed.
     general : bool
         Whether matches are worth looking for.
+    levels : bool
+        Whether to look for scales that differ from place to place.
     """
 
     plane: Plane
     base: int = 0
     general: bool = False
+    levels: bool = False
 
 
 class BlockPlan(NamedTuple):
@@ -105,14 +103,15 @@ def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
 
 
 def _plan_plane(histogram: Array) -> PlanePlan:
-    bits = _entropy(histogram)
+    bits = entropy(histogram)
     if bits > NOISE_BITS:
         return PlanePlan(Plane(Coding.RAW, 1))
+    levels = LEVEL_BITS[0] < bits < LEVEL_BITS[1]
     if bits > CONSTANT_BITS:
         base, inside = _best_window(histogram)
         if inside >= (1 - MAX_EXCEPTIONS / 2) * histogram.sum():
-            return PlanePlan(Plane(Coding.PACKED, 1), base)
-    return PlanePlan(Plane(Coding.ZSTD, 1))
+            return PlanePlan(Plane(Coding.PACKED, 1), base, levels=levels)
+    return PlanePlan(Plane(Coding.ZSTD, 1), levels=levels)
 
 
 def _plan_bytes(block: Array, layout: Layout) -> BlockPlan | None:
@@ -146,17 +145,17 @@ def _detect(block: Array, work: Workspace) -> Layout:
     sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
     index = sample + np.arange(0, 2048, 256, dtype=np.int64)
     by_residue = np.bincount(index.ravel(), minlength=2048).reshape(8, 256)
-    best, least = _BYTES, _entropy(by_residue.sum(axis=0))
+    best, least = _BYTES, entropy(by_residue.sum(axis=0))
     for width in (2, 4, 8):
         folded = by_residue.reshape(8 // width, width, 256).sum(axis=0)
-        bits = [_entropy(histogram) for histogram in folded]
+        bits = [entropy(histogram) for histogram in folded]
         if sum(bits) / width > least - GAIN_BITS:
             continue
         # a float's first byte varies least of all; bytes that do not vary at all are the end of one that was widened
         phase = (min(range(width), key=lambda place: bits[place] or math.inf) + 1) % width
         best, least = Layout(width, False, phase), sum(bits) / width
         rotated = _plane_histograms(_elements(block, best), True, work)
-        turned = sum(_entropy(histogram) for histogram in rotated) / width
+        turned = sum(entropy(histogram) for histogram in rotated) / width
         if turned < least - GAIN_BITS / width:
             best, least = Layout(width, True, phase), turned
     return best
@@ -183,15 +182,6 @@ def _plane_histograms(elements: Array, rotated: bool, work: Workspace) -> list[A
     planes = [work.plane(-8 - number, len(elements)) for number in range(elements.itemsize)]
     split(elements, rotated, planes, work)
     return [np.bincount(plane, minlength=256) for plane in planes]
-
-
-def _entropy(histogram: Array) -> float:
-    kinds = int(np.count_nonzero(histogram))
-    if kinds == 1:
-        return 0.0
-    total = int(histogram.sum())
-    bits = math.log2(total) - float(_LOGS[histogram].sum()) / total
-    return bits + (kinds - 1) / (2 * total * math.log(2))
 
 
 def _best_window(histogram: Array) -> tuple[int, int]:
