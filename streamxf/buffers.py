@@ -6,6 +6,7 @@ two threads it collapses.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,10 @@ def write_all(file: Writable, data: Buffer) -> int:
     return written
 
 
+# Bytes that each scratch buffer has more than was asked for, so that a digest or two can be put behind a full one.
+ROOM = 64
+
+
 class Scratch:
     """Memory for one block on its way through a chain: one buffer for each step that asks for one."""
 
@@ -71,8 +76,24 @@ class Scratch:
         """
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[step] = bytearray(size)
+            buffer = self._buffers[step] = bytearray(size + ROOM)
         return memoryview(buffer)[:size]
+
+    def extended(self, block: memoryview, size: int) -> memoryview | None:
+        """`block` and `size` writable bytes behind it, where it lies at the start of a buffer with room for them; else
+        None.
+        """
+        buffer = block.obj
+        if not isinstance(buffer, bytearray) or not any(buffer is own for own in self._buffers.values()):
+            return None
+        if not len(block) or block.readonly or len(block) + size > len(buffer):
+            return None
+        whole = memoryview(buffer)
+        return whole[: len(block) + size] if _address(block) == _address(whole) else None
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class ScratchPool:

@@ -74,7 +74,8 @@ class StreamCoder:
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
         for step, (codec, state) in enumerate(self._steps):
-            info = BlockInfo(index, last, self.stage_limit, state, self.stream, partial(scratch.take, step))
+            take = partial(scratch.take, step)
+            info = BlockInfo(index, last, self.stage_limit, state, self.stream, take, scratch)
             block = self._run(codec.encode, codec, block, info)
         return block
 

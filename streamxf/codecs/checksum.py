@@ -53,8 +53,7 @@ class Checksum(Codec):
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         digest, size = _DIGESTS[self.algorithm]
-        out = info.scratch(len(block) + size)
-        out[: len(block)] = block
+        out = info.extend(block, size)
         out[len(block) :] = digest(block)
         return out
 

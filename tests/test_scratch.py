@@ -1,0 +1,101 @@
+"""`BlockInfo.extend`: no copy exactly where a block begins the chain's own scratch memory and there is room behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from streamxf import BlockInfo, Checksum, FloatZip, StreamInfo
+from streamxf.buffers import ROOM, Scratch
+from streamxf.chain import Chain
+from streamxf.coder import StreamCoder
+
+STREAM = StreamInfo(1 << 16, bytes(32), bytes(32))
+
+
+def info_of(scratch: Scratch, step: int = 1) -> BlockInfo:
+    return BlockInfo(0, True, 1 << 17, None, STREAM, lambda size: scratch.take(step, size), scratch)
+
+
+def filled(view: memoryview) -> memoryview:
+    view[:] = bytes(number % 251 for number in range(len(view)))
+    return view
+
+
+def in_place(block: memoryview, extended: memoryview) -> bool:
+    """Whether what is written to one shows in the other."""
+    before = block[0]
+    extended[0] = before ^ 0xFF
+    same = block[0] == before ^ 0xFF
+    extended[0] = before
+    return same
+
+
+@pytest.mark.parametrize("used", [1, 900, 1000])
+def test_a_block_in_scratch_memory_is_not_copied(used: int) -> None:
+    scratch = Scratch()
+    block = filled(scratch.take(0, 1000))[:used]
+    extended = info_of(scratch).extend(block, 32)
+    assert len(extended) == used + 32
+    assert extended[:used] == block
+    assert in_place(block, extended)
+
+
+def elsewhere() -> memoryview:
+    return filled(memoryview(bytearray(1000)))
+
+
+OTHERS: dict[str, Callable[[Scratch], memoryview]] = {
+    "other memory": lambda scratch: elsewhere(),
+    "read-only memory": lambda scratch: memoryview(bytes(elsewhere())),
+    "a read-only view of scratch memory": lambda scratch: filled(scratch.take(0, 1000)).toreadonly(),
+    "not at the start": lambda scratch: filled(scratch.take(0, 1000))[1:],
+    "nothing": lambda scratch: scratch.take(0, 1000)[:0],
+    "no room": lambda scratch: filled(scratch.take(0, 1000 - ROOM)) and scratch.take(0, 1000 - 31),
+    "scratch memory of another block": lambda scratch: filled(Scratch().take(0, 1000)),
+    "scratch memory that was replaced": lambda scratch: (filled(scratch.take(0, 900)), scratch.take(0, 2000))[0],
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_everything_else_is_copied(kind: str) -> None:
+    scratch = Scratch()
+    block = OTHERS[kind](scratch)
+    before = bytes(block)
+    extended = info_of(scratch).extend(block, 32)
+    assert len(extended) == len(block) + 32
+    assert bytes(extended[: len(block)]) == before == bytes(block)
+    assert not len(block) or not in_place(block, extended)
+
+
+def test_a_codec_may_extend_its_own_scratch_memory() -> None:
+    """Blocks overlap then, if there is no room, and the copy has to get that right."""
+    scratch = Scratch()
+    block = filled(scratch.take(1, 1000))[3:]
+    before = bytes(block)
+    assert bytes(info_of(scratch).extend(block, 8)[:997]) == before
+
+
+def test_without_a_chain_it_is_scratch_memory() -> None:
+    info = BlockInfo(0, True, 100, None, STREAM, lambda size: memoryview(bytearray(size)))
+    assert bytes(info.extend(memoryview(b"abc"), 2)[:3]) == b"abc"
+
+
+@pytest.mark.parametrize("algorithm", ["crc32c", "sha256"])
+def test_checksums_behind_checksums(algorithm: str) -> None:
+    """The second finds the first one's block in scratch memory, and both digests behind one another."""
+    coder = StreamCoder(Chain([Checksum(algorithm), Checksum(algorithm), Checksum()]), STREAM)
+    data = bytes(range(256)) * 16
+    scratch = Scratch()
+    stored = coder.encode(memoryview(data), 0, True, scratch)
+    assert bytes(coder.decode(memoryview(bytes(stored)), 0, True, Scratch())) == data
+    assert stored.obj is scratch.take(0, 1).obj
+
+
+def test_the_caller_s_memory_is_never_extended() -> None:
+    memory = bytearray(range(256)) * 16
+    before = bytes(memory)
+    coder = StreamCoder(Chain([FloatZip(), Checksum("sha256")]), STREAM)
+    coder.encode(memoryview(memory)[:1000], 0, True, Scratch())
+    assert memory == before
