@@ -59,6 +59,7 @@ MAX_WRAPPED_KEYS = 16
 MAX_PREFIX_LEN = 65536
 MAX_MANIFEST_LEN = 64 << 20
 MAX_WINDOW = 1 << 27
+MAX_PERIOD = 65536
 
 ENCRYPT = "streamxf.encrypt"
 CHECKSUM = "streamxf.checksum"
@@ -481,7 +482,7 @@ class Plane:
     stored: int
 
 
-RAW, ZSTD, PACKED = 0, 1, 2
+RAW, ZSTD, PACKED, LEVELLED = 0, 1, 2, 3
 
 
 def decode_floatzip(data: bytes, limit: int) -> bytes:
@@ -526,9 +527,9 @@ def _parse_planes(data: bytes, width: int) -> tuple[list[Plane], int]:
         _require(len(data) >= at + 5, "codec", "floatzip: cut off in the table")
         kind, stored = struct.unpack_from("<BI", data, at)
         coding, lane = kind & 3, 1 << (kind >> 2)
-        _require(coding != 3 and kind >> 2 <= 2, "codec", f"floatzip: unknown plane {kind:#04x}")
+        _require(kind >> 2 <= 2, "codec", f"floatzip: unknown plane {kind:#04x}")
         _require(lane <= left, "codec", f"floatzip: the lanes add up to more than {width}")
-        _require(coding != PACKED or lane == 1, "codec", f"floatzip: a lane of {lane} bytes cannot be packed")
+        _require(coding in (RAW, ZSTD) or lane == 1, "codec", f"floatzip: a lane of {lane} bytes cannot be packed")
         planes.append(Plane(coding, lane, stored))
         at, left = at + 5, left - lane
     return planes, at
@@ -539,6 +540,8 @@ def _undo_plane(plane: Plane, stored: bytes, count: int) -> bytes:
     size = count * plane.lane
     if plane.coding == PACKED:
         return _undo_packed(stored, count)
+    if plane.coding == LEVELLED:
+        return _undo_levelled(stored, count)
     column = stored if plane.coding == RAW else _undo_zstd(stored, size)
     _require(len(column) == size, "codec", f"floatzip: a plane of {len(column)} bytes instead of {size}")
     return column
@@ -565,6 +568,20 @@ def _undo_packed(stored: bytes, count: int) -> bytes:
     for place, value in zip(places, stored[8 + 4 * exceptions : frame_at], strict=True):
         column[place] = value
     return bytes(column[:count])
+
+
+def _undo_levelled(stored: bytes, count: int) -> bytes:
+    """Add to a packed plane the levels of its rows of 64 elements and of its columns."""
+    _require(len(stored) >= 12, "codec", "floatzip: a levelled plane is cut off")
+    row_log2, zeros, period, size = struct.unpack_from("<B3sII", stored)
+    _require(row_log2 == 6 and zeros == bytes(3), "codec", "floatzip: unknown head of a levelled plane")
+    _require(1 <= period <= MAX_PERIOD, "codec", f"floatzip: {period} columns")
+    _require(12 + size <= len(stored), "codec", f"floatzip: no room for levels of {size} bytes")
+    rows = -(-count // 64)
+    levels = _undo_zstd(stored[12 : 12 + size], rows + period)
+    _require(len(levels) == rows + period, "codec", f"floatzip: {len(levels)} levels instead of {rows + period}")
+    column = _undo_packed(stored[12 + size :], count)
+    return bytes((value + levels[i // 64] + levels[rows + i % period]) & 255 for i, value in enumerate(column))
 
 
 def _rotate_right(elements: bytes | bytearray, width: int) -> bytes:

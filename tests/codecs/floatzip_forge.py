@@ -12,18 +12,24 @@ from dataclasses import dataclass
 
 import zstandard
 
-RAW, ZSTD, PACKED = 0, 1, 2
+RAW, ZSTD, PACKED, LEVELLED = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How to lay a block out. `planes` has a pair (coding, lane) for each plane; `base` is that of all packed ones."""
+    """How to lay a block out.
+
+    `planes` has a pair (coding, lane) for each plane, `base` is that of all packed ones. `levels` are the rows' and the
+    columns' levels of levelled planes, repeated as often as needed, and `period` says how many columns there are.
+    """
 
     width: int
     rotated: bool
     phase: int
     planes: Sequence[tuple[int, int]]
     base: int = 0
+    levels: bytes = b"\0"
+    period: int = 1
 
 
 def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
@@ -35,7 +41,7 @@ def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
     table, raw, coded, below = b"", b"", b"", 0
     for coding, lane in shape.planes:
         plane = b"".join((number >> 8 * below & (1 << 8 * lane) - 1).to_bytes(lane, "little") for number in elements)
-        stored = plane if coding == RAW else _frame(plane) if coding == ZSTD else _pack(plane, shape.base, idle_halves)
+        stored = _store(coding, plane, shape, idle_halves)
         table += struct.pack("<BI", coding | (lane.bit_length() - 1) << 2, len(stored))
         raw, coded = (raw + stored, coded) if coding == RAW else (raw, coded + stored)
         below += lane
@@ -47,6 +53,20 @@ def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
 def _turn(number: int, shape: Shape) -> int:
     bits = 8 * shape.width
     return (number << 1 | number >> bits - 1) & (1 << bits) - 1 if shape.rotated else number
+
+
+def _store(coding: int, plane: bytes, shape: Shape, idle: int) -> bytes:
+    if coding == RAW:
+        return plane
+    if coding == ZSTD:
+        return _frame(plane)
+    if coding == PACKED:
+        return _pack(plane, shape.base, idle)
+    rows = -(-len(plane) // 64)
+    levels = (shape.levels * (rows + shape.period))[: rows + shape.period]
+    flat = bytes(value - levels[i // 64] - levels[rows + i % shape.period] & 255 for i, value in enumerate(plane))
+    frame = _frame(levels)
+    return struct.pack("<B3xII", 6, shape.period, len(frame)) + frame + _pack(flat, shape.base, idle)
 
 
 def _frame(plane: bytes) -> bytes:

@@ -7,7 +7,7 @@ import struct
 from functools import partial
 
 import pytest
-from floatzip_forge import PACKED, RAW, ZSTD, Shape, forge
+from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_decoder import FormatError, decode_floatzip, decode_plain_file
@@ -37,13 +37,13 @@ FLOATS = {"bfloat16": (2, 7), "float16": (2, 10), "float32": (4, 23), "float64":
 PACKED_BYTES = 40_000  # from 32 KiB on, exponents are packed
 
 
-def _info(dtype: str | None, limit: int) -> BlockInfo:
-    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype)
+def _info(dtype: str | None, limit: int, row: int | None = None) -> BlockInfo:
+    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype, row)
     return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
 
 
-def stored_by_codec(block: bytes, dtype: str | None = None) -> bytes:
-    return bytes(FloatZip().encode(memoryview(block), _info(dtype, stage_limit(MIB))))
+def stored_by_codec(block: bytes, dtype: str | None = None, row: int | None = None) -> bytes:
+    return bytes(FloatZip().encode(memoryview(block), _info(dtype, stage_limit(MIB), row)))
 
 
 def by_codec(payload: bytes, limit: int) -> bytes | None:
@@ -61,15 +61,14 @@ def by_page(payload: bytes, limit: int) -> bytes | None:
         return None
 
 
-def check(block: bytes, dtype: str | None) -> bytes:
-    """Encode, compare both decoders with `block`, and return what is stored."""
-    payload = stored_by_codec(block, dtype)
+def check(block: bytes, dtype: str | None, row: int | None = None) -> None:
+    """Encode, and compare what both decoders make of it with `block`."""
+    payload = stored_by_codec(block, dtype, row)
     assert by_page(payload, len(block)) == block
     assert by_codec(payload, len(block)) == block
     if block:
         assert by_page(payload, len(block) - 1) is None
         assert by_codec(payload, len(block) - 1) is None
-    return payload
 
 
 def agreed(payload: bytes, limit: int) -> bytes | None:
@@ -94,11 +93,26 @@ def floats(dtype: str, size: int, seed: int, outside: float = 0.0) -> bytes:
     return bytes(out[:size])
 
 
+def moments(rows: int, row: int, seed: int) -> bytes:
+    """A matrix of 4-byte numbers in which every row and every column has a scale of its own."""
+    rng = random.Random(seed)
+    columns = [rng.randrange(12) for _ in range(row)]
+    out = bytearray()
+    for _ in range(rows):
+        level = rng.randrange(80, 100)
+        for column in columns:
+            exponent = level + column - min(7, int(rng.expovariate(0.7)))
+            out += (exponent << 23 | rng.getrandbits(23)).to_bytes(4, "little")
+    return bytes(out)
+
+
+ROW = 128
 FLOAT_BLOCKS = {
     (dtype, outside): floats(dtype, PACKED_BYTES, 1, outside) for dtype in FLOATS for outside in (0.0, 0.002)
 }
 NAMED = {
     **{f"{dtype}, {outside} outside": block for (dtype, outside), block in FLOAT_BLOCKS.items()},
+    "moments": moments(90, ROW, 1),
     "rows of zeros": b"".join(bytes(400) + floats("float32", 400, row) for row in range(50)),
     "zeros": bytes(PACKED_BYTES),
     "integers": b"".join((number * 7919 % 50_000).to_bytes(8, "little") for number in range(5000)),
@@ -118,16 +132,16 @@ blocks = st.one_of(
 )
 
 
-@given(blocks, st.sampled_from(DTYPES))
-def test_the_page_tells_how_to_decode_what_the_codec_stores(block: bytes, dtype: str | None) -> None:
-    check(block, dtype)
+@given(blocks, st.sampled_from(DTYPES), st.sampled_from([None, 64, 100, ROW]))
+def test_the_page_tells_how_to_decode_what_the_codec_stores(block: bytes, dtype: str | None, row: int | None) -> None:
+    check(block, dtype, row)
 
 
 @pytest.mark.parametrize("block", NAMED.values(), ids=NAMED)
 def test_every_phase_and_odd_length_of_known_data(block: bytes) -> None:
     for dtype in (*FLOATS, None):
         for edge in range(8):
-            check(bytes(range(1, edge + 1)) + block, dtype)
+            check(bytes(range(1, edge + 1)) + block, dtype, ROW)
             check(block[edge:], dtype)
             check(block[: len(block) - edge], dtype)
         for size in range(101):
@@ -139,27 +153,32 @@ def test_the_blocks_above_meet_every_coding_the_codec_has() -> None:
     for block in NAMED.values():
         for dtype in (*FLOATS, None):
             for edge in range(8):
-                payload = stored_by_codec(bytes(edge) + block, dtype)
-                seen |= _features(payload)
+                seen |= _features(stored_by_codec(bytes(edge) + block, dtype))
+                seen |= _features(stored_by_codec(block[: len(block) - edge], dtype, ROW))
     assert seen >= {"stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "raw", "zstd", "packed"}
-    assert seen >= {"exceptions", "phase", "lane 1", "lane 2", "lane 4"}
+    assert seen >= {"exceptions", "levels of rows", "levels of columns", "phase", "lane 1", "lane 2", "lane 4"}
 
 
 def _features(payload: bytes) -> set[str]:
+    """What a payload of the codec makes use of."""
     if payload[0] == 0:
         return {"stored"}
     width = 1 << (payload[0] & 3)
     seen = {f"width {width}", "turned" if payload[0] & 4 else "unturned"} | ({"phase"} if payload[0] & 0x38 else set())
-    rows, lanes = [], 0
+    rows: list[tuple[int, int]] = []
+    lanes = 0
     while lanes < width:
         kind, size = struct.unpack_from("<BI", payload, 5 + 5 * len(rows))
         rows.append((kind & 3, size))
         lanes += 1 << (kind >> 2)
-        seen |= {("raw", "zstd", "packed")[kind & 3], f"lane {1 << (kind >> 2)}"}
+        seen |= {("raw", "zstd", "packed", "levelled")[kind & 3], f"lane {1 << (kind >> 2)}"}
     place = -(-(5 + 5 * len(rows)) // 8) * 8 + sum(size for coding, size in rows if coding == RAW)
     for coding, size in rows:
-        if coding == PACKED and any(payload[place + 4 : place + 8]):
+        word = int.from_bytes(payload[place + 4 : place + 8], "little")  # exceptions of a packed plane, else columns
+        if coding == PACKED and word:
             seen.add("exceptions")
+        if coding == LEVELLED:
+            seen.add("levels of columns" if word > 1 else "levels of rows")
         place += size if coding != RAW else 0
     return seen
 
@@ -173,9 +192,11 @@ def shapes(draw: st.DrawFn) -> Shape:
     planes: list[tuple[int, int]] = []
     while left := width - sum(lane for _, lane in planes):
         lane = draw(st.sampled_from([lane for lane in (1, 2, 4) if lane <= left]))
-        planes.append((draw(st.sampled_from([RAW, ZSTD, PACKED] if lane == 1 else [RAW, ZSTD])), lane))
+        planes.append((draw(st.sampled_from([RAW, ZSTD, PACKED, LEVELLED] if lane == 1 else [RAW, ZSTD])), lane))
     rotated = width > 1 and draw(st.booleans())
-    return Shape(width, rotated, draw(st.integers(0, width - 1)), planes, draw(st.integers(0, 255)))
+    phase, base = draw(st.integers(0, width - 1)), draw(st.integers(0, 255))
+    period = draw(st.one_of(st.integers(1, 100), st.integers(1, 1 << 16)))
+    return Shape(width, rotated, phase, planes, base, draw(st.binary(min_size=1, max_size=5)), period)
 
 
 small = st.one_of(
@@ -231,7 +252,7 @@ def changed(payload: bytes, listed: list[Change]) -> bytes:
 
 
 PAYLOADS = [
-    stored_by_codec(bytes(edge) + block + b"\x01", dtype)
+    stored_by_codec(bytes(edge) + block + b"\x01", dtype, ROW)
     for block in NAMED.values()
     for dtype in (*FLOATS, None)
     for edge in (0, 3)
@@ -256,15 +277,16 @@ def test_both_agree_on_any_bytes(layout: int, rest: bytes) -> None:
     agreed(bytes([layout]) + rest, 1000)
 
 
-FORGED = [
-    forge(floats("bfloat16", 61, 3, 0.2), Shape(2, True, 0, [(RAW, 1), (PACKED, 1)], 255)),
-    forge(floats("float32", 67, 3), Shape(4, False, 3, [(RAW, 2), (ZSTD, 1), (PACKED, 1)], 7)),
-    forge(floats("float64", 83, 3), Shape(8, True, 1, [(ZSTD, 4), (RAW, 1), (PACKED, 1), (ZSTD, 2)], 7)),
-    forge(b"abcabcabd", Shape(1, False, 0, [(PACKED, 1)], 97)),
-]
+FORGED = {
+    "bfloat16": forge(floats("bfloat16", 23, 3, 0.2), Shape(2, True, 0, [(RAW, 1), (PACKED, 1)], 255)),
+    "float32": forge(floats("float32", 31, 3), Shape(4, False, 3, [(RAW, 2), (ZSTD, 1), (PACKED, 1)], 7)),
+    "float64": forge(floats("float64", 27, 3), Shape(8, True, 1, [(ZSTD, 4), (RAW, 1), (PACKED, 1), (ZSTD, 2)], 7)),
+    "bytes": forge(b"abcabcabd", Shape(1, False, 0, [(PACKED, 1)], 97)),
+    "levels": forge(b"abcdef", Shape(1, False, 0, [(LEVELLED, 1)], 97, b"\0\1\2\3", 3)),
+}
 
 
-@pytest.mark.parametrize("payload", FORGED, ids=len)
+@pytest.mark.parametrize("payload", FORGED.values(), ids=FORGED)
 def test_every_value_of_every_byte(payload: bytes) -> None:
     taken = refused = 0
     for place in range(len(payload)):
@@ -278,7 +300,7 @@ def test_every_value_of_every_byte(payload: bytes) -> None:
     assert refused
 
 
-@pytest.mark.parametrize("payload", FORGED, ids=len)
+@pytest.mark.parametrize("payload", FORGED.values(), ids=FORGED)
 def test_every_length(payload: bytes) -> None:
     for size in range(len(payload)):
         assert agreed(payload[:size], 100) is None
