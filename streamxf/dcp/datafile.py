@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO, Any, cast
 
 import torch
@@ -103,7 +104,7 @@ class DataFile:
             identity_of(self._writer_id, item),
             published=True,
             dtype=_dtype_name(data),
-            row=_row_length(data),
+            row=_row_of(data),
             block_log2=self._block_log2,
             outlet=self._outlet,
             stored=stored,
@@ -122,7 +123,7 @@ class DataFile:
                 identity_of(self._writer_id, item),
                 published=True,
                 dtype=_dtype_name(data),
-                row=_row_length(data),
+                row=_row_of(data),
                 block_log2=self._block_log2,
                 meter=self._meter,
             )
@@ -145,15 +146,19 @@ def _dtype_name(data: Any) -> str | None:
     return str(data.dtype).removeprefix("torch.") if isinstance(data, torch.Tensor) else None
 
 
-def _row_length(data: Any) -> int | None:
+def _row_of(data: Any) -> int | None:
+    return row_length(data.shape, data.dtype) if isinstance(data, torch.Tensor) else None
+
+
+def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
     """Elements in a row of a matrix; of a convolution's kernels or a stack of matrices, in a row that is worth the name.
 
     Views whose memory is in another order just compress a little less.
     """
-    if not isinstance(data, torch.Tensor) or data.ndim < 2 or data.is_complex():
+    if len(shape) < 2 or dtype.is_complex:
         return None
     row = 1
-    for length in reversed(data.shape[1:]):
+    for length in reversed(shape[1:]):
         row *= length
         if row >= MIN_ROW:
             break
