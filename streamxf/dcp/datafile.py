@@ -151,7 +151,7 @@ def _row_of(data: Any) -> int | None:
 
 
 def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
-    """Elements in a row of a matrix; of a convolution's kernels or a stack of matrices, in a row that is worth the name.
+    """Elements in a row of a matrix; of kernels or a stack of matrices, in a row that is worth the name.
 
     Views whose memory is in another order just compress a little less.
     """
