@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from streamxf.keys import Key, KeyRing
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
+    from streamxf.tuning.recommendation import Recommendation
+    from streamxf.tuning.tuner import tune
     from streamxf.version import __version__
 
 _HOME = {
@@ -49,6 +51,7 @@ _HOME = {
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
+    "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "SaveReport": "streamxf.report",
     "StreamInfo": "streamxf.codec",
@@ -59,6 +62,7 @@ _HOME = {
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
     "open": "streamxf.fileio",
+    "tune": "streamxf.tuning.tuner",
 }
 
 __all__ = [
@@ -77,6 +81,7 @@ __all__ = [
     "Key",
     "KeyRing",
     "LoadReport",
+    "Recommendation",
     "Registry",
     "SaveReport",
     "StreamInfo",
@@ -88,6 +93,7 @@ __all__ = [
     "encode",
     "errors",
     "open",
+    "tune",
 ]
 
 

@@ -26,7 +26,7 @@ LAYERS = {
             ["container"],
             ["fileio"],
             ["dcp"],
-            ["testing", "cli"],
+            ["testing", "cli", "tuning"],
         ]
     )
     for name in names
@@ -107,7 +107,7 @@ def test_the_one_exception_is_lazy():
 
 def test_only_the_dcp_layer_and_above_import_torch():
     for path in SOURCES:
-        if home_layer(path) not in ("dcp", "cli", "testing"):
+        if home_layer(path) not in ("dcp", "cli", "testing", "tuning"):
             assert not [module for module, _ in imports(path) if module.split(".")[0] == "torch"], path
 
 
@@ -115,7 +115,7 @@ def test_importing_everything_below_dcp_imports_no_torch():
     modules = [
         "streamxf" if path.parts == ("__init__.py",) else "streamxf." + ".".join(path.with_suffix("").parts)
         for path in SOURCES
-        if path.parts[0] not in ("dcp", "cli", "testing", "testing.py")
+        if path.parts[0] not in ("dcp", "cli", "testing", "tuning", "testing.py")
     ]
     code = (
         "import sys\n"

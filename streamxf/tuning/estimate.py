@@ -1,0 +1,140 @@
+"""From what was measured to what a save and a load would take, and the choice among the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamxf.chain import Chain
+from streamxf.container.header import Header
+from streamxf.container.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, FOOTER_BYTES, SALT_BYTES
+from streamxf.tuning.measure import Measured
+from streamxf.tuning.sample import BLOCK_BYTES, Part
+
+CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
+
+_INDEX_ENTRY_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one chain would cost.
+
+    Attributes
+    ----------
+    chain : str
+        Its text form, which `Chain.parse` reads; empty for no chain.
+    raw_bytes : int
+        Bytes of the source's tensors, or of the file.
+    stored_bytes : int
+        What they would take in storage, containers included.
+    encode_bytes_per_second, decode_bytes_per_second : float
+        Raw bytes that one worker codes.
+    workers : int
+        How many of them share the coding. Without a chain it is one: ``torch.save`` works in the writer's own thread.
+    bandwidth : float
+        Of the storage, in bytes per second.
+    """
+
+    chain: str
+    raw_bytes: int
+    stored_bytes: int
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float
+    workers: int
+    bandwidth: float
+
+    @property
+    def label(self) -> str:
+        """The chain as people read it."""
+        return self.chain or "no chain"
+
+    @property
+    def ratio(self) -> float:
+        """Stored bytes for each raw byte."""
+        return self.stored_bytes / self.raw_bytes
+
+    @property
+    def encode_seconds(self) -> float:
+        """What all workers together need to encode everything."""
+        return self.raw_bytes / (self.encode_bytes_per_second * self.workers)
+
+    @property
+    def decode_seconds(self) -> float:
+        """What all workers together need to decode everything."""
+        return self.raw_bytes / (self.decode_bytes_per_second * self.workers)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """What the storage needs to take or give the stored bytes."""
+        return self.stored_bytes / self.bandwidth
+
+    @property
+    def save_seconds(self) -> float:
+        """What a save would take: coding and writing overlap, so the slower one of them."""
+        return max(self.encode_seconds, self.transfer_seconds)
+
+    @property
+    def load_seconds(self) -> float:
+        """What a load would take: decoding and reading overlap, so the slower one of them."""
+        return max(self.decode_seconds, self.transfer_seconds)
+
+
+def estimate(measured: Measured, parts: Sequence[Part], bandwidth: float, workers: int) -> Estimate:
+    """Work out what a save and a load of all `parts` would take.
+
+    Parameters
+    ----------
+    measured : Measured
+    parts : sequence of Part
+        Not all of them empty.
+    bandwidth : float
+        Bytes per second.
+    workers : int
+    """
+    raw_bytes = sum(part.nbytes for part in parts)
+    return Estimate(
+        str(measured.chain),
+        raw_bytes,
+        round(measured.payload_bytes) + overhead(measured.chain, parts),
+        raw_bytes / measured.encode_seconds,
+        raw_bytes / measured.decode_seconds,
+        workers if len(measured.chain) else 1,
+        bandwidth,
+    )
+
+
+def overhead(chain: Chain, parts: Sequence[Part]) -> int:
+    """The bytes of the containers around the encoded blocks of `parts`: headers, block heads, indexes and footers."""
+    if not len(chain):
+        return 0
+    header = Header(DEFAULT_BLOCK_LOG2, chain.bound, bytes(SALT_BYTES)).size
+    identities = sum(len(part.identity.pack()) for part in parts if part.identity is not None)
+    blocks = sum(max(1, -(-part.nbytes // BLOCK_BYTES)) for part in parts)
+    return len(parts) * (header + FOOTER_BYTES) + identities + blocks * (BLOCK_HEAD_BYTES + _INDEX_ENTRY_BYTES)
+
+
+def choose(estimates: Sequence[Estimate]) -> int:
+    """The number of the estimate to recommend: of those whose save is about as fast as the fastest, the smallest."""
+    limit = CLOSE * min(each.save_seconds for each in estimates)
+    close = [number for number, each in enumerate(estimates) if each.save_seconds <= limit]
+    return min(close, key=lambda number: (estimates[number].stored_bytes, estimates[number].save_seconds, number))
+
+
+def reason(estimates: Sequence[Estimate], chosen: int) -> str:
+    """Why `choose` took that one, in words and figures."""
+    best = estimates[chosen]
+    coders = f"{best.workers} worker{'s' if best.workers > 1 else ''}" if best.chain else "torch.save"
+    coding = f"{coders} need{'s' if best.workers == 1 else ''} {best.encode_seconds:.3g} s to encode"
+    transfer = f"writing {best.stored_bytes / 2**20:,.1f} MiB takes {best.transfer_seconds:.3g} s"
+    if best.transfer_seconds >= best.encode_seconds:
+        text = f"storage is the limit: {transfer}, while {coding}"
+    else:
+        text = f"coding is the limit: {coding}, while {transfer}"
+    fastest = min(estimates, key=lambda each: each.save_seconds)
+    if fastest.save_seconds < best.save_seconds:
+        text += (
+            f"; {fastest.label} would save in {fastest.save_seconds:.3g} s, which is about the same, and store "
+            f"{fastest.stored_bytes / 2**20:,.1f} MiB"
+        )
+    return text

@@ -1,0 +1,102 @@
+"""`Recommendation`: the chain to use, and the figures that led to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamxf.chain import Chain
+from streamxf.tuning.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What `streamxf.tune` found. ``str()`` is a table for a terminal.
+
+    Attributes
+    ----------
+    chain : Chain
+        The candidate to use: ``FileSystemWriter(path, _extensions=recommendation.chain)``.
+    estimates : tuple of Estimate
+        One for each candidate, in the order in which they were given.
+    raw_bytes : int
+        Bytes of the source's tensors, or of the file.
+    sampled_bytes : int
+        How many of them the chains were measured on.
+    bandwidth : float
+        Of the storage, in bytes per second.
+    workers : int
+        Threads that share the coding.
+    reason : str
+        Why this chain, in words and figures.
+    """
+
+    chain: Chain
+    estimates: tuple[Estimate, ...]
+    raw_bytes: int
+    sampled_bytes: int
+    bandwidth: float
+    workers: int
+    reason: str
+
+    def to_dict(self) -> dict[str, int | float | str]:
+        """Everything as a flat dictionary, for experiment trackers and JSON; the keys name the units."""
+        found: dict[str, int | float | str] = {
+            "chain": str(self.chain),
+            "reason": self.reason,
+            "raw_bytes": self.raw_bytes,
+            "sampled_bytes": self.sampled_bytes,
+            "bandwidth_bytes_per_second": self.bandwidth,
+            "workers": self.workers,
+        }
+        for each in self.estimates:
+            found |= {
+                f"stored_bytes/{each.label}": each.stored_bytes,
+                f"stored_per_raw_byte/{each.label}": each.ratio,
+                f"encode_bytes_per_second/{each.label}": each.encode_bytes_per_second,
+                f"decode_bytes_per_second/{each.label}": each.decode_bytes_per_second,
+                f"save_seconds/{each.label}": each.save_seconds,
+                f"load_seconds/{each.label}": each.load_seconds,
+            }
+        return found
+
+    def __str__(self) -> str:
+        chosen = str(self.chain)
+        head = ("", "chain", "stored", "of raw", "encode", "decode", "save", "load")
+        rows = [head, *(_row("*" if each.chain == chosen else "", each) for each in self.estimates)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = [_aligned(row, widths) for row in rows]
+        title = (
+            f"{_size(self.raw_bytes)} to storage of {_rate(self.bandwidth)}, coded by {self.workers} "
+            f"worker{'s' if self.workers > 1 else ''}; measured on {_size(self.sampled_bytes)}"
+        )
+        return "\n".join([title, *lines, f"* because {self.reason}"])
+
+
+def _row(mark: str, each: Estimate) -> tuple[str, ...]:
+    return (
+        mark,
+        each.label,
+        _size(each.stored_bytes),
+        f"{each.ratio:.3f}",
+        _rate(each.encode_bytes_per_second),
+        _rate(each.decode_bytes_per_second),
+        f"{each.save_seconds:,.3f} s",
+        f"{each.load_seconds:,.3f} s",
+    )
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    texts = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
+    numbers = [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
+    return f"{texts[0]} {'  '.join([texts[1], *numbers])}".rstrip()
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} B"
+
+
+def _rate(rate: float) -> str:
+    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if rate >= factor:
+            return f"{rate / factor:,.2f} {unit}"
+    return f"{rate:,.3g} B/s"

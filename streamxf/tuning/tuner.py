@@ -1,0 +1,188 @@
+"""`tune`: which chain fits a given state dict, checkpoint or file, and a given storage."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from streamxf.chain import Chain, ChainLike
+from streamxf.codec import Codec
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.codecs.floatzip import FloatZip
+from streamxf.codecs.lz4 import LZ4
+from streamxf.codecs.zstd import ZStandard
+from streamxf.engine import usable_cpus
+from streamxf.errors import ParameterError
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.tuning.bench import Clock
+from streamxf.tuning.checkpoint import Checkpoint
+from streamxf.tuning.estimate import choose, estimate, reason
+from streamxf.tuning.file import File
+from streamxf.tuning.measure import measure
+from streamxf.tuning.recommendation import Recommendation
+from streamxf.tuning.sample import Source, take_sample
+from streamxf.tuning.state import StateDict
+
+#: What is tried unless the caller names candidates.
+CANDIDATES: tuple[tuple[Codec, ...], ...] = (
+    (),
+    (LZ4(),),
+    (ZStandard(-1),),
+    (ZStandard(1),),
+    (ZStandard(3),),
+    (ZStandard(9),),
+    (FloatZip(),),
+)
+
+
+def tune(
+    source: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    bandwidth: float,
+    chains: Iterable[ChainLike] | None = None,
+    keys: KeysLike = None,
+    workers: int | None = None,
+) -> Recommendation:
+    """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
+
+    About 24 blocks of a mebibyte, spread evenly over the data, are encoded and decoded in one thread, and each has to
+    come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
+    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the one whose save is
+    the fastest; among those within 5 % of it, the one that stores least. It takes a few seconds, and no more memory for
+    a large source than for a small one, except that a checkpoint's tensor is loaded whole where its reader can do no
+    better.
+
+    Parameters
+    ----------
+    source : mapping or path
+        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank, and
+        nothing that is no tensor. Or a checkpoint's folder, streamxf's or stock. Or a single file, taken as bytes.
+    bandwidth : float
+        Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
+    chains : iterable of chain, optional
+        The candidates, each a Chain, codecs, one codec or the text form. The default is no chain, `LZ4`, `ZStandard` at
+        levels -1, 1, 3 and 9, and `FloatZip`, each followed by `Encrypt` if there is a key. Either all of them encrypt
+        or none does: encryption is not a matter of cost.
+    keys : Key, bytes, several of them or a KeyRing
+        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in text forms,
+        where it has to be a single one.
+    workers : int, optional
+        Threads that share the coding; by default the CPUs that this process may run on.
+
+    Returns
+    -------
+    Recommendation
+
+    Raises
+    ------
+    ParameterError
+        If an argument cannot be used, or the source has no bytes; the message says what to do.
+    ChainError
+        If a candidate is not a chain.
+    CodecError
+        If a candidate fails, or does not give back what it was given.
+    OSError, StreamxfError
+        If the source cannot be read, as `FileSystemReader` says.
+
+    Notes
+    -----
+    Not in the estimate: fsync, opening and closing files, ``.metadata``, torch.save's framing of about 1.5 KiB for each
+    tensor, what each of many small tensors costs beside its bytes, copies from a GPU, and workers that share the
+    memory's bandwidth or a core. It compares chains; what a save really takes is in its `SaveReport`.
+    """
+    rate = _check_bandwidth(bandwidth)
+    candidates = _candidates(chains, keys)
+    threads = _check_workers(workers)
+    return recommend(open_source(source, keys), candidates, rate, threads)
+
+
+def recommend(
+    source: Source, chains: list[Chain], bandwidth: float, workers: int, clock: Clock = time.perf_counter
+) -> Recommendation:
+    """What `tune` does once its arguments are checked; `clock` gives seconds."""
+    blocks = take_sample(source)
+    if not blocks:
+        raise ParameterError(
+            "the source has no tensor with data in it, or is an empty file: there is nothing to measure. Pass what "
+            "will be saved, such as model.state_dict()"
+        )
+    measured = measure(chains, blocks, clock)
+    estimates = tuple(estimate(each, source.parts, bandwidth, workers) for each in measured)
+    chosen = choose(estimates)
+    return Recommendation(
+        chain=chains[chosen],
+        estimates=estimates,
+        raw_bytes=estimates[chosen].raw_bytes,
+        sampled_bytes=sum(len(block.data) for block in blocks),
+        bandwidth=bandwidth,
+        workers=workers,
+        reason=reason(estimates, chosen),
+    )
+
+
+def open_source(source: object, keys: KeysLike) -> Source:
+    """The source that `tune` was given, ready to be sampled; raises as `tune` does."""
+    if isinstance(source, Mapping):
+        return StateDict(source)
+    if not isinstance(source, str | os.PathLike):
+        raise ParameterError(
+            f"tune takes a state dict, a checkpoint's folder or a file, not {type(source).__name__}; of a model, pass "
+            "model.state_dict()"
+        )
+    path = os.fspath(source)
+    if not isinstance(path, str):
+        raise ParameterError(f"tune takes paths as text, not {type(path).__name__}; os.fsdecode makes one of it")
+    return Checkpoint(path, keys) if Path(path).is_dir() else File(path)
+
+
+def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:
+    if isinstance(chains, str | Codec | Chain):
+        raise ParameterError("chains= is a list of candidates, each a chain of its own: chains=[[FloatZip()], 'zstd']")
+    made = _defaults(keys) if chains is None else [Chain.of(chain, keys) for chain in chains]
+    if not made:
+        raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
+    texts = [str(chain) for chain in made]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ParameterError(f"the candidate {text or 'no chain'!r} stands twice in chains=")
+    if len({chain.encryption is None for chain in made}) > 1:
+        raise ParameterError(
+            "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "
+            "To encrypt, end each of them with Encrypt: chains=[[FloatZip(), Encrypt(key)], [LZ4(), Encrypt(key)]]"
+        )
+    return made
+
+
+def _defaults(keys: KeysLike) -> list[Chain]:
+    ring = KeyRing.of(keys)
+    if len(ring) > 1:
+        raise ParameterError(
+            f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
+            "chains=[[FloatZip(), Encrypt(key)], ...]"
+        )
+    ending = [Encrypt(key) for key in ring]
+    return [Chain([*codecs, *ending]) for codecs in CANDIDATES]
+
+
+def _check_bandwidth(bandwidth: object) -> float:
+    if isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool):
+        rate = float(bandwidth)
+        if math.isfinite(rate) and rate > 0:
+            return rate
+    raise ParameterError(
+        f"bandwidth={bandwidth!r}: it is the storage's bandwidth in bytes per second, such as 2e9 for 2 GB/s; "
+        "docs/tuning.md says how to measure it"
+    )
+
+
+def _check_workers(workers: int | None) -> int:
+    if workers is None:
+        return usable_cpus()
+    if type(workers) is not int or workers < 1:
+        raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
+    return workers

@@ -1,0 +1,194 @@
+"""How chains are timed, by a clock that only a codec moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
+from streamxf.errors import CodecError
+from streamxf.tuning.bench import Coding, Plain
+from streamxf.tuning.measure import MIN_SECONDS, measure
+from streamxf.tuning.sample import Block
+
+
+class FakeClock:
+    """Stands still unless somebody moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = FakeClock()
+
+
+@dataclass(frozen=True)
+class Timed(Codec):
+    """Keeps every `keep`-th byte of zeros, and takes so many seconds of the fake clock."""
+
+    name: ClassVar[str] = "test.timed"
+
+    keep: int = 1
+    encode_ms: int = 0
+    decode_ms: int = 0
+    warm_up_ms: int = 0
+
+    def start(self, stream: StreamInfo) -> Any:
+        return []
+
+    def encode(self, block: memoryview, info: BlockInfo) -> bytes:
+        CLOCK.now += (self.encode_ms if info.state else self.warm_up_ms or self.encode_ms) / 1000
+        info.state.append(len(block))
+        return len(block).to_bytes(4, "big") + bytes(len(block) // self.keep - 4)
+
+    def decode(self, block: memoryview, info: BlockInfo) -> bytes:
+        CLOCK.now += self.decode_ms / 1000
+        return bytes(int.from_bytes(block[:4], "big"))
+
+
+def zeros(size: int = 1000, weight: float = 1000.0, item: str = "w") -> Block:
+    return Block(item, "float32", bytes(size), weight)
+
+
+def test_blocks_count_by_what_they_stand_for() -> None:
+    chain = Chain([Timed(keep=4, encode_ms=10, decode_ms=20)])
+    (found,) = measure([chain], [zeros(1000, weight=5000.0), zeros(2000, weight=3000.0)], CLOCK)
+    assert found.chain is chain
+    assert found.payload_bytes == pytest.approx((5000 + 3000) / 4)
+    # a block of 1000 bytes takes as long as one of 2000, and they stand for five and for one and a half of their kind
+    assert found.encode_seconds == pytest.approx(0.010 * (5 + 1.5))
+    assert found.decode_seconds == pytest.approx(0.020 * (5 + 1.5))
+
+
+def test_the_first_run_is_not_counted() -> None:
+    chain = Chain([Timed(encode_ms=10, warm_up_ms=5)])  # a first run that is faster would be the shortest
+    (found,) = measure([chain], [zeros()], CLOCK)
+    assert found.encode_seconds == pytest.approx(0.010)
+
+
+def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasts = iter([9.0, 3.0, 1.0, 2.0])  # the warm-up, and three repeats
+
+    def run(bench: Coding, block: Block, number: int) -> tuple[int, float, float]:
+        bench.out(block)[:] = block.data
+        seconds = next(lasts)
+        return 10, seconds, 10 * seconds
+
+    monkeypatch.setattr(Coding, "run", run)
+    (found,) = measure([Chain([LZ4()])], [zeros()], repeats=3)
+    assert (found.encode_seconds, found.decode_seconds) == (1.0, 10.0)
+    assert next(lasts, None) is None
+
+
+def test_chains_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[str, int]] = []
+
+    def run(bench: Any, block: Block, number: int) -> tuple[int, float, float]:
+        turns.append((type(bench).__name__, number))
+        bench.out(block)[:] = block.data
+        return 10, 1.0, 1.0
+
+    monkeypatch.setattr(Coding, "run", run)
+    monkeypatch.setattr(Plain, "run", run)
+    measure([Chain(), Chain([LZ4()])], [zeros(), zeros()], repeats=2)
+    one = [("Plain", 0), ("Plain", 1), ("Coding", 0), ("Coding", 1)]
+    assert turns == [("Plain", 0), ("Coding", 0), *one, *one]
+
+
+def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str | None, str | None, int | None, int]] = []
+
+    def start(codec: LZ4, stream: StreamInfo) -> None:
+        told.append((stream.item, stream.dtype, stream.row, stream.block_size))
+
+    monkeypatch.setattr(LZ4, "start", start)
+    measure([Chain([LZ4()])], [Block("layer.weight", "bfloat16", bytes(100), 1.0, 768), zeros(item="w")])
+    assert told == [("layer.weight", "bfloat16", 768, 2**20), ("w", "float32", None, 2**20)]
+
+
+def test_a_clock_that_is_too_coarse_divides_nothing_by_zero() -> None:
+    (found,) = measure([Chain([Timed()])], [zeros(1000, weight=1000.0)], CLOCK)
+    assert found.encode_seconds == found.decode_seconds == MIN_SECONDS
+
+
+def test_no_chain_stores_what_it_gets() -> None:
+    data = bytes(range(256)) * 16
+    (found,) = measure([Chain()], [Block("w", None, data, 8192.0)])
+    assert found.payload_bytes == 8192.0
+    assert found.decode_seconds > 0
+    assert found.encode_seconds > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", None])
+def test_real_chains_pass(dtype: str | None) -> None:
+    data = bytes(value * value % 251 for value in range(70_000))
+    blocks = [Block("w", dtype, data, 70_000.0), Block("v", dtype, b"\x00", 1.0)]
+    chains = [
+        Chain([ZStandard(1)]),
+        Chain([FloatZip(), Checksum(), Encrypt(bytes(range(32)))]),
+        Chain([LZ4(), Encrypt(bytes(range(32)))]),
+    ]
+    found = measure(chains, blocks, repeats=1)
+    assert [each.chain for each in found] == chains
+    assert all(each.payload_bytes > 0 for each in found)
+
+
+@dataclass(frozen=True)
+class Lossy(Codec):
+    """Gives back zeros, whatever it was given."""
+
+    name: ClassVar[str] = "test.lossy"
+
+    def encode(self, block: memoryview, info: BlockInfo) -> bytes:
+        return len(block).to_bytes(4, "big")
+
+    def decode(self, block: memoryview, info: BlockInfo) -> bytes:
+        return bytes(int.from_bytes(block[:4], "big"))
+
+
+@dataclass(frozen=True)
+class Idle(Codec):
+    """Returns its scratch memory as it finds it: the right bytes might still be there."""
+
+    name: ClassVar[str] = "test.idle"
+
+    def encode(self, block: memoryview, info: BlockInfo) -> bytes:
+        return len(block).to_bytes(4, "big")
+
+    def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        return info.scratch(int.from_bytes(block[:4], "big"))
+
+
+@dataclass(frozen=True)
+class Failing(Codec):
+    """Cannot do it."""
+
+    name: ClassVar[str] = "test.failing"
+
+    def encode(self, block: memoryview, info: BlockInfo) -> bytes:
+        raise ValueError("no idea how")
+
+    def decode(self, block: memoryview, info: BlockInfo) -> bytes:
+        return bytes(block)
+
+
+@pytest.mark.parametrize("codec", [Lossy(), Idle()])
+def test_a_chain_that_loses_data_is_named(codec: Codec) -> None:
+    blocks = [zeros(), Block("layer.weight", None, b"not all zeros" * 100, 1000.0)]
+    if isinstance(codec, Idle):
+        blocks = blocks[1:]
+    with pytest.raises(CodecError, match="does not give back") as caught:
+        measure([Chain([LZ4()]), Chain([codec])], blocks)
+    assert codec.name in str(caught.value)
+    assert caught.value.item == "layer.weight"
+
+
+def test_a_codec_that_fails_is_named() -> None:
+    with pytest.raises(CodecError, match=r"test\.failing.*no idea how") as caught:
+        measure([Chain([Failing()])], [zeros(item="layer.bias")])
+    assert caught.value.item == "layer.bias"
