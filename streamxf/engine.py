@@ -284,7 +284,7 @@ class Pipeline(Generic[T]):
     Attributes
     ----------
     peak_jobs : int
-        The most unfinished jobs that the whole process had when this stream submitted one.
+        The most jobs that this stream had in flight: submitted and not taken out.
     """
 
     def __init__(self, sink: Callable[[T], None]) -> None:
@@ -314,7 +314,7 @@ class Pipeline(Generic[T]):
             self._flying.append(job)  # from here on whoever cancels returns its room
             while not budget.take(job, always=self._flying[0] is job):
                 self._take_out()
-            self.peak_jobs = max(self.peak_jobs, budget.jobs)
+            self.peak_jobs = max(self.peak_jobs, len(self._flying))
             self._engine.submit(job)
         except BaseException:
             self.cancel()

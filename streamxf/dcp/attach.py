@@ -24,6 +24,8 @@ from streamxf.dcp.reader import ChainReaderMixin, check_require
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import ParameterError, UnsupportedError, located
+from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.keys import KeysLike
 
@@ -145,10 +147,12 @@ class _ReaderTransforms(_StorageReaderTransforms):
         expected = Expected(read_item.storage_index, kind, MAX_BYTES_ITEM, None)
         with located(item=read_item.storage_index.fqn):
             opened = self._opener.open(FileSlice(raw_stream), transform_descriptors, expected)
+            if isinstance(opened, BlockReader):
+                return cast("IO[bytes]", StreamReader(opened))
         if opened is None:
             raw_stream.seek(0)
             return raw_stream
-        return cast("IO[bytes]", opened)
+        return opened
 
 
 def _names(target: object) -> str:

@@ -20,6 +20,7 @@ from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
+from streamxf.meter import Meter
 from streamxf.registry import Provider
 
 Require = Literal["published", "bound", "encrypted"]
@@ -87,9 +88,14 @@ class ItemOpener:
     _recipes: dict[tuple[str, ...], _Recipe] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def open(
-        self, source: FileSlice, descriptors: Sequence[str], expected: Expected
-    ) -> IO[bytes] | StreamReader | None:
-        """Open an item's stream, or return None if it was stored as it is.
+        self, source: FileSlice, descriptors: Sequence[str], expected: Expected, meter: Meter | None = None
+    ) -> BlockReader | IO[bytes] | None:
+        """Open an item's container, or the stream that foreign extensions make of it; None if it was stored as it is.
+
+        Parameters
+        ----------
+        meter : Meter, optional
+            Is told what decoding takes.
 
         Raises
         ------
@@ -112,10 +118,12 @@ class ItemOpener:
             )
         self._check_identity(header, expected)
         self._check_policy(header)
-        reader = StreamReader(BlockReader(source, header, recipe.chain.coder(header)))
-        if reader.size > expected.raw_limit and not recipe.foreign:
-            raise ContainerError(f"the item decodes to {reader.size} bytes, of which it can have {expected.raw_limit}")
-        return self._through_foreign(reader, recipe, expected) if recipe.foreign else reader
+        blocks = BlockReader(source, header, recipe.chain.coder(header, meter))
+        if recipe.foreign:
+            return self._through_foreign(StreamReader(blocks, meter=meter), recipe, expected)
+        if blocks.size > expected.raw_limit:
+            raise ContainerError(f"the item decodes to {blocks.size} bytes, of which it can have {expected.raw_limit}")
+        return blocks
 
     def _recipe(self, descriptors: tuple[str, ...]) -> _Recipe:
         recipe = self._recipes.get(descriptors)

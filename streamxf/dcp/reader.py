@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import IO, Any
 
-import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -23,14 +23,42 @@ from streamxf.container.header import Kind
 from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.items import MAX_BYTES_ITEM, RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
+from streamxf.dcp.load import Loader, noted
 from streamxf.dcp.manifest import check_path
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.dcp.registry import Registry
-from streamxf.errors import ContainerError, MetadataError, ParameterError, StreamxfError, located
+from streamxf.dcp.stored import Geometry
+from streamxf.errors import ContainerError, MetadataError, ParameterError, StreamxfError
+from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
-from streamxf.fileio.source import FileSlice
+from streamxf.fileio.source import Access, FileSlice, Timed, access_to
 from streamxf.keys import KeysLike
+from streamxf.meter import Meter
 from streamxf.registry import providers_in
+from streamxf.report import LoadReport
+
+
+@dataclass
+class OpenedFile:
+    """A data file that is being read.
+
+    Attributes
+    ----------
+    name : str
+        For errors.
+    raw : binary file
+    access : Access
+        To the same file, by position.
+    size : int
+    last : tuple or None
+        The item opened last: requests for parts of one tensor come one after the other.
+    """
+
+    name: str
+    raw: IO[bytes]
+    access: Access
+    size: int
+    last: tuple[MetadataIndex, BlockReader | IO[bytes] | None] | None = None
 
 
 class ChainReaderMixin:
@@ -47,6 +75,8 @@ class ChainReaderMixin:
     _require: Require | None
     _opener: ItemOpener
     _items: dict[str, Any]
+    report: LoadReport | None
+    """What the last load did in this process; None before, and after one that failed."""
 
     def _set_up_chain(self, registry: ExtensionRegistry | None, keys: KeysLike, require: Require | None) -> None:
         if registry is not None and not isinstance(registry, ExtensionRegistry):
@@ -58,6 +88,7 @@ class ChainReaderMixin:
         self._require = check_require(require, self._registry)
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
+        self.report = None
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -87,10 +118,12 @@ class ChainReaderMixin:
 
     def _read_file(self, path: Any) -> bytes:
         try:
+            if isinstance(self.fs, filesystem.FileSystem):
+                _check_regular(path)
             with self.fs.create_stream(path, "rb") as file:
                 data: bytes = file.read()
                 return data
-        except FileNotFoundError:
+        except (FileNotFoundError, StreamxfError):
             raise
         except Exception as error:  # whatever the file system raises: DCP would turn to older, rank-local metadata
             raise MetadataError(f"the metadata cannot be read: {type(error).__name__}: {error}") from error
@@ -131,39 +164,76 @@ class ChainReaderMixin:
         StreamxfError
             With file, item and block, if anything about an item is not as it was saved.
         """
+        self.report = None
+        begin = perf_counter()
+        meter = Meter()
+        loader = Loader(planner, meter)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
         for path, requests in by_file.items():
+            requests.sort(key=lambda request: self._place(request).offset)
             with self._open_file(path) as (file, size):
-                for request in sorted(requests, key=lambda request: self._place(request).offset):
-                    with _noted(file=self._full(path), item=request.storage_index.fqn):
-                        self._read_item(file, size, request, planner)
+                access = Timed(access_to(file), meter.io)
+                opened = OpenedFile(self._full(path), file, access, size)
+                try:
+                    for request in requests:
+                        with noted(opened.name, request.storage_index.fqn):
+                            self._read_item(opened, request, loader)
+                    loader.settle()
+                except BaseException:
+                    loader.cancel()
+                    raise
+        self.report = LoadReport.of(meter, perf_counter() - begin)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     # -- one item ----------------------------------------------------------------------------------
 
-    def _read_item(self, file: IO[bytes], size: int, request: ReadItem, planner: LoadPlanner) -> None:
+    def _read_item(self, file: OpenedFile, request: ReadItem, loader: Loader) -> None:
         place = self._place(request)
-        if place.offset + place.length > size:
-            raise ContainerError("the metadata places the item beyond the end of its file: the file was cut")
-        source = FileSlice(file, place.offset, place.length)
-        stream = self._opener.open(source, place.transform_descriptors or (), self._expected(request))
-        if stream is None:
-            stream = self._slice_file(file, place)  # type: ignore[attr-defined]
-        if request.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(request, io.BytesIO(stream.read(-1) or b""))
+        if file.last is None or file.last[0] != request.storage_index:
+            file.last = (request.storage_index, self._open_item(file, place, request, loader.meter))
+        opened = file.last[1]
+        if isinstance(opened, BlockReader):
+            if request.type == LoadItemType.BYTE_IO:
+                loader.load_bytes(request, StreamReader(opened, meter=loader.meter), place.length)
+            else:
+                loader.load_tensor(request, opened, self._geometry(request), file.name)
             return
-        tensor = narrow_tensor_by_index(_load_tensor(stream), request.storage_offsets, request.lengths)
-        target = planner.resolve_tensor(request).detach()
-        if target.size() != tensor.size():
-            raise MetadataError(
-                f"the stored tensor has the shape {tuple(tensor.size())}, the target {tuple(target.size())}"
-            )
-        target.copy_(tensor)
-        planner.commit_tensor(request, target)
+        file.last = None  # a stream is read once
+        raw_size = place.length if opened is None else opened.seek(0, io.SEEK_END)
+        stream = self._slice_file(file.raw, place) if opened is None else opened  # type: ignore[attr-defined]
+        stream.seek(0)
+        if request.type == LoadItemType.BYTE_IO:
+            loader.load_bytes(request, stream, place.length)
+        else:
+            loader.load_stream(request, stream, raw_size, place.length)
+
+    def _open_item(
+        self, file: OpenedFile, place: _StorageInfo, request: ReadItem, meter: Meter
+    ) -> BlockReader | IO[bytes] | None:
+        if place.offset + place.length > file.size:
+            raise ContainerError("the metadata places the item beyond the end of its file: the file was cut")
+        source = FileSlice(file.access, place.offset, place.length)
+        return self._opener.open(source, place.transform_descriptors or (), self._expected(request), meter)
+
+    def _geometry(self, request: ReadItem) -> Geometry | None:
+        """What the metadata says of a stored tensor that streamxf's own writer made."""
+        index = request.storage_index
+        item = self._items.get(index.fqn)
+        if self._opener.manifest is None or not isinstance(item, TensorStorageMetadata):
+            return None
+        chunks = item.chunks
+        if index.index is not None and 0 <= index.index < len(chunks) and chunks[index.index].offsets == index.offset:
+            chunk = chunks[index.index]
+        else:
+            found = next((chunk for chunk in chunks if chunk.offsets == index.offset), None)
+            if found is None:
+                return None
+            chunk = found
+        return Geometry.row_major(item.properties.dtype, tuple(chunk.sizes))
 
     def _expected(self, request: ReadItem) -> Expected:
         index = request.storage_index
@@ -186,6 +256,8 @@ class ChainReaderMixin:
         path = self.fs.concat_path(self.path, check_path(relative_path))
         with ExitStack() as stack:
             try:
+                if isinstance(self.fs, filesystem.FileSystem):
+                    _check_regular(path)
                 file = stack.enter_context(self.fs.create_stream(path, "rb"))
             except FileNotFoundError as error:
                 missing = "the file that holds the item is missing from the checkpoint"
@@ -255,32 +327,18 @@ def check_require(require: Require | None, registry: Registry, default: Require 
     return require or (default if len(registry.keys) else None)
 
 
-def _load_tensor(stream: Any) -> torch.Tensor:
-    try:
-        tensor = torch.load(stream, map_location="cpu", weights_only=True)
-    except Exception:
-        if isinstance(stream, StreamReader) and stream.error is not None:
-            raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
-        raise
-    if not isinstance(tensor, torch.Tensor):
-        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
-    return tensor
+def _check_regular(path: Any) -> None:
+    """Refuse a pipe or a device in place of a local file: opening or reading it might never end.
+
+    Raises
+    ------
+    MetadataError
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise MetadataError("this is not a regular file, so no writer made it; it was not opened", file=os.fspath(path))
 
 
 def _tensor_bytes(item: Any) -> int:
     if not isinstance(item, TensorStorageMetadata):
         return 0
     return math.prod(item.size) * item.properties.dtype.itemsize
-
-
-@contextmanager
-def _noted(file: str, item: str) -> Iterator[None]:
-    """Tell errors their place: streamxf's own as they carry it, torch's as a note."""
-    try:
-        with located(file=file, item=item):
-            yield
-    except StreamxfError:
-        raise
-    except Exception as error:
-        error.add_note(f"while reading item {item} of file {file}")
-        raise

@@ -59,6 +59,8 @@ class BlockReader:
         Bytes in every block but the last.
     keyed : bool
         Whether the chain encrypts.
+    stored_size : int
+        Bytes of the container.
 
     Raises
     ------
@@ -74,6 +76,7 @@ class BlockReader:
         self._stage_limit = stage_limit(header.block_size)
         self.block_size = header.block_size
         self.keyed = header.keyed
+        self.stored_size = source.length
         footer = Footer.parse(source.read_at(source.length - FOOTER_BYTES, FOOTER_BYTES), header.block_size)
         tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
         footer, self._ends = parse_tail(

@@ -11,6 +11,7 @@ from streamxf.container.header import Header
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.fileio.blocks import stream_info
 from streamxf.keys import KeyRing
+from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
 
 
@@ -44,7 +45,7 @@ class ChainOpener:
         self._encryption: dict[Descriptor, Codec] = {}
         self._chain: Chain | None = None
 
-    def coder(self, header: Header) -> StreamCoder:
+    def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for the stream of a header that was read.
 
         Raises
@@ -59,7 +60,7 @@ class ChainOpener:
             self._encryption = {item: self._build(item) for item in self._descriptors if item.name == ENCRYPT}
             StreamCoder.open(Chain(self._encryption.values()), info, header.seal)
             self._chain = Chain(self._encryption.get(item) or self._build(item) for item in self._descriptors)
-        return StreamCoder.open(self._chain, info, header.seal)
+        return StreamCoder.open(self._chain, info, header.seal, meter=meter)
 
     def _build(self, descriptor: Descriptor) -> Codec:
         return self._registry.build(descriptor, self._keys, self._providers)

@@ -14,6 +14,7 @@ from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.locks import ForkLock
+from streamxf.meter import Meter
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
@@ -34,13 +35,23 @@ class StreamReader(io.RawIOBase):
         Called by `close`.
     name : str, optional
         The file's name, for errors.
+    meter : Meter, optional
+        Is told how many blocks were in flight.
     """
 
-    def __init__(self, blocks: BlockReader, finish: Callable[[], Any] | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        blocks: BlockReader,
+        finish: Callable[[], Any] | None = None,
+        name: str | None = None,
+        *,
+        meter: Meter | None = None,
+    ) -> None:
         super().__init__()
         self._blocks = blocks
         self._on_finish = finish
         self._name = name
+        self._meter = meter
         self._block_size = blocks.block_size
         self._position = 0
         self._moving = ForkLock()
@@ -165,6 +176,8 @@ class StreamReader(io.RawIOBase):
         except BaseException:
             pipeline.cancel()  # workers may still write into the caller's buffer
             raise
+        if self._meter is not None:
+            self._meter.blocks(pipeline.peak_jobs)
 
     def _copy_part(self, out: memoryview, start: int, index: int) -> None:
         offset = start - index * self._block_size

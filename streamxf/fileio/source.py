@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Protocol
 
 from streamxf.buffers import Scratch
@@ -100,6 +102,29 @@ def access_to(file: Any) -> Access:
         if type(raw) is io.FileIO:
             return _Descriptor(file)
     return _Positioned(file)
+
+
+class Timed:
+    """An access that tells how long its reads take.
+
+    Parameters
+    ----------
+    access : Access
+    add : callable
+        Is told the seconds of each read, in the thread that reads.
+    """
+
+    def __init__(self, access: Access, add: Callable[[float], None]) -> None:
+        self._access = access
+        self._add = add
+        self.parallel = access.parallel
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        start = perf_counter()
+        try:
+            return self._access.read_into(position, out)
+        finally:
+            self._add(perf_counter() - start)
 
 
 class FileSlice:

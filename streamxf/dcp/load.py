@@ -1,0 +1,282 @@
+"""`Loader`: the items of a load, in parallel, each into the memory where it belongs.
+
+The planner is asked in the calling thread only; workers read and decode blocks. What becomes of a block depends on the
+target:
+
+- Where all of it is wanted, and the target has the same elements in the same order, it is decoded straight into the
+  target's memory.
+- Otherwise it is decoded into reused memory, and what is wanted of it is copied: byte for byte if the order is the
+  same, else in the calling thread by `copy_`, which casts and knows strides and devices.
+- A stream that is framed in another way than `framing.frame_of` says, and a target that has to be filled in one go, get
+  a whole copy by ``torch.load`` and a single `copy_`.
+
+A tensor that is wanted whole is expected to be framed as streamxf's writer frames it, and the frame is compared while
+the other blocks are on their way already. If it is another one, the tensor is loaded once more in the last way, which
+writes the same memory. Nothing is committed before.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+
+from streamxf.dcp.boxes import Wanted, contiguous_strides
+from streamxf.dcp.fill import Buffers, Fill, Step
+from streamxf.dcp.stored import Framing, Geometry, StoredTensor
+from streamxf.dcp.target import Target
+from streamxf.engine import Pipeline
+from streamxf.errors import MetadataError, StreamxfError, located
+from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.reader import StreamReader
+from streamxf.meter import Meter
+
+# Bytes; up to here a tensor is decoded in the calling thread, because handing it over costs more than it brings.
+INLINE_BYTES = 128 * 1024
+
+
+class Loader:
+    """Loads items for one planner.
+
+    Parameters
+    ----------
+    planner : LoadPlanner
+        Called only in the thread that calls this.
+    meter : Meter
+        Counts what is done.
+
+    Attributes
+    ----------
+    meter : Meter
+    """
+
+    def __init__(self, planner: LoadPlanner, meter: Meter) -> None:
+        self.meter = meter
+        self._planner = planner
+        self._pipeline: Pipeline[Step] = Pipeline(_do)
+        self._under_way: list[Fill] = []
+        self._stored: StoredTensor | None = None
+        self._small = bytearray()
+        self._buffers = Buffers()
+
+    def load_bytes(self, request: ReadItem, stream: Any, stored_size: int) -> None:
+        """Hand an object's bytes to the planner."""
+        data = stream.read(-1) or b""
+        self.meter.item(len(data), stored_size)
+        self._planner.load_bytes(request, io.BytesIO(data))
+
+    def load_stream(self, request: ReadItem, stream: Any, raw_size: int, stored_size: int) -> None:
+        """Load a tensor from a file object by ``torch.load``, and copy it into the planner's in one go."""
+        tensor = _load_tensor(stream)
+        self.meter.item(raw_size, stored_size)
+        self._put(request, tensor)
+
+    def load_tensor(self, request: ReadItem, reader: BlockReader, geometry: Geometry | None, file: str) -> None:
+        """Load a tensor from its container.
+
+        Parameters
+        ----------
+        geometry : Geometry or None
+            What the metadata says of it, if streamxf's own writer made it, so that it may be expected to have the usual
+            frame.
+        file : str
+            For errors.
+
+        Raises
+        ------
+        StreamxfError
+            If something is not as it was stored. For blocks that workers have at hand, a later call raises that.
+        """
+        if reader.count == 1 and reader.size <= INLINE_BYTES:
+            self._load_small(request, reader, geometry)
+            return
+        wanted = Wanted.of(geometry.shape, request.storage_offsets, request.lengths) if geometry is not None else None
+        if geometry is None or wanted is None:
+            self.load_stream(request, self._stream(reader), reader.size, reader.stored_size)
+            return
+        tensor = self._planner.resolve_tensor(request).detach()
+        if tensor.size() != request.lengths:
+            raise _other_shape(request.lengths, tensor)
+        fill = self._fill(request, reader, geometry, wanted, tensor, file)
+        if fill is None:
+            stored = _load_tensor(self._stream(reader))
+            self.meter.item(reader.size, reader.stored_size)
+            self._put(request, stored, tensor)
+            return
+        self._await_overlaps(fill.target, ordered=fill.memory is None)
+        self._under_way.append(fill)
+        for index in fill.blocks:
+            edge = fill.stored.edges.get(index)
+            if edge is not None:
+                fill.finish_edge(index, edge)
+            else:
+                self._pipeline.submit(partial(_run, fill, index, reader.decoder(index)), reader.block_size)
+
+    def settle(self) -> None:
+        """Wait for all items and commit them; raises what is wrong with any."""
+        self._pipeline.settle()
+        self.meter.blocks(self._pipeline.peak_jobs)
+
+    def cancel(self) -> None:
+        """Give all items up. Returns when no worker is at them, so that their file may be closed."""
+        self._pipeline.cancel()
+
+    # -- ways --------------------------------------------------------------------------------------
+
+    def _load_small(self, request: ReadItem, reader: BlockReader, geometry: Geometry | None) -> None:
+        if not self._small:
+            self._small = bytearray(INLINE_BYTES)
+        data = memoryview(self._small)[: reader.size]
+        reader.decode(0, data)
+        self.meter.item(reader.size, reader.stored_size)
+        tensor = _framed(geometry, data) if geometry is not None else None
+        self._put(request, _load_tensor(io.BytesIO(data)) if tensor is None else tensor)
+
+    def _put(self, request: ReadItem, stored: torch.Tensor, target: torch.Tensor | None = None) -> None:
+        """Fill the planner's tensor in one go, after what is under way to the same memory."""
+        if target is None:
+            target = self._planner.resolve_tensor(request).detach()
+        if self._under_way:
+            self._await_overlaps(Target.of(target))
+        self._copy(request, stored, target)
+
+    def _copy(self, request: ReadItem, stored: torch.Tensor, target: torch.Tensor) -> None:
+        wanted = narrow_tensor_by_index(stored, request.storage_offsets, request.lengths)
+        if target.size() != wanted.size():
+            raise _other_shape(wanted.size(), target)
+        target.copy_(wanted)
+        self._planner.commit_tensor(request, target)
+
+    def _fill(
+        self,
+        request: ReadItem,
+        reader: BlockReader,
+        geometry: Geometry,
+        wanted: Wanted,
+        tensor: torch.Tensor,
+        file: str,
+    ) -> Fill | None:
+        """How to load a tensor block by block; None if only ``torch.load`` can."""
+        target = Target.of(tensor)
+        if not target.plain:
+            return None
+        if self._stored is None or self._stored.reader is not reader:
+            self._stored = StoredTensor(reader)  # parts of one tensor come one after the other, and share its edges
+        framing: Framing | None
+        order = contiguous_strides(request.lengths)
+        if not wanted.whole:
+            framing = self._stored.find(geometry)
+            compared = True
+        elif target.has_order(geometry.strides):
+            framing = self._stored.framing(geometry)
+            compared = False
+        else:
+            # stored as the target is, or as it is by default
+            compared = True
+            framing = self._stored.find(geometry)
+            if framing is None and target.is_dense and tensor.dtype == geometry.dtype:
+                order = tensor.stride()
+                framing = self._stored.find(replace(geometry, strides=order))
+        if framing is None or framing.start % geometry.dtype.itemsize:
+            return None
+        memory = target.memory(geometry.dtype, order) if wanted.is_run else None
+        if memory is None and order != contiguous_strides(request.lengths):
+            return None
+        return Fill(
+            request,
+            self._stored,
+            framing,
+            compared,
+            wanted,
+            geometry.dtype,
+            target,
+            memory,
+            file,
+            self._buffers,
+            self._done,
+        )
+
+    def _done(self, fill: Fill) -> None:
+        self._under_way.remove(fill)
+        self.meter.item(*fill.decoded)
+        if fill.matches:
+            self._planner.commit_tensor(fill.request, fill.target.tensor)
+        else:
+            self._copy(fill.request, _load_tensor(self._stream(fill.stored.reader)), fill.target.tensor)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _await_overlaps(self, target: Target, *, ordered: bool = False) -> None:
+        """Settle first if something under way writes to the memory of `target`: the later item must have its way.
+
+        `ordered` says that the target is filled by this thread in the items' order, as some of the others are.
+        """
+        others = [fill.target for fill in self._under_way if not (ordered and fill.memory is None)]
+        if others and (not target.plain or any(target.overlaps(other) for other in others)):
+            self.settle()
+
+    def _stream(self, reader: BlockReader) -> StreamReader:
+        return StreamReader(reader, meter=self.meter)
+
+
+def _other_shape(size: Any, target: torch.Tensor) -> MetadataError:
+    return MetadataError(f"the stored tensor has the shape {tuple(size)}, the target {tuple(target.size())}")
+
+
+def _do(step: Step) -> None:
+    step()
+
+
+def _run(fill: Fill, index: int, decode: Any) -> Step:
+    with noted(fill.file, fill.request.storage_index.fqn):
+        return partial(_noted_step, fill, fill.run(index, decode))
+
+
+def _noted_step(fill: Fill, step: Step) -> None:
+    with noted(fill.file, fill.request.storage_index.fqn):
+        step()
+
+
+@contextmanager
+def noted(file: str, item: str) -> Iterator[None]:
+    """Tell errors their place, once: streamxf's own as they carry it, others as a note."""
+    try:
+        with located(file=file, item=item):
+            yield
+    except StreamxfError:
+        raise
+    except Exception as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"while reading item {item} of file {file}")
+        raise
+
+
+def _framed(geometry: Geometry, data: memoryview) -> torch.Tensor | None:
+    """The tensor that a stream of the single block `data` holds, over that memory; None if it is framed otherwise."""
+    for requires_grad in (False, True):
+        framing = Framing.of(geometry, len(data), requires_grad)
+        if framing is not None and framing.matches(0, data):
+            if framing.start == framing.stop:
+                return torch.empty(geometry.shape, dtype=geometry.dtype)
+            payload = torch.frombuffer(data[framing.start : framing.stop], dtype=torch.uint8)
+            return payload.view(geometry.dtype).view(geometry.shape)
+    return None
+
+
+def _load_tensor(stream: Any) -> torch.Tensor:
+    try:
+        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+    except Exception:
+        if isinstance(stream, StreamReader) and stream.error is not None:
+            raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
+        raise
+    if not isinstance(tensor, torch.Tensor):
+        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+    return tensor

@@ -1,0 +1,102 @@
+"""`Target`: the tensor that an item is loaded into, and in which ways its memory may be filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from streamxf.buffers import flat_view
+from streamxf.dcp.payload import dense_order
+
+
+@dataclass(frozen=True)
+class Target:
+    """A planner's tensor, detached.
+
+    Attributes
+    ----------
+    tensor : torch.Tensor
+    plain : bool
+        Whether the tensor is torch's own kind and each of its elements has a place of its own, so that `copy_` into its
+        parts, one after the other, does what a single `copy_` does.
+    """
+
+    tensor: torch.Tensor
+    plain: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Target:
+        """Look at `tensor`, which is detached already."""
+        plain = (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and not tensor.is_quantized
+            and tensor.device.type != "meta"
+            and not _may_overlap(tensor)
+        )
+        return cls(tensor, plain)
+
+    def memory(self, dtype: torch.dtype, strides: tuple[int, ...]) -> memoryview | None:
+        """The tensor's own memory, if writing elements of `dtype` into it, in the order of `strides`, is the same as
+        `copy_`; else None.
+
+        Parameters
+        ----------
+        strides : tuple of int
+            In elements, without gaps.
+
+        Raises
+        ------
+        RuntimeError
+            If torch does not let the tensor be written to, as `copy_` would.
+        """
+        tensor = self.tensor
+        fits = (
+            self.plain
+            and tensor.device.type == "cpu"
+            and tensor.dtype == dtype
+            and not (tensor.is_conj() or tensor.is_neg())
+            and not torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]
+            and tensor.numel() > 0
+            and self.has_order(strides)
+        )
+        if not fits:
+            return None
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        flat[:0].zero_()  # torch then knows of a change in place, and refuses one of a tensor that takes none
+        return flat_view(flat.view(torch.uint8).numpy().data)
+
+    def has_order(self, strides: tuple[int, ...]) -> bool:
+        """Whether the tensor has these strides; that of a dimension with a single element means nothing."""
+        own = zip(self.tensor.shape, self.tensor.stride(), strides, strict=True)
+        return all(size == 1 or one == other for size, one, other in own)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the tensor's memory has no gaps, in whatever order its elements stand."""
+        return dense_order(self.tensor) is not None
+
+    def overlaps(self, other: Target) -> bool:
+        """Whether two plain tensors may share memory: whether they lie between the same addresses."""
+        (start, stop), (begin, end) = _extent(self.tensor), _extent(other.tensor)
+        return start < end and begin < stop
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements could share memory. What is not known to be free of overlaps is taken to have some."""
+    reach = 0  # of the dimensions with smaller strides, in elements
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
