@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
-
-from benchmarks.dcp_sides import BLOCK_SIZE, State
+from benchmarks.dcp_sides import BLOCK_SIZE, State, raw_bytes
 from benchmarks.harness import Phases
 from benchmarks.peers import flat_bytes, zipnn_coder
 from streamxf import Chain, Codec, StreamInfo
 from streamxf.buffers import Scratch
-from streamxf.codec import BlockInfo
-from streamxf.coder import StreamCoder, stage_limit
+from streamxf.coder import StreamCoder
 from streamxf.container.blocks import pack_head
+from streamxf.dcp.datafile import row_length
+from streamxf.meter import Meter
 
 
 class Memory:
@@ -47,23 +47,44 @@ class Memory:
         return place
 
 
+class Block(NamedTuple):
+    """One block of a tensor's memory, with the coder of its stream."""
+
+    coder: StreamCoder
+    index: int
+    data: memoryview
+
+    def encode(self, scratch: Scratch) -> memoryview:
+        return self.coder.encode(self.data, self.index, False, scratch)
+
+
+def blocks_of(state: State, codecs: Sequence[Codec], meter: Meter | None = None) -> Iterator[Block]:
+    """The memory of all tensors cut into blocks, each tensor a stream that is told what the writer tells it."""
+    for tensor in state.values():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        row = row_length(tensor.shape, tensor.dtype)
+        stream = StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32), dtype=dtype, row=row)
+        coder = StreamCoder(Chain(codecs), stream, meter=meter)
+        view = memoryview(flat_bytes(tensor))
+        for index, start in enumerate(range(0, len(view), BLOCK_SIZE)):
+            yield Block(coder, index, view[start : start + BLOCK_SIZE])
+
+
 class OneThread:
-    """Encodes and decodes tensors with a chain, in this thread.
+    """Encodes and decodes a state dict with a chain, in this thread.
 
     Parameters
     ----------
     state : dict of str to Tensor
-        All of one dtype.
     codecs : sequence of Codec
     """
 
     def __init__(self, state: State, codecs: Sequence[Codec]) -> None:
-        dtype = next(iter(state.values())).dtype
-        self._coder = StreamCoder(Chain(codecs), stream_of(dtype))
-        self._blocks = blocks_of(state)
-        self._memory = Memory(sum(map(len, self._blocks)) * 17 // 16 + 4096 * len(self._blocks))
+        self._blocks = list(blocks_of(state, codecs))
+        raw = raw_bytes(state)
+        self._memory = Memory(raw * 17 // 16 + 4096 * len(self._blocks))
+        self._targets = Memory(raw)
         self._scratch = Scratch()
-        self._targets = Memory(sum(map(len, self._blocks)))
 
     def compress_and_decompress(self) -> Phases:
         """Seconds to encode all blocks into memory, and to decode them again.
@@ -76,27 +97,23 @@ class OneThread:
         self._memory.clear()
         self._targets.clear()
         start = time.perf_counter()
-        stored = [
-            self._memory.add(self._coder.encode(block, index, False, self._scratch))
-            for index, block in enumerate(self._blocks)
-        ]
+        stored = [self._memory.add(block.encode(self._scratch)) for block in self._blocks]
         compressing = time.perf_counter() - start
-        targets = [self._targets.take(len(block)) for block in self._blocks]
+        targets = [self._targets.take(len(block.data)) for block in self._blocks]
         start = time.perf_counter()
-        for index, (data, target) in enumerate(zip(stored, targets, strict=True)):
-            self._coder.decode(data, index, False, self._scratch, target)
+        for block, data, target in zip(self._blocks, stored, targets, strict=True):
+            block.coder.decode(data, block.index, False, self._scratch, target)
         decompressing = time.perf_counter() - start
-        for index, (block, target) in enumerate(zip(self._blocks, targets, strict=True)):
-            if target != block:
-                raise AssertionError(f"block {index} did not come back as it was")
+        for block, target in zip(self._blocks, targets, strict=True):
+            if target != block.data:
+                raise AssertionError(f"block {block.index} did not come back as it was")
         return {"compress": compressing, "decompress": decompressing}
 
 
 def encoded_bytes(state: State, codecs: Sequence[Codec]) -> int:
     """Bytes that the codecs make of a state's tensors, each cut into blocks as the writer cuts it; no framing."""
-    coder = StreamCoder(Chain(codecs), stream_of(next(iter(state.values())).dtype))
     scratch = Scratch()
-    return sum(len(coder.encode(block, index, False, scratch)) for index, block in enumerate(blocks_of(state)))
+    return sum(len(block.encode(scratch)) for block in blocks_of(state, codecs))
 
 
 def zipnn_one_thread(state: State) -> Phases:
@@ -125,47 +142,24 @@ def zipnn_one_thread(state: State) -> Phases:
 
 
 def kernels_alone(state: State, codecs: Sequence[Codec], file: Path) -> Phases:
-    """Seconds of each step of a save, one block after the other in this thread: every codec, the container's CRC, the
-    file's writes, and the fsync at the end.
+    """Seconds of each step of a save, one block after the other in this thread: every codec by its name, the
+    container's CRC, the file's writes, and the fsync at the end.
     """
-    dtype = next(iter(state.values())).dtype
-    stream = stream_of(dtype)
-    steps = [(codec, codec.start(stream)) for codec in codecs]
+    meter = Meter()
     scratch = Scratch()
-    limit = stage_limit(BLOCK_SIZE)
-    names = [type(codec).__name__ for codec in codecs]
-    seconds = dict.fromkeys([*names, "container CRC", "write", "fsync"], 0.0)
+    seconds = {"container CRC": 0.0, "write": 0.0, "fsync": 0.0}
     with file.open("wb", buffering=0) as output:
-        for index, block in enumerate(blocks_of(state)):
-            data = block
-            for number, (codec, started) in enumerate(steps):
-                info = BlockInfo(index, False, limit, started, stream, lambda size, at=number: scratch.take(at, size))
-                start = time.perf_counter()
-                data = memoryview(codec.encode(data, info))
-                seconds[names[number]] += time.perf_counter() - start
+        for block in blocks_of(state, codecs, meter):
+            data = block.encode(scratch)
             start = time.perf_counter()
-            head = pack_head(stream.header_digest, index, False, data)
+            head = pack_head(block.coder.stream.header_digest, block.index, False, data)
             seconds["container CRC"] += time.perf_counter() - start
             start = time.perf_counter()
             written = output.write(head) + output.write(data)
             seconds["write"] += time.perf_counter() - start
             if written != len(head) + len(data):
-                raise OSError(f"{file} took only a part of block {index}")
+                raise OSError(f"{file} took only a part of block {block.index}")
         start = time.perf_counter()
         os.fsync(output.fileno())
         seconds["fsync"] = time.perf_counter() - start
-    return seconds
-
-
-def blocks_of(state: State) -> list[memoryview]:
-    """The memory of all tensors, cut into blocks as the writer cuts it."""
-    return [
-        memoryview(flat_bytes(tensor))[start : start + BLOCK_SIZE]
-        for tensor in state.values()
-        for start in range(0, tensor.nbytes, BLOCK_SIZE)
-    ]
-
-
-def stream_of(dtype: torch.dtype) -> StreamInfo:
-    """A stream as the writer would start it for tensors of `dtype`."""
-    return StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32), dtype=str(dtype).removeprefix("torch."))
+    return {**meter.total().busy, **seconds}

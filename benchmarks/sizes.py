@@ -60,7 +60,7 @@ def run(settings: Settings) -> Result:
         "*checkpoint* counts every file, metadata and torch's framing of each tensor too: with ZStandard it is by "
         "torch's own writer and extension, with FloatZip by streamxf's default chain. Gaussian weights have a "
         "standard deviation of 0.02; all-MiniLM-L6-v2 was published in fp32 and is cast to the other types; the "
-        "training state is that of a byte-level transformer of 6 million parameters after 400 steps of AdamW over the "
+        "training state is that of a byte-level transformer of 6 million parameters after 500 steps of AdamW over the "
         "sources of Python's standard library."
     )
     groups = {str(row["data"]): {name: Spread.of([row[name]]) for name in COLUMNS} for row in rows}

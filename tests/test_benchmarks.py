@@ -130,7 +130,7 @@ def test_kernels_run_alone(tmp_path):
     assert set(OneThread(state, [FloatZip()]).compress_and_decompress()) == {"compress", "decompress"}
     assert set(zipnn_one_thread(state)) == {"compress", "decompress"}
     seconds = kernels_alone(state, [FloatZip(), Checksum()], tmp_path / "kernels")
-    assert list(seconds) == ["FloatZip", "Checksum", "container CRC", "write", "fsync"]
+    assert list(seconds) == ["streamxf.floatzip", "streamxf.checksum", "container CRC", "write", "fsync"]
     stored = encoded_bytes(state, [FloatZip(), Checksum()])
     assert 0.6 < stored / state["weight"].nbytes < 0.75
     assert (tmp_path / "kernels").stat().st_size == stored + 2 * 8  # the head of each block

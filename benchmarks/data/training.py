@@ -39,8 +39,8 @@ class Training:
     layers: int = 8
     heads: int = 8
     context: int = 128
-    batch: int = 8
-    steps: int = 400
+    batch: int = 4
+    steps: int = 500
 
 
 SMOKE = Training(width=32, layers=1, heads=2, context=32, batch=2, steps=3)
@@ -80,8 +80,9 @@ def training_state(cache: Path, training: Training) -> dict[str, State]:
     dict
         ``parameters``, ``exp_avg`` and ``exp_avg_sq``: fp32 tensors by the parameters' names.
     """
-    key = f"{asdict(training)} {platform.python_version()} {torch.__version__}"
-    file = cache / f"training-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+    versions = f"{asdict(training)} {platform.python_version()} {torch.__version__}"
+    key = hashlib.sha256(versions.encode() + Path(__file__).read_bytes()).hexdigest()[:16]
+    file = cache / f"training-{key}.pt"
     if not file.exists():
         state = _train(training)
         cache.mkdir(parents=True, exist_ok=True)
