@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import struct
 from functools import partial
 
 import pytest
-from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge
+from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_decoder import FormatError, decode_floatzip, decode_plain_file
@@ -153,34 +152,10 @@ def test_the_blocks_above_meet_every_coding_the_codec_has() -> None:
     for block in NAMED.values():
         for dtype in (*FLOATS, None):
             for edge in range(8):
-                seen |= _features(stored_by_codec(bytes(edge) + block, dtype))
-                seen |= _features(stored_by_codec(block[: len(block) - edge], dtype, ROW))
+                seen |= features(stored_by_codec(bytes(edge) + block, dtype))
+                seen |= features(stored_by_codec(block[: len(block) - edge], dtype, ROW))
     assert seen >= {"stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "raw", "zstd", "packed"}
     assert seen >= {"exceptions", "levels of rows", "levels of columns", "phase", "lane 1", "lane 2", "lane 4"}
-
-
-def _features(payload: bytes) -> set[str]:
-    """What a payload of the codec makes use of."""
-    if payload[0] == 0:
-        return {"stored"}
-    width = 1 << (payload[0] & 3)
-    seen = {f"width {width}", "turned" if payload[0] & 4 else "unturned"} | ({"phase"} if payload[0] & 0x38 else set())
-    rows: list[tuple[int, int]] = []
-    lanes = 0
-    while lanes < width:
-        kind, size = struct.unpack_from("<BI", payload, 5 + 5 * len(rows))
-        rows.append((kind & 3, size))
-        lanes += 1 << (kind >> 2)
-        seen |= {("raw", "zstd", "packed", "levelled")[kind & 3], f"lane {1 << (kind >> 2)}"}
-    place = -(-(5 + 5 * len(rows)) // 8) * 8 + sum(size for coding, size in rows if coding == RAW)
-    for coding, size in rows:
-        word = int.from_bytes(payload[place + 4 : place + 8], "little")  # exceptions of a packed plane, else columns
-        if coding == PACKED and word:
-            seen.add("exceptions")
-        if coding == LEVELLED:
-            seen.add("levels of columns" if word > 1 else "levels of rows")
-        place += size if coding != RAW else 0
-    return seen
 
 
 # -- everything the page allows ----------------------------------------------------------------------------------------

@@ -7,7 +7,10 @@ import json
 import re
 from pathlib import Path
 
+import make
 import pytest
+from floatzip_forge import features
+from forge import take_apart
 from reference_decoder import decode_plain_file
 from samples import OneWay
 
@@ -47,9 +50,26 @@ def test_the_second_decoder_reads_them(vector):
     assert found.chain == vector["chain"]
 
 
+def test_anybody_can_make_again_what_they_hold(vector):
+    data = {f"{name}.bin": data for name, _, data, _ in make.VECTORS}[vector["file"]]
+    assert hashlib.sha256(data).hexdigest() == vector["sha256"]
+
+
+def test_those_of_floatzip_meet_all_that_its_page_tells():
+    seen = set()
+    for vector in VECTORS:
+        if vector["chain"] == ["streamxf.floatzip/1"]:
+            for _, stored in take_apart((FOLDER / vector["file"]).read_bytes()).blocks:
+                seen |= features(stored)
+    assert seen == {
+        *("stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "phase", "lane 1", "lane 2"),
+        *("lane 4", "raw", "zstd", "packed", "exceptions", "levelled", "levels of rows", "levels of columns"),
+    }
+
+
 def test_every_file_is_listed():
     assert {path.name for path in FOLDER.glob("*.bin")} == {vector["file"] for vector in VECTORS}
-    assert len(VECTORS) >= 12
+    assert len(VECTORS) >= 30
 
 
 def test_the_worked_example_of_the_format():

@@ -1,4 +1,5 @@
-"""An encoder for `streamxf.floatzip/1`, written from docs/format.md, that makes every payload which the page allows.
+"""An encoder for `streamxf.floatzip/1`, written from docs/format.md, that makes every payload which the page allows;
+and what a payload makes use of.
 
 The codec chooses one of few layouts. A decoder has to take all of them, and this makes them on demand, element by
 element and without numpy.
@@ -80,3 +81,27 @@ def _pack(plane: bytes, base: int, idle: int) -> bytes:
     pairs = bytes(low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True))
     head = struct.pack(f"<B3xI{len(places)}I", base, len(places), *places)
     return head + bytes(plane[place] for place in places) + _frame(pairs)
+
+
+def features(payload: bytes) -> set[str]:
+    """What an intact payload makes use of, in words: its width, its codings, and so on."""
+    if payload[0] == 0:
+        return {"stored"}
+    width = 1 << (payload[0] & 3)
+    seen = {f"width {width}", "turned" if payload[0] & 4 else "unturned"} | ({"phase"} if payload[0] & 0x38 else set())
+    rows: list[tuple[int, int]] = []
+    lanes = 0
+    while lanes < width:
+        kind, size = struct.unpack_from("<BI", payload, 5 + 5 * len(rows))
+        rows.append((kind & 3, size))
+        lanes += 1 << (kind >> 2)
+        seen |= {("raw", "zstd", "packed", "levelled")[kind & 3], f"lane {1 << (kind >> 2)}"}
+    place = -(-(5 + 5 * len(rows)) // 8) * 8 + sum(size for coding, size in rows if coding == RAW)
+    for coding, size in rows:
+        word = int.from_bytes(payload[place + 4 : place + 8], "little")  # exceptions of a packed plane, else columns
+        if coding == PACKED and word:
+            seen.add("exceptions")
+        if coding == LEVELLED:
+            seen.add("levels of columns" if word > 1 else "levels of rows")
+        place += size if coding != RAW else 0
+    return seen
