@@ -167,8 +167,8 @@ def test_another_prefix(read):
 # -- guards ----------------------------------------------------------------------------------------------------------
 
 
-def broken_open(cls, chain, stream, seal):
-    return cls(chain, stream)
+def broken_open(cls, chain, stream, seal, *, meter=None):
+    return cls(chain, stream, meter=meter)
 
 
 def broken_decode(self, block, info):
