@@ -21,6 +21,7 @@ from streamxf.engine import usable_cpus
 KIB = 1024
 SIZES = (1 / 16, 1 / 4, 1, 4)  # of the headline state
 BLOCK_SIZES = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+WORKERS = (1, 2, 4, 8)
 COUNTS = (10, 100, 1_000, 5_000, 20_000)
 ITEM_BYTES = 4096
 PHASES = ("save", "load")
@@ -32,7 +33,8 @@ def run(settings: Settings) -> Result:
     part = settings.pick(max(1, settings.mib // 4), 2)
     sizes = [max(1, round(settings.pick(settings.mib, 4) * share)) for share in SIZES]
     by_size = {mib: _pair(gaussian_layers(mib, torch.bfloat16), settings, few, f"{mib} MiB") for mib in sizes}
-    by_workers = {cpus: _workers(cpus, part, settings) for cpus in range(1, usable_cpus() + 1) if cpus in (1, 2, 4, 8)}
+    workers = [cpus for cpus in settings.pick(WORKERS, WORKERS[:1]) if cpus <= usable_cpus()]
+    by_workers = {cpus: _workers(cpus, part, settings) for cpus in workers}
     by_block = _blocks(part, settings)
     counts = [settings.pick(count, max(1, count // 200)) for count in COUNTS]
     by_count = {count: _pair(gaussian_items(count, ITEM_BYTES), settings, few, f"{count:,} items") for count in counts}
