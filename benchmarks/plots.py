@@ -97,6 +97,7 @@ def _figure(title: str, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=11)
+    axes.set_axisbelow(True)
     return figure, axes
 
 
