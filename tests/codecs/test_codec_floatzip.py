@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,6 +170,9 @@ def test_text_and_whole_numbers_shrink_as_well_as_zstandard_makes_them() -> None
     text = (b"".join(b"item %d of the list\n" % number for number in range(60_000)))[:MIB]
     plain = streamxf.encode(text, "zstd")
     assert len(check(text, None)) < 1.05 * len(plain)
+    program = Path(np.__file__).with_name("_core").rglob("*.so")
+    code = max(program, key=lambda path: path.stat().st_size).read_bytes()[:MIB]
+    assert len(check(code, None)) < 1.02 * len(streamxf.encode(code, "zstd"))
     tokens = np.random.default_rng(1).integers(0, 50_000, MIB // 8).tobytes()
     assert len(check(tokens, "int64")) < 0.26 * MIB
 

@@ -22,7 +22,7 @@ MAX_PERIOD = 1 << 16
 _COLUMN_ROWS = 64  # so many rows say well enough what a column's level is
 _SAMPLE_ROWS = 32
 _LEVEL_BITS = 4.0  # what a level takes, about
-_GAIN_BITS = 0.1  # per value; less is not worth the time
+_GAIN_BITS = 0.07  # per value; less is not worth the time
 
 _HEAD = struct.Struct("<B3xII")
 

@@ -30,7 +30,8 @@ RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
 NOISE_BITS = 7.85  # a plane with that much entropy is stored as it is
 CONSTANT_BITS = 0.25  # below, runs decide, and packing would only be in their way
-LEVEL_BITS = (2.8, 6.0)  # exponents of one scale have less, and bytes with more are none
+LEVEL_BITS = (2.7, 6.0)  # exponents of one scale have less, and bytes with more are none
+MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
 _BYTES = Layout(1, False, 0)
@@ -81,12 +82,12 @@ def choose(block: Array, dtype: str | None, work: Workspace) -> BlockPlan | None
         return _plan(block, layout, work)
     if len(block) <= SMALL_BYTES:
         return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
-    return _plan(block, _detect(block, work), work)
+    layout, bits = _detect(block, work)
+    plain = _plan_bytes(block, MATCHES_GAIN * bits if layout.width > 1 else NOISE_BITS)
+    return plain if plain is not None or layout.width == 1 else _plan(block, layout, work)
 
 
 def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
-    if layout.width == 1:
-        return _plan_bytes(block, layout)
     histograms = _plane_histograms(_elements(block, layout), layout.rotated, work)
     plans: list[PlanePlan] = []
     raw = 0
@@ -114,17 +115,19 @@ def _plan_plane(histogram: Array) -> PlanePlan:
     return PlanePlan(Plane(Coding.ZSTD, 1), levels=levels)
 
 
-def _plan_bytes(block: Array, layout: Layout) -> BlockPlan | None:
-    """The plan for bytes that are no wider numbers: whatever does better on parts of them, if anything does."""
+def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
+    """The plan for bytes that are no wider numbers: whatever does better on parts of them, if it takes less than `bits`
+    for each.
+    """
     step = max(1, (len(block) - TRIAL_BYTES // 2) // 2)
     parts = [block[start : start + TRIAL_BYTES // 2] for start in (0, step, 2 * step)][: 1 + 2 * (step > 1)]
     size = sum(map(len, parts))
     with borrowed(huffman) as plainly, borrowed(general) as by_matches:
         plain = sum(len(plainly.compress(part.data)) for part in parts)
         matched = sum(len(by_matches.compress(part.data)) for part in parts)
-    if min(plain, matched) > size * NOISE_BITS / 8:
+    if min(plain, matched) > size * bits / 8:
         return None
-    return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
+    return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
 
 
 def _raw_planes(count: int) -> list[PlanePlan]:
@@ -140,8 +143,10 @@ def _raw_planes(count: int) -> list[PlanePlan]:
 # -- what the elements are ---------------------------------------------------------------------------------------------
 
 
-def _detect(block: Array, work: Workspace) -> Layout:
-    """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte."""
+def _detect(block: Array, work: Workspace) -> tuple[Layout, float]:
+    """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte;
+    return them with the bits that a byte takes so.
+    """
     sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
     index = sample + np.arange(0, 2048, 256, dtype=np.int64)
     by_residue = np.bincount(index.ravel(), minlength=2048).reshape(8, 256)
@@ -158,7 +163,7 @@ def _detect(block: Array, work: Workspace) -> Layout:
         turned = sum(entropy(histogram) for histogram in rotated) / width
         if turned < least - GAIN_BITS / width:
             best, least = Layout(width, True, phase), turned
-    return best
+    return best, least
 
 
 def _elements(block: Array, layout: Layout) -> Array:
