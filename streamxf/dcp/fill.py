@@ -91,7 +91,8 @@ class Fill:
         return sum(map(reader.size_of, self.blocks)), sum(map(reader.stored_size_of, self.blocks))
 
     def run(self, index: int, decode: Callable[[memoryview], None]) -> Step:
-        """Decode a block and put it where it belongs, as far as any thread may; returns what is left for the loader's.
+        """Decode a block and put it where it belongs, as far as any thread may; returns what is left for the loader's,
+        which does it in the order of the blocks and items.
 
         Raises
         ------
@@ -106,11 +107,15 @@ class Fill:
         buffer = self.buffers.take(self.stored.reader.block_size)
         data = memoryview(buffer)[:size]
         decode(data)
-        return partial(self._finish, self.compared or self.framing.matches(start, data), self.take(index, data), buffer)
+        return self.run_edge(index, data, buffer)
 
-    def take(self, index: int, data: memoryview) -> Step | None:
-        """Copy from a decoded block what is wanted of it; what only the loader's thread may do is returned."""
+    def run_edge(self, index: int, data: memoryview, buffer: bytearray | None = None) -> Step:
+        """The same for a block that was decoded before, into `buffer` if that is to be used again."""
         start = index * self.stored.reader.block_size
+        matches = self.compared or self.framing.matches(start, data)
+        return partial(self._finish, matches, self._take(start, data), buffer)
+
+    def _take(self, start: int, data: memoryview) -> Step | None:
         begin, end = max(start, self.begin), min(start + len(data), self.end)
         if begin >= end:
             return None
@@ -129,10 +134,6 @@ class Fill:
         self._left -= 1
         if not self._left:
             self.done(self)
-
-    def finish_edge(self, index: int, data: memoryview) -> None:
-        """Take a block that was decoded before; in the loader's thread."""
-        self._finish(True, self.take(index, data))
 
     def _copy(self, begin: int, data: memoryview) -> None:
         size = self.dtype.itemsize

@@ -18,7 +18,7 @@ writes the same memory. Nothing is committed before.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -114,10 +114,9 @@ class Loader:
         self._under_way.append(fill)
         for index in fill.blocks:
             edge = fill.stored.edges.get(index)
-            if edge is not None:
-                fill.finish_edge(index, edge)
-            else:
-                self._pipeline.submit(partial(_run, fill, index, reader.decoder(index)), reader.block_size)
+            # an edge takes its turn, too: the target may be another item's, which is not done yet
+            call = partial(fill.run_edge, index, edge) if edge else partial(fill.run, index, reader.decoder(index))
+            self._pipeline.submit(partial(_run, fill, call), reader.block_size)
 
     def settle(self) -> None:
         """Wait for all items and commit them; raises what is wrong with any."""
@@ -234,9 +233,9 @@ def _do(step: Step) -> None:
     step()
 
 
-def _run(fill: Fill, index: int, decode: Any) -> Step:
+def _run(fill: Fill, call: Callable[[], Step]) -> Step:
     with noted(fill.file, fill.request.storage_index.fqn):
-        return partial(_noted_step, fill, fill.run(index, decode))
+        return partial(_noted_step, fill, call())
 
 
 def _noted_step(fill: Fill, step: Step) -> None:

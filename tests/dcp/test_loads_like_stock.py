@@ -248,3 +248,12 @@ def test_every_layout_into_every_layout(kind: str, stored_kind: str, dtype: torc
     stored = laid_out(stored_kind, dtype, shape, lambda dtype, shape: values(dtype, shape, True))
     boxes: Boxes = [((0, 0, 0, 0), shape), ((1, 0, 0, 0), (2, 5, 40, 60)), ((0, 1, 3, 7), (3, 3, 30, 50))]
     check(stored, boxes, [kind] * 3, dtype, CHAINS[0], 0)
+
+
+@pytest.mark.parametrize("stored_kind", ["contiguous", "permuted", "leaf"])
+def test_a_part_first_and_then_the_whole(stored_kind: str) -> None:
+    """What was decoded to look at the framing serves the next request too, and is compared for it anew."""
+    shape = (500, 500)
+    stored = laid_out(stored_kind, torch.float32, shape, lambda dtype, shape: values(dtype, shape, True))
+    boxes: Boxes = [((3, 0), (400, 500)), ((0, 0), shape), ((0, 0), shape), ((3, 5), (400, 400))]
+    check(stored, boxes, ["contiguous", "contiguous", "permuted", "steps"], torch.float32, CHAINS[1], 0)

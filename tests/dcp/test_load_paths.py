@@ -1,0 +1,316 @@
+"""What a load decodes, what memory it takes, and in which order it speaks to the planner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+import streamxf
+from streamxf import Checksum, Encrypt
+from streamxf.dcp import load as load_module
+from streamxf.errors import BlockError, MetadataError, StreamxfError
+from streamxf.fileio.blocks import BlockReader
+
+from .helpers import KEY, data_files, error_of, load, refused, save
+from .test_loads_like_stock import Into
+
+MIB = 2**20
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """The blocks that are decoded: the number, and whether that happens in a worker."""
+    found: list[tuple[int, bool]] = []
+    decode = BlockReader._decode
+
+    def counted(self: BlockReader, index: int, *rest: Any) -> None:
+        found.append((index, threading.current_thread().name.startswith("streamxf")))
+        decode(self, index, *rest)
+
+    monkeypatch.setattr(BlockReader, "_decode", counted)
+    return found
+
+
+def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], keys: Any = None) -> Any:
+    """Load boxes of the only tensor of a checkpoint, each given by its offsets, into targets."""
+    reader = streamxf.FileSystemReader(path, keys=keys)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    (index,) = metadata.storage_data
+    items = [
+        ReadItem(
+            LoadItemType.TENSOR,
+            MetadataIndex("t", index=number),
+            torch.Size([0] * target.ndim),
+            index,
+            torch.Size(offsets),
+            target.size(),
+        )
+        for number, (offsets, target) in enumerate(boxes)
+    ]
+    reader.read_data(LoadPlan(items), Into([target for _, target in boxes]))
+    return reader.report
+
+
+@pytest.mark.parametrize("keys", [None, KEY])
+def test_rows_take_their_own_blocks_only(checkpoint: Path, decoded: list[Any], keys: Any) -> None:
+    """And the first and the last, which hold torch's framing; once for all requests, and the rest in workers."""
+    stored = torch.randint(0, 99, (32, MIB), dtype=torch.int8)
+    save({"t": stored}, checkpoint, [Checksum(), Encrypt(KEY)] if keys else [Checksum()])
+    first, second = torch.empty(2, MIB, dtype=torch.int8), torch.empty(1, MIB, dtype=torch.int8)
+    report = read_boxes(checkpoint, [((10, 0), first), ((20, 0), second)], keys)
+    assert torch.equal(first, stored[10:12])
+    assert torch.equal(second, stored[20:21])
+    assert sorted(index for index, _ in decoded) == [0, 10, 11, 12, 20, 21, 32]
+    assert {index for index, in_worker in decoded if not in_worker} == {0, 32}
+    assert (report.items, report.raw_bytes) == (2, 5 * MIB)
+    assert report.raw_bytes < report.stored_bytes < report.raw_bytes + 1000
+
+
+@pytest.mark.parametrize("keys", [None, KEY])
+def test_every_block_is_decoded_once(checkpoint: Path, decoded: list[Any], keys: Any) -> None:
+    state = {str(number): torch.randint(0, 99, (number * MIB + 5000,), dtype=torch.int8) for number in range(1, 5)}
+    save(state, checkpoint, [Checksum(), Encrypt(KEY)] if keys else [Checksum()])
+    found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=keys))
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert sorted(index for index, _ in decoded) == sorted(i for number in range(1, 5) for i in range(number + 1))
+    assert all(in_worker for _, in_worker in decoded)
+
+
+def test_with_keys_the_last_block_is_decoded_even_for_the_first_row(checkpoint: Path) -> None:
+    stored = torch.randint(0, 99, (8, MIB), dtype=torch.int8)
+    save({"t": stored}, checkpoint, [Encrypt(KEY)])
+    (path,) = data_files(checkpoint)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1  # in the payload of the last block
+    path.write_bytes(data)
+    with refused(StreamxfError):
+        read_boxes(checkpoint, [((0, 0), torch.empty(1, MIB, dtype=torch.int8))], KEY)
+
+
+@pytest.mark.parametrize("change", ["stored otherwise", "bigger elements"])
+def test_metadata_that_lies_about_the_kind_of_a_tensor(checkpoint: Path, change: str) -> None:
+    """Its bytes are never taken for another dtype's: torch.load has the last word, as it has without streamxf."""
+    stored = torch.arange(600 * 1000, dtype=torch.int32).reshape(600, 1000)
+    save({"t": stored.t() if change == "stored otherwise" else stored}, checkpoint, [Checksum()])
+    shape = (1000, 600) if change == "stored otherwise" else (600, 1000)
+    target = torch.zeros(shape, dtype=torch.int32 if change == "stored otherwise" else torch.float32)
+    reader = streamxf.FileSystemReader(checkpoint)
+    metadata = reader.read_metadata()
+    if change == "bigger elements":
+        metadata.state_dict_metadata["t"].properties.dtype = torch.float32
+    reader.set_up_storage_reader(metadata, True)
+    (index,) = metadata.storage_data
+    none = torch.Size([0, 0])
+    request = ReadItem(LoadItemType.TENSOR, MetadataIndex("t", index=0), none, index, none, target.size())
+    reader.read_data(LoadPlan([request]), Into([target]))
+    assert torch.equal(target, stored.t() if change == "stored otherwise" else stored.float())
+
+
+class Recording(DefaultLoadPlanner):
+    """Notes what is asked of it, and by whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, str]] = []
+        self.threads: set[int] = set()
+
+    def _note(self, what: str, item: ReadItem) -> None:
+        self.calls.append((what, item.dest_index.fqn))
+        self.threads.add(threading.get_ident())
+
+    def resolve_tensor(self, read_item: ReadItem) -> Any:
+        self._note("resolve", read_item)
+        return super().resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self._note("commit", read_item)
+        super().commit_tensor(read_item, tensor)
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        self._note("bytes", read_item)
+        super().load_bytes(read_item, value)
+
+
+def test_the_planner_is_asked_in_one_thread_and_once(checkpoint: Path) -> None:
+    state: dict[str, Any] = {f"big {number}": torch.randn(700_000) for number in range(4)}
+    state |= {f"small {number}": torch.randn(5) for number in range(4)} | {"object": "text"}
+    save(state, checkpoint)
+    planner = Recording()
+    found = {name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else "" for name, value in state.items()}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY), planner=planner)
+    assert planner.threads == {threading.get_ident()}
+    assert sorted(planner.calls) == sorted(
+        [(what, name) for name in state if name != "object" for what in ("resolve", "commit")] + [("bytes", "object")]
+    )
+    for name in state:
+        if name != "object":
+            assert planner.calls.index(("resolve", name)) < planner.calls.index(("commit", name))
+
+
+class Staging(DefaultLoadPlanner):
+    """Has a single place for all tensors, and takes each from there when it is committed."""
+
+    def __init__(self, place: torch.Tensor) -> None:
+        super().__init__()
+        self.place = place
+        self.found: dict[str, torch.Tensor] = {}
+
+    def resolve_tensor(self, read_item: ReadItem) -> Any:
+        return self.place
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self.found[read_item.dest_index.fqn] = tensor.clone()
+
+
+@pytest.mark.parametrize("place", ["contiguous", "strided", "cast"])
+@pytest.mark.parametrize("inline", [0, load_module.INLINE_BYTES])
+@pytest.mark.parametrize("count", [20, 700_000])
+def test_items_that_share_a_target(
+    checkpoint: Path, place: str, inline: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "INLINE_BYTES", inline)
+    state = {str(number): torch.full((count, 2), float(number)) for number in range(6)}
+    save(state, checkpoint)
+    places = {
+        "contiguous": torch.empty(count, 2),
+        "strided": torch.empty(2, count).t(),
+        "cast": torch.empty(count, 2, dtype=torch.float64),
+    }
+    planner = Staging(places[place])
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY), planner=planner)
+    for name, value in state.items():
+        assert torch.equal(planner.found[name].float(), value)
+
+
+def test_views_of_one_buffer_as_targets(checkpoint: Path) -> None:
+    """Neighbours in memory do not wait for each other, and do not touch each other."""
+    state = {str(number): torch.randn(300_000) for number in range(5)}
+    save(state, checkpoint)
+    buffer = torch.full((5 * 300_000 + 2,), torch.nan)
+    target = {str(number): buffer[1 + number * 300_000 :][:300_000] for number in range(5)}
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    assert torch.equal(buffer[1:-1], torch.cat(list(state.values())))
+    assert buffer[0].isnan()
+    assert buffer[-1].isnan()
+
+
+def test_a_target_that_cannot_be_written_to_is_refused_as_by_torch(checkpoint: Path) -> None:
+    save({"t": torch.randn(300_000)}, checkpoint)
+    with torch.inference_mode():
+        target = {"t": torch.zeros(300_000)}
+    with refused(RuntimeError, "inference"):
+        dcp.load(target, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    assert not target["t"].any()
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_block_names_its_place_and_commits_nothing(checkpoint: Path) -> None:
+    state = {str(number): torch.randint(0, 99, (4 * MIB,), dtype=torch.int8) for number in range(3)}
+    save(state, checkpoint, [Checksum()])
+    (path,) = data_files(checkpoint)
+    reader = streamxf.FileSystemReader(checkpoint)
+    place = next(info for index, info in reader.read_metadata().storage_data.items() if index.fqn == "1")
+    data = bytearray(path.read_bytes())
+    data[place.offset + 2 * MIB + MIB // 2] ^= 1
+    path.write_bytes(data)
+    planner = Recording()
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    error = error_of(lambda: dcp.load(target, storage_reader=reader, planner=planner))
+    assert isinstance(error, BlockError)
+    assert (error.file, error.item, error.block) == (str(path), "1", 2)
+    assert ("commit", "1") not in planner.calls
+    assert reader.report is None
+    # what its own check did not let pass is not in the target
+    assert not torch.equal(target["1"][2 * MIB :][:MIB], state["1"][2 * MIB :][:MIB])
+
+
+def test_a_report_after_each_load_and_none_after_a_failure(checkpoint: Path) -> None:
+    state = {"a": torch.randn(600_000), "b": torch.randn(10), "object": [1, 2]}
+    save(state, checkpoint)
+    reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
+    assert reader.report is None
+    target: dict[str, Any] = {"a": torch.zeros(600_000), "b": torch.zeros(10), "object": None}
+    dcp.load(target, storage_reader=reader)
+    report = reader.report
+    assert report.items == 3
+    assert report.raw_bytes > 600_010 * 4
+    assert report.stored_bytes == sum(file.stat().st_size for file in data_files(checkpoint))
+    assert set(report.codec_seconds) == {"streamxf.zstd", "streamxf.checksum", "streamxf.encrypt"}
+    assert all(seconds > 0 for seconds in report.codec_seconds.values())
+    assert report.io_seconds > 0
+    assert report.wall_seconds > 0
+    assert 1 <= report.peak_blocks <= 3
+    (path,) = data_files(checkpoint)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert error_of(lambda: dcp.load(target, storage_reader=reader)) is not None
+    assert reader.report is None
+
+
+# -- files that are none -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("which", ["data", ".metadata"])
+def test_a_named_pipe_in_place_of_a_file_is_refused_at_once(checkpoint: Path, which: str) -> None:
+    save({"t": torch.ones(3)}, checkpoint)
+    path = data_files(checkpoint)[0] if which == "data" else checkpoint / ".metadata"
+    path.unlink()
+    os.mkfifo(path)
+    with refused(MetadataError, "not a regular file", path.name):
+        load({"t": torch.ones(3)}, checkpoint)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+PEAK = """
+import resource, sys, torch, streamxf
+import torch.distributed.checkpoint as dcp
+path, kind, elements = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dtype, shape = torch.bfloat16, (elements // 4096, 4096)
+state = {"t": torch.ones(shape, dtype=torch.float32 if kind == "cast" else dtype)}
+if kind == "transposed":
+    state["t"] = torch.ones(shape[::-1], dtype=dtype).t()
+import streamxf.dcp.reader, streamxf.codecs.floatzip, streamxf.codecs.encrypt, streamxf.codecs.checksum
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
+
+before = resident("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # start the peak anew
+dcp.load(state, storage_reader=streamxf.FileSystemReader(path, keys=bytes(range(32))))
+assert state["t"].view(-1)[12345] != 1 if kind != "transposed" else state["t"][3, 57] != 1
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's count of resident memory")
+@pytest.mark.parametrize("kind", ["in place", "cast", "transposed"])
+def test_a_load_of_a_gibibyte_adds_little_memory(big_folder: Path, kind: str) -> None:
+    elements = 2**29
+    stored = torch.empty(elements // 4096, 4096, dtype=torch.bfloat16)
+    for part in stored.split(8192):
+        part.normal_(0, 0.02)
+    save({"t": stored}, big_folder, [streamxf.FloatZip(), Checksum(), Encrypt(KEY)])
+    del stored
+    command = [sys.executable, "-c", PEAK, str(big_folder), kind, str(elements)]
+    added = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert added <= 96 * MIB, f"{added / MIB:.0f} MiB"
