@@ -16,6 +16,7 @@ from streamxf.dcp.extensions import Extensions, SaveStream
 from streamxf.dcp.framing import save_tensor
 from streamxf.dcp.output import OutputFile
 from streamxf.dcp.payload import minimal
+from streamxf.dcp.staging import Staging
 from streamxf.errors import StreamxfError
 from streamxf.fileio.outlet import Outlet
 from streamxf.meter import Meter
@@ -67,6 +68,7 @@ class DataFile:
         self._block_log2 = block_log2
         self._meter = meter
         self._outlet = Outlet(meter)
+        self._staging = Staging(1 << block_log2)
         self.results: list[WriteResult] = []
 
     def write(self, item: WriteItem, data: Any) -> None:
@@ -110,7 +112,7 @@ class DataFile:
             stored=stored,
             meter=self._meter,
         )
-        _write_and_close(item, data, target)
+        _write_and_close(item, data, target, self._staging)
 
     def _write_directly(self, item: WriteItem, data: Any) -> None:
         start = self._output.size
@@ -165,14 +167,14 @@ def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
     return row
 
 
-def _write_and_close(item: WriteItem, data: Any, target: SaveStream) -> int:
+def _write_and_close(item: WriteItem, data: Any, target: SaveStream, staging: Staging | None = None) -> int:
     try:
         if item.type == WriteItemType.BYTE_IO:
             view: memoryview = data.getbuffer()
             target.write_owned(view)
             size = len(view)
         else:
-            size = save_tensor(data, target)
+            size = save_tensor(data, target, staging)
         target.close()
     except BaseException:
         target.abort()

@@ -23,8 +23,10 @@ import torch
 
 from streamxf.dcp.extensions import SaveStream
 from streamxf.dcp.payload import Payload, dense_order
+from streamxf.dcp.staging import Staging
 from streamxf.errors import StreamxfError
 from streamxf.fileio.gather import SMALL
+from streamxf.fileio.writer import StreamWriter
 
 PICKLE_PROTOCOL = 2
 ALIGNMENT = 64
@@ -88,8 +90,16 @@ def is_framed(tensor: torch.Tensor) -> bool:
     )
 
 
-def save_tensor(tensor: torch.Tensor, target: SaveStream) -> int:
+def save_tensor(tensor: torch.Tensor, target: SaveStream, staging: Staging | None = None) -> int:
     """Write `tensor` to `target` so that ``torch.load`` reads it, and return the number of bytes.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+    target : SaveStream
+    staging : Staging, optional
+        The way to the host for tensors on an accelerator; without it, and from other devices, they go in small pieces,
+        each of which is waited for.
 
     Raises
     ------
@@ -101,15 +111,21 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream) -> int:
     if not is_framed(shell) or shell.storage_offset() or dense_order(shell) is None:
         return _save_through_zip_writer(payload, target)
     frame = frame_of(shell.dtype, shell.shape, shell.stride(), shell.requires_grad)
+    size = len(frame.prefix) + shell.nbytes + len(frame.suffix)
+    flat = payload.flat() if staging is not None and staging.takes(tensor) else None
+    if staging is not None and flat is not None and isinstance(target.stream, StreamWriter):
+        target.write_owned(memoryview(frame.prefix))
+        target.stream.write_copied(*staging.source(flat))
+        target.write_owned(memoryview(frame.suffix))
+        return size
     pieces = payload.pieces(shell.untyped_storage())
     if shell.nbytes < SMALL:
-        whole = b"".join((frame.prefix, *pieces, frame.suffix))
-        target.write_owned(memoryview(whole))
-        return len(whole)
+        target.write_owned(memoryview(b"".join((frame.prefix, *pieces, frame.suffix))))
+        return size
     target.write_owned(memoryview(frame.prefix))
     _write_payload(pieces, target, shell.nbytes)
     target.write_owned(memoryview(frame.suffix))
-    return len(frame.prefix) + shell.nbytes + len(frame.suffix)
+    return size
 
 
 def _save_through_zip_writer(payload: Payload, target: SaveStream) -> int:

@@ -36,7 +36,17 @@ class Payload:
     def of(cls, tensor: torch.Tensor) -> Payload:
         """Prepare `tensor`: itself if it lies on the CPU and fills its storage, otherwise behind a shell of its own
         size.
+
+        Raises
+        ------
+        UnsupportedError
+            If it has no bytes (device "meta"), or a layout that DCP cannot save.
         """
+        if tensor.device.type == "meta":
+            raise UnsupportedError(
+                "the tensor is on the device 'meta', so it has no data to save; give it memory first (to_empty), and "
+                "its values"
+            )
         plain = (
             type(tensor) is torch.Tensor
             and tensor.layout == torch.strided
@@ -54,6 +64,15 @@ class Payload:
             else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
         )
         return cls(shell, tensor)
+
+    def flat(self) -> torch.Tensor | None:
+        """All elements in the order in which they are saved, in one dimension and without a copy; None where they do
+        not lie so.
+        """
+        if self.source is None:
+            return None
+        order = dense_order(self.source)
+        return self.source.permute(order).reshape(-1) if order is not None else None
 
     def pieces(self, storage: torch.UntypedStorage) -> Iterator[memoryview]:
         """The bytes that belong in `storage`, one of the shell's, in order."""

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
 from streamxf.meter import Meter
 
-Departure = Callable[[], None]
+T = TypeVar("T")
 
 # What was encoded on the spot and waits behind blocks that are still with the workers. Little, because it stands in no
 # budget; enough that a small item between two large ones does not stop the workers.
 MAX_WAITING = 256 * 1024
 
 
+class _Turn(NamedTuple):
+    leave: Callable[[Any], None]
+    is_encoded: bool
+    encoded: Any
+
+
 class Outlet:
     """The one way out for all streams of a file.
 
-    Each departure writes something; they run one after the other, in the order in which they were announced, in the
-    thread that calls `submit`, `put` and `settle`. So blocks of the next stream are encoded while those of the one
-    before are still written, and small streams keep all workers busy, too.
+    Whatever was announced first leaves first, in the thread that calls `submit`, `put` and `settle`. So blocks of the
+    next stream are encoded while those of the one before are still written, and small streams keep all workers busy,
+    too.
 
     After the first error, or `cancel`, nothing leaves any more: what has left is no whole file.
 
@@ -33,44 +40,42 @@ class Outlet:
 
     def __init__(self, meter: Meter | None = None) -> None:
         self._meter = meter
-        self._pipeline: Pipeline[Departure] | None = None
-        self._submitted = 0
-        self._left = 0
-        self._waiting: deque[tuple[int, Departure]] = deque()  # behind how many blocks, and what
-        self._waiting_size = 0
+        self._pipeline: Pipeline[Any] | None = None
+        self._turns: deque[_Turn] = deque()  # the first one is with a worker
+        self._waiting = 0
         self._spoiled = False
 
-    def submit(self, encode: Callable[[], Departure], size: int) -> None:
-        """Run `encode`, which holds about `size` bytes, in a worker; what it returns leaves in its turn.
+    def submit(self, encode: Callable[[], T], size: int, leave: Callable[[T], None]) -> None:
+        """Run `encode`, which holds about `size` bytes, in a worker; `leave` gets its result when its turn comes.
 
         Raises
         ------
         Exception
-            Whatever an earlier block or departure raised. The outlet is then spoiled, and no block is being encoded any
-            more.
+            Whatever an earlier block, or letting it leave, raised. The outlet is then spoiled, and no block is being
+            encoded any more.
         AbortedError
             If it is spoiled already, or after a fork.
         """
         self._check()
         if self._pipeline is None:
             self._pipeline = Pipeline(self._leave)
-        self._submitted += 1
+        self._turns.append(_Turn(leave, False, None))
         try:
             self._pipeline.submit(encode, size)
         except BaseException:
             self.cancel()
             raise
 
-    def put(self, departure: Departure, size: int) -> None:
-        """Let something leave that is encoded already, and holds about `size` bytes; raises as `submit`."""
+    def put(self, encoded: T, size: int, leave: Callable[[T], None]) -> None:
+        """Let something leave in its turn that is encoded already, and holds about `size` bytes; raises as `submit`."""
         self._check()
         try:
-            if self._left == self._submitted:
-                departure()
+            if not self._turns:
+                leave(encoded)
                 return
-            self._waiting.append((self._submitted, departure))
-            self._waiting_size += size
-            if self._waiting_size > MAX_WAITING:
+            self._turns.append(_Turn(leave, True, encoded))
+            self._waiting += size
+            if self._waiting > MAX_WAITING:
                 self.settle()
         except BaseException:
             self.cancel()
@@ -92,14 +97,14 @@ class Outlet:
     def cancel(self) -> None:
         """Let nothing leave any more. Returns when no block is being encoded, so that the memory they lie in may go."""
         self._spoiled = True
-        self._waiting.clear()
+        self._turns.clear()
         if self._pipeline is not None:
             self._pipeline.cancel()
 
     def abandon(self) -> None:
         """As `cancel`, without waiting for what runs: for the garbage collector."""
         self._spoiled = True
-        self._waiting.clear()
+        self._turns.clear()
         if self._pipeline is not None:
             self._pipeline.abandon()
 
@@ -107,11 +112,10 @@ class Outlet:
         if self._spoiled:
             raise AbortedError("a stream of this file failed or was given up, so the file cannot be continued")
 
-    def _leave(self, departure: Departure) -> None:
-        departure()
-        self._left += 1
-        while self._waiting and self._waiting[0][0] == self._left:
-            follower = self._waiting.popleft()[1]
-            follower()
-        if not self._waiting:
-            self._waiting_size = 0
+    def _leave(self, encoded: Any) -> None:
+        self._turns.popleft().leave(encoded)
+        while self._turns and self._turns[0].is_encoded:
+            turn = self._turns.popleft()
+            turn.leave(turn.encoded)
+        if not self._turns:
+            self._waiting = 0

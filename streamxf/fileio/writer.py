@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from typing_extensions import Buffer
 
@@ -20,14 +20,23 @@ from streamxf.container.footer import pack_tail
 from streamxf.container.header import Header, Identity
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
 from streamxf.errors import AbortedError, ContainerError
-from streamxf.fileio.gather import Gather, Pieces, join
-from streamxf.fileio.outlet import Departure, Outlet
+from streamxf.fileio.gather import Gather, Pieces, give_back, join, keep
+from streamxf.fileio.outlet import Outlet
+from streamxf.fileio.ring import Loan, Ring, Source
 from streamxf.meter import Meter
 
 _scratch = ScratchPool(keep=16)
 
 # Bytes; a last block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
+
+
+class _Encoded(NamedTuple):
+    number: int
+    last: bool
+    head: bytes
+    payload: memoryview
+    scratch: Scratch
 
 
 class StreamWriter(io.RawIOBase):
@@ -146,19 +155,42 @@ class StreamWriter(io.RawIOBase):
         gather.add(view[position:], owned)
         self._raw_size += len(view)
 
+    def write_copied(self, source: Source, ring: Ring) -> int:
+        """Encode what `source` has, which is copied block by block into buffers of `ring`.
+
+        Copies and codecs run at the same time; a buffer is filled again when its block was encoded.
+
+        Parameters
+        ----------
+        source : Source
+        ring : Ring
+            Its buffers have at least the size of a block, and there are two or more.
+        """
+        self._check_usable()
+        self._guard(partial(self._feed_copied, source, ring))
+        return source.size
+
+    def _feed_copied(self, source: Source, ring: Ring) -> None:
+        position = 0
+        while position < source.size:
+            if self._gather.size == self._block_size:
+                self._submit(self._gather.take())
+            buffer = ring.take()
+            filled = self._gather.move_to(buffer.memory)  # so that the block is in one piece
+            count = min(self._block_size - filled, source.size - position)
+            wait = source.copy(position, count, buffer, filled)
+            position += count
+            self._raw_size += count
+            self._gather.borrow(Loan(ring, buffer, filled + count, wait))
+
     def _submit(self, pieces: Pieces) -> None:
         if self._submitted >= MAX_BLOCKS - 1:
             raise ContainerError("the stream has more blocks than a container may hold; use larger blocks")
         index, self._submitted = self._submitted, self._submitted + 1
-        self._outlet.submit(partial(self._encode, pieces, index, False), self._block_size)
+        self._outlet.submit(partial(_encode, self._coder, pieces, index, False), self._block_size, self._store)
 
-    def _encode(self, pieces: Pieces, index: int, last: bool) -> Departure:
-        scratch = _scratch.take()
-        payload = self._coder.encode(join(pieces, scratch), index, last, scratch)
-        head = pack_head(self._header.digest, index, last, payload)
-        return partial(self._store, index, last, head, payload, scratch)
-
-    def _store(self, index: int, last: bool, head: bytes, payload: memoryview, scratch: Scratch) -> None:
+    def _store(self, encoded: _Encoded) -> None:
+        index, last, head, payload, scratch = encoded
         start = head if index else self._header.pack() + head
         self._ends.append(self._stored + len(start) + len(payload))
         end = pack_tail(self._header.digest, self._ends, self._raw_size) if last else b""
@@ -187,11 +219,11 @@ class StreamWriter(io.RawIOBase):
 
     def _finish(self) -> None:
         size = self._gather.size
-        job = partial(self._encode, self._gather.take(), self._submitted, True)
+        encode = partial(_encode, self._coder, self._gather.take(), self._submitted, True)
         if self._shared and size > ON_THE_SPOT:
-            self._outlet.submit(job, size)
+            self._outlet.submit(encode, size, self._store)
         else:  # this thread would only wait otherwise
-            self._outlet.put(job(), size)
+            self._outlet.put(encode(), size, self._store)
         if not self._shared:
             self._outlet.settle()
 
@@ -250,3 +282,15 @@ class StreamWriter(io.RawIOBase):
         except BaseException:
             self.abort()
             raise
+
+
+# No method: a job must not hold its stream, or one that is dropped would not go before its blocks are encoded.
+def _encode(coder: StreamCoder, pieces: Pieces, index: int, last: bool) -> _Encoded:
+    scratch = _scratch.take()
+    try:
+        payload = coder.encode(join(pieces, scratch), index, last, scratch)
+        head = pack_head(coder.stream.header_digest, index, last, payload)
+        payload = keep(payload, pieces, scratch)
+    finally:
+        give_back(pieces)
+    return _Encoded(index, last, head, payload, scratch)

@@ -1,0 +1,114 @@
+"""`Staging`: tensors on an accelerator go to the host block by block, while blocks before them are being encoded.
+
+The copies run on a stream of their own, into pinned memory, and a block is encoded as soon as the event behind its copy
+has come. Which buffer may be filled again, and when, is the business of `Ring`; only `CudaCopies` calls the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from streamxf import engine
+from streamxf.buffers import flat_view
+from streamxf.fileio.gather import SMALL
+from streamxf.fileio.ring import Buffer, Ring
+
+
+class Copies(Protocol):
+    """What a device does for a save."""
+
+    def memory(self, size: int) -> torch.Tensor:
+        """`size` bytes on the host that the device can write to by itself."""
+
+    def begin(self) -> None:
+        """Let copies that come see all that was computed before."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        """Begin to copy bytes to the host; what it returns waits for them."""
+
+
+class CudaCopies:
+    """CUDA, and ROCm, which goes by the same name.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def memory(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def begin(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            source.record_stream(self._stream)  # its memory is not given to others before, even after an error
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return copied.synchronize
+
+
+COPIES: dict[str, Callable[[torch.device], Copies]] = {"cuda": CudaCopies}
+
+
+class Staging:
+    """The buffers and streams of one file that is being written; for one thread.
+
+    Parameters
+    ----------
+    block_size : int
+        Bytes.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._devices: dict[torch.device, tuple[Copies, Ring]] = {}
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` should go this way: it is on a device that can, and is worth it."""
+        return tensor.device.type in COPIES and tensor.nbytes >= SMALL
+
+    def source(self, flat: torch.Tensor) -> tuple[DeviceBytes, Ring]:
+        """The bytes of a contiguous tensor of one dimension, and the ring for them."""
+        if flat.device not in self._devices:
+            copies = COPIES[flat.device.type](flat.device)
+            # each worker has one, one is being filled, and one is put together
+            self._devices[flat.device] = copies, Ring(self._maker(copies), engine.shared().workers + 2)
+        copies, ring = self._devices[flat.device]
+        copies.begin()
+        return DeviceBytes(flat.view(torch.uint8), copies), ring
+
+    def _maker(self, copies: Copies) -> Callable[[], Buffer]:
+        def make() -> Buffer:
+            memory = copies.memory(self._block_size)
+            return Buffer(flat_view(memory.numpy().data), memory)
+
+        return make
+
+
+class DeviceBytes:
+    """A `Source` on a device.
+
+    Parameters
+    ----------
+    flat : torch.Tensor
+        Bytes.
+    copies : Copies
+    """
+
+    def __init__(self, flat: torch.Tensor, copies: Copies) -> None:
+        self.size = flat.numel()
+        self._flat = flat
+        self._copies = copies
+
+    def copy(self, start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
+        return self._copies.copy(self._flat[start : start + count], target.handle[at : at + count])

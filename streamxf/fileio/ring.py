@@ -1,0 +1,97 @@
+"""`Ring`: a few buffers, lent out one after the other, for data that has to be copied before it can be encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory for one block.
+
+    Attributes
+    ----------
+    memory : memoryview
+    handle : object
+        The same memory, for whoever copies into it.
+    """
+
+    memory: memoryview
+    handle: Any
+
+
+class Source(Protocol):
+    """Bytes that lie where no codec can read them.
+
+    Attributes
+    ----------
+    size : int
+        In bytes.
+    """
+
+    size: int
+
+    def copy(self, start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
+        """Begin to copy `count` bytes from `start` to `at` in `target`; what it returns waits for them."""
+
+
+class Ring:
+    """Buffers that are made when they are first needed, and lent out again when they come back.
+
+    One thread takes them; any thread gives them back.
+
+    Parameters
+    ----------
+    make : callable
+        Makes a buffer.
+    count : int
+        The most that are made.
+    """
+
+    def __init__(self, make: Callable[[], Buffer], count: int) -> None:
+        self._make = make
+        self._left = count
+        self._free: SimpleQueue[Buffer] = SimpleQueue()
+
+    def take(self) -> Buffer:
+        """A buffer that nobody uses; waits for one where all are lent out."""
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            if self._left:
+                self._left -= 1
+                return self._make()
+            return self._free.get()
+
+    def give(self, buffer: Buffer) -> None:
+        """Say that `buffer` may be filled again."""
+        self._free.put(buffer)
+
+
+class Loan:
+    """A part of a buffer that is being filled.
+
+    Attributes
+    ----------
+    memory : memoryview
+        Holds the data once `wait` has returned, until `give_back` is called.
+    """
+
+    __slots__ = ("_buffer", "_ring", "_wait", "memory")
+
+    def __init__(self, ring: Ring, buffer: Buffer, size: int, wait: Callable[[], None]) -> None:
+        self.memory = buffer.memory[:size]
+        self._ring = ring
+        self._buffer = buffer
+        self._wait = wait
+
+    def wait(self) -> None:
+        """Wait until the data is there."""
+        self._wait()
+
+    def give_back(self) -> None:
+        """Let the buffer be filled again; called once."""
+        self._ring.give(self._buffer)

@@ -1,0 +1,254 @@
+"""Tensors of an accelerator: copies that come late, and buffers that must not be filled again too early."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamxf
+from streamxf import Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
+from streamxf.dcp import staging
+from streamxf.dcp.payload import Payload, dense_order
+from streamxf.dcp.staging import Staging
+from streamxf.errors import UnsupportedError
+from streamxf.fileio.gather import SMALL
+from streamxf.fileio.ring import Buffer, Ring
+from streamxf.fileio.writer import StreamWriter
+
+from .helpers import KEY, assert_same, error_of, full_chain, load, save
+
+BLOCK = 1 << 16
+POISON = 0xEE
+
+
+class LateCopies:
+    """A device whose copies are made only when somebody waits for them; until then the target holds poison."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.begun = 0
+        self.made = 0
+        self.buffers = 0
+        self._delay = delay
+        self._lock = threading.Lock()
+
+    def memory(self, size: int) -> torch.Tensor:
+        self.buffers += 1
+        return torch.full((size,), POISON, dtype=torch.uint8)
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        target.fill_(POISON)
+
+        def wait() -> None:
+            time.sleep(self._delay)
+            target.copy_(source)
+            with self._lock:
+                self.made += 1
+
+        return wait
+
+
+class PoisonedRing(Ring):
+    """Spoils each buffer as soon as it comes back, so that whoever still reads it is found out."""
+
+    def give(self, buffer: Buffer) -> None:
+        buffer.handle.fill_(POISON)
+        super().give(buffer)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
+    """Takes tensors of the CPU for those of a device with late copies."""
+    made = LateCopies()
+    monkeypatch.setitem(staging.COPIES, "cpu", lambda device: made)
+    monkeypatch.setattr(staging, "Ring", PoisonedRing)
+    monkeypatch.setattr(Payload, "flat", flat_of)
+    return made
+
+
+def flat_of(payload: Payload) -> torch.Tensor | None:
+    """As `Payload.flat`, for the CPU's tensors too."""
+    tensor = payload.shell if payload.source is None else payload.source
+    order = dense_order(tensor)
+    return None if order is None else tensor.permute(order).reshape(-1)
+
+
+def test_a_checkpoint_through_late_copies(checkpoint: Path, late: LateCopies) -> None:
+    generator = torch.Generator().manual_seed(3)
+    state: dict[str, Any] = {
+        f"{number}.{size}": torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        for number, size in enumerate([SMALL - 1, SMALL, BLOCK - 800, BLOCK, 5 * BLOCK + 3, 40 * BLOCK, 3 * BLOCK])
+    }
+    state["transposed"] = torch.randn(300, 700, generator=generator).t()
+    state["gaps"] = torch.randn(300, 700, generator=generator)[:, ::2]
+    state["bf16"] = torch.randn(2**18, generator=generator).to(torch.bfloat16)
+    save(state, checkpoint, block_size=BLOCK)
+    assert late.begun == 8  # all but the smallest, and the one with gaps
+    assert late.made > 50
+    assert late.buffers <= engine.shared().workers + 2
+    assert_same(load(state, checkpoint), state)
+
+
+@dataclass(frozen=True)
+class Keeps(Codec):
+    """Returns its block as it is, and so lets borrowed memory through to the file."""
+
+    name: ClassVar[str] = "toy.keeps"
+
+    def encode(self, block: memoryview, info: Any) -> Any:
+        return np.frombuffer(block, np.uint8)  # another object over the same memory
+
+    def decode(self, block: memoryview, info: Any) -> memoryview:
+        return block
+
+
+class Source:
+    """Bytes that can only be copied."""
+
+    def __init__(self, data: bytes, copies: LateCopies) -> None:
+        self.size = len(data)
+        self._data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        self._copies = copies
+
+    def copy(self, start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
+        return self._copies.copy(self._data[start : start + count], target.handle[at : at + count])
+
+
+def ring_of(copies: LateCopies, count: int = 2) -> Ring:
+    def make() -> Buffer:
+        memory = copies.memory(BLOCK)
+        return Buffer(memoryview(memory.numpy()), memory)
+
+    return PoisonedRing(make, count)
+
+
+def stored(chain: list[Codec], write: Callable[[StreamWriter], Any]) -> bytes:
+    target = io.BytesIO()
+    with streamxf.open(target, "wb", chain=chain, block_size=BLOCK) as file:
+        write(file)
+    return target.getvalue()
+
+
+SIZES = st.one_of(st.integers(0, 300), st.integers(BLOCK - 3, BLOCK + 3), st.integers(3 * BLOCK - 3, 3 * BLOCK + 3))
+
+
+@given(parts=st.lists(st.tuples(st.booleans(), SIZES), max_size=5), count=st.integers(2, 4))
+@settings(max_examples=40, deadline=None)
+def test_copied_and_written_parts_in_any_order(parts: list[tuple[bool, int]], count: int) -> None:
+    copies = LateCopies()
+    data = [bytes((number * 7 + at) % 251 for at in range(size)) for number, (_, size) in enumerate(parts)]
+
+    def write(file: StreamWriter) -> None:
+        ring = ring_of(copies, count)
+        for (copied, _), part in zip(parts, data, strict=True):
+            if copied:
+                assert file.write_copied(Source(part, copies), ring) == len(part)
+            else:
+                file.write(part)
+
+    written = stored([Checksum()], write)
+    assert streamxf.decode(written) == b"".join(data)
+    assert copies.buffers <= count
+
+
+def test_a_codec_that_returns_its_block_keeps_no_borrowed_memory() -> None:
+    copies = LateCopies()
+    data = bytes(range(256)) * (BLOCK // 32)
+    written = stored([Keeps()], lambda file: file.write_copied(Source(data, copies), ring_of(copies)))
+    for start in range(0, len(data), BLOCK):
+        assert data[start : start + BLOCK] in written
+    assert bytes([POISON]) * 64 not in written
+
+
+def test_copies_and_codecs_run_at_the_same_time() -> None:
+    """While one block is waited for, the next one's copy has begun already."""
+    copies = LateCopies(delay=0.02)
+    waiting = threading.Event()
+    overlapped: list[bool] = []
+    data = bytes(8 * BLOCK)
+    source = Source(data, copies)
+    original = source.copy
+
+    def copy(start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
+        overlapped.append(waiting.is_set())
+        wait = original(start, count, target, at)
+
+        def tell() -> None:
+            waiting.set()
+            wait()
+            waiting.clear()
+
+        return tell
+
+    source.copy = copy  # type: ignore[method-assign]
+    assert streamxf.decode(stored([ZStandard()], lambda file: file.write_copied(source, ring_of(copies, 3)))) == data
+    assert any(overlapped)
+
+
+def test_a_copy_that_fails_fails_the_save_and_nothing_hangs(checkpoint: Path, late: LateCopies) -> None:
+    made = 0
+    original = late.copy
+
+    def copy(source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        wait = original(source, target)
+
+        def fail_at_last() -> None:
+            nonlocal made
+            made += 1
+            if made == 5:
+                raise RuntimeError("the device is gone")
+            wait()
+
+        return fail_at_last
+
+    late.copy = copy  # type: ignore[method-assign]
+    error = error_of(lambda: save({"w": torch.zeros(60 * BLOCK, dtype=torch.uint8)}, checkpoint, block_size=BLOCK))
+    assert isinstance(error, RuntimeError)
+    assert "the device is gone" in str(error)
+    assert not list(checkpoint.iterdir())
+
+
+def test_small_tensors_and_other_devices_do_not_go_this_way() -> None:
+    made = Staging(BLOCK)
+    assert not made.takes(torch.zeros(4 * SMALL))  # the CPU
+    assert not made.takes(torch.zeros(4 * SMALL, device="meta"))
+
+
+def test_a_tensor_without_data_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no data to save"):
+        Payload.of(torch.zeros(3, device="meta"))
+    error = error_of(lambda: save({"layer.w": torch.zeros(3, device="meta")}, checkpoint))
+    assert isinstance(error, UnsupportedError)
+    assert error.item == "layer.w"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_device(checkpoint: Path) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    state: dict[str, Any] = {
+        f"{number}": torch.randn(size, generator=generator, device="cuda").to(torch.bfloat16)
+        for number, size in enumerate([1, 100, SMALL, 2**20 - 500, 2**20, 30 * 2**20])
+    }
+    state["transposed"] = torch.randn(900, 1100, generator=generator, device="cuda").t()
+    state["gaps"] = torch.randn(900, 1100, generator=generator, device="cuda")[:, ::3]
+    state["expanded"] = torch.randn(1, 1100, generator=generator, device="cuda").expand(40, 1100)
+    for chain in (full_chain(), [FloatZip(), Checksum(), Encrypt(KEY)]):
+        save(state, checkpoint, chain)
+        on_host = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in state.items()}
+        dcp.load(on_host, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+        assert_same(on_host, {name: tensor.cpu() for name, tensor in state.items()})
