@@ -42,7 +42,7 @@ def run(settings: Settings) -> Result:
     """
     if not Path("/proc/self/clear_refs").exists():
         raise OSError("this benchmark reads the memory of a process from /proc, which this system does not have")
-    mib = settings.pick(max(1, settings.mib * 4), 16)
+    mib = settings.pick(2 * settings.mib, 16)
     rows: list[Row] = []
     goals: list[Row] = []
     for layout, block_sizes in settings.pick(CASES, SMOKE_CASES):
