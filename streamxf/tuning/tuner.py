@@ -54,8 +54,8 @@ def tune(
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
     overlaps writing and reading, so the slower one of the two counts. The recommended chain is the one whose save is
     the fastest; among those within 5 % of it, the one that stores least. It takes a few seconds, and no more memory for
-    a large source than for a small one, except that a checkpoint's tensor is loaded whole where its reader can do no
-    better.
+    a large source than for a small one, except that the tensors of a checkpoint by torch's own writer are loaded whole,
+    one at a time.
 
     Parameters
     ----------

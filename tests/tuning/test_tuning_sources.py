@@ -109,6 +109,24 @@ def test_views_with_gaps_are_read_in_row_major_order(view: torch.Tensor) -> None
     assert whole(source, 0) == raw(view.resolve_conj())
 
 
+def test_blocks_come_from_their_places() -> None:
+    flat = numbered(9 * MIB // 4)
+    wide = numbered(5, 3 * MIB // 4 + 8)  # with the gaps, a row is larger than a block
+    gaps = wide[:, 8:]
+    source = StateDict({"flat": flat, "gaps": gaps, "shifted": flat[3:]})
+    places = places_in(source.parts)
+    assert {place.part for place in places} == {0, 1, 2}
+    for place, data in zip(places, source.read(places), strict=True):
+        offsets, lengths = place.box.offsets, place.box.lengths
+        if place.part == 1:
+            slices = tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))
+            assert data == raw(gaps[slices])
+        else:
+            memory = raw(flat[3:] if place.part == 2 else flat)
+            assert data == memory[offsets[0] : offsets[0] + lengths[0]]
+            assert offsets[0] % MIB == 0
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensors_are_their_integers() -> None:
     tensor = torch.quantize_per_tensor(torch.arange(12.0), 0.5, 3, torch.qint8)
