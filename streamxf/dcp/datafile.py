@@ -28,7 +28,7 @@ class DataFile:
     """Writes items into one file, in the order in which they come; results are known when their bytes have left.
 
     The blocks of all items go through one outlet: while those of one item are still being encoded or written, the next
-    item is under way. So memory that is handed over stays in use until `settle`.
+    item is under way. So memory that is handed over stays in use until `finish`.
 
     Parameters
     ----------
@@ -89,9 +89,9 @@ class DataFile:
             error.locate(item=item.index.fqn)
             raise
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait until all items have left; raises as `write`."""
-        self._outlet.settle()
+        self._outlet.finish()
 
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""

@@ -13,6 +13,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
 from streamxf.dcp.manifest import FileFacts
+from streamxf.dcp.writeback import WriteBack
 from streamxf.meter import Meter
 
 
@@ -24,11 +25,15 @@ class OutputFile:
     raw : binary file
     meter : Meter
         Is told how long the calls of `raw` take.
+    sync : bool
+        Whether `finish` has to bring everything to the disk.
     """
 
-    def __init__(self, raw: IO[bytes], meter: Meter) -> None:
+    def __init__(self, raw: IO[bytes], meter: Meter, sync: bool = False) -> None:
         self._raw = raw
         self._meter = meter
+        self._sync = sync
+        self._write_back = WriteBack(raw) if sync else None
         self._crc = 0
         self.size = 0
         self.error: BaseException | None = None
@@ -40,6 +45,8 @@ class OutputFile:
         begin = perf_counter()
         try:
             write_all(self._raw, view)
+            if self._write_back is not None:
+                self._write_back.reached(self.size + len(view))
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
@@ -51,8 +58,8 @@ class OutputFile:
     def flush(self) -> None:
         """The file is flushed once, by `finish`."""
 
-    def finish(self, sync: bool) -> None:
-        """Hand everything to the operating system, and to the disk if `sync`.
+    def finish(self) -> None:
+        """Hand everything to the operating system, and to the disk if it must be there.
 
         Raises
         ------
@@ -61,12 +68,20 @@ class OutputFile:
         """
         begin = perf_counter()
         self._raw.flush()
-        if sync:
+        if self._sync:
             with suppress(
                 UnsupportedOperation, AttributeError
             ):  # an object store has no descriptor: closing the file stores it
                 os.fsync(self._raw.fileno())
+        if self._write_back is not None:
+            self._write_back.end()
         self._meter.io(perf_counter() - begin)
+
+    def cancel(self) -> None:
+        """Give the file up after an error. Returns when it may be closed."""
+        if self._write_back is not None:
+            with suppress(OSError):  # the file is lost in any case, and its first error is on its way
+                self._write_back.end()
 
     def facts(self, writer_id: bytes) -> FileFacts:
         """The manifest's entry for the file."""

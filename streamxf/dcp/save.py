@@ -111,7 +111,7 @@ class Save:
         Exception
             Whatever went wrong. All other files of this save then stop, too.
         """
-        output = OutputFile(raw, self.meter)
+        output = OutputFile(raw, self.meter, self.sync)
         file = DataFile(output, path, self.extensions, self._descriptors, self.writer_id, self.block_log2, self.meter)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         try:
@@ -121,11 +121,12 @@ class Save:
                         raise AbortedError("another file of this save failed")
                     data: Any = planner.resolve_data(item)
                     file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
-                file.settle()
-                output.finish(self.sync)
+                file.finish()
+                output.finish()
         except BaseException:
             self._failed.set()
             file.cancel()
+            output.cancel()
             raise
         if file.results:
             record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())

@@ -43,7 +43,16 @@ class Outlet:
         self._pipeline: Pipeline[Any] | None = None
         self._turns: deque[_Turn] = deque()  # the first one is with a worker
         self._waiting = 0
+        self._open = 0
         self._spoiled = False
+
+    def opened(self) -> None:
+        """Say that a stream has begun which leaves by this outlet."""
+        self._open += 1
+
+    def closed(self) -> None:
+        """Say that all of a stream was handed over, its end, too."""
+        self._open -= 1
 
     def submit(self, encode: Callable[[], T], size: int, leave: Callable[[T], None]) -> None:
         """Run `encode`, which holds about `size` bytes, in a worker; `leave` gets its result when its turn comes.
@@ -94,6 +103,19 @@ class Outlet:
         if self._meter is not None:
             self._meter.blocks(self._pipeline.peak_jobs)
 
+    def finish(self) -> None:
+        """Wait until everything has left, and be sure that it is whole; raises as `submit`.
+
+        Raises
+        ------
+        AbortedError
+            If a stream was begun and never closed.
+        """
+        self.settle()
+        if self._open:
+            self.cancel()
+            self._check()
+
     def cancel(self) -> None:
         """Let nothing leave any more. Returns when no block is being encoded, so that the memory they lie in may go."""
         self._spoiled = True
@@ -110,7 +132,7 @@ class Outlet:
 
     def _check(self) -> None:
         if self._spoiled:
-            raise AbortedError("a stream of this file failed or was given up, so the file cannot be continued")
+            raise AbortedError("a stream of this file failed or was never closed, so the file cannot be continued")
 
     def _leave(self, encoded: Any) -> None:
         self._turns.popleft().leave(encoded)

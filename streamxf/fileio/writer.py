@@ -69,7 +69,7 @@ class StreamWriter(io.RawIOBase):
         process that opened the stream.
     outlet : Outlet, optional
         Shared with other streams that write to `raw`. Then `close` does not wait: the container is complete when the
-        outlet has settled, and the streams' containers stand in the order in which they were closed. One stream at a
+        outlet has finished, and the streams' containers stand in the order in which they were closed. One stream at a
         time may be open, and one that is given up spoils the outlet.
     stored : callable, optional
         Called when all of the container was written to `raw`, with the bytes that went into it and its own size.
@@ -111,7 +111,8 @@ class StreamWriter(io.RawIOBase):
         self._stored = 0
         self._ends: list[int] = []
         self._shared = outlet is not None
-        self._outlet = outlet if outlet is not None else Outlet()
+        self._outlet = outlet if outlet is not None else Outlet(meter)
+        self._outlet.opened()
         self._state = "open"
 
     # -- writing -----------------------------------------------------------------------------------
@@ -224,8 +225,9 @@ class StreamWriter(io.RawIOBase):
             self._outlet.submit(encode, size, self._store)
         else:  # this thread would only wait otherwise
             self._outlet.put(encode(), size, self._store)
+        self._outlet.closed()
         if not self._shared:
-            self._outlet.settle()
+            self._outlet.finish()
 
     def abort(self) -> None:
         """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for
