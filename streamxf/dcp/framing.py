@@ -71,7 +71,7 @@ def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
     StreamxfError
         If this torch does not write as expected.
     """
-    shell = torch.empty_strided(shape, stride, dtype=dtype)
+    shell = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")  # whatever the default device is
     if dense_order(shell) is None:
         raise ValueError(f"a tensor of shape {tuple(shape)} with strides {tuple(stride)} has gaps or overlaps")
     target = _FrameTarget()

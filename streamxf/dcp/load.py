@@ -28,6 +28,7 @@ import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
+from streamxf.buffers import flat_view
 from streamxf.dcp.boxes import Wanted, contiguous_strides
 from streamxf.dcp.fill import Buffers, Fill, Step
 from streamxf.dcp.stored import Framing, Geometry, StoredTensor
@@ -40,6 +41,7 @@ from streamxf.meter import Meter
 
 # Bytes; up to here a tensor is decoded in the calling thread, because handing it over costs more than it brings.
 INLINE_BYTES = 128 * 1024
+_TORCH_GRAIN = 32768  # elements; at::internal::GRAIN_SIZE
 
 
 class Loader:
@@ -150,7 +152,7 @@ class Loader:
         wanted = narrow_tensor_by_index(stored, request.storage_offsets, request.lengths)
         if target.size() != wanted.size():
             raise _other_shape(wanted.size(), target)
-        target.copy_(wanted)
+        _fill_at_once(target, wanted)
         self._planner.commit_tensor(request, target)
 
     def _fill(
@@ -225,6 +227,21 @@ class Loader:
         return StreamReader(reader, meter=self.meter)
 
 
+def _fill_at_once(target: torch.Tensor, source: torch.Tensor) -> None:
+    """``target.copy_(source)``, in this thread alone if the tensors are not large.
+
+    For some ten thousand elements torch wakes threads of its own, which costs more than the copy, and far more on a
+    machine that is busy.
+    """
+    memory = None
+    if source.numel() >= _TORCH_GRAIN and source.nbytes <= INLINE_BYTES and source.is_contiguous():
+        memory = Target.of(target).memory(source.dtype, source.stride())
+    if memory is None:
+        target.copy_(source)
+    else:
+        memory[:] = flat_view(source.reshape(-1).view(torch.uint8).numpy().data)
+
+
 def _other_shape(size: Any, target: torch.Tensor) -> MetadataError:
     return MetadataError(f"the stored tensor has the shape {tuple(size)}, the target {tuple(target.size())}")
 
@@ -263,7 +280,7 @@ def _framed(geometry: Geometry, data: memoryview) -> torch.Tensor | None:
         framing = Framing.of(geometry, len(data), requires_grad)
         if framing is not None and framing.matches(0, data):
             if framing.start == framing.stop:
-                return torch.empty(geometry.shape, dtype=geometry.dtype)
+                return torch.empty(geometry.shape, dtype=geometry.dtype, device="cpu")
             payload = torch.frombuffer(data[framing.start : framing.stop], dtype=torch.uint8)
             return payload.view(geometry.dtype).view(geometry.shape)
     return None

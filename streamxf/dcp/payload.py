@@ -59,9 +59,9 @@ class Payload:
         order = dense_order(tensor)
         strides = tensor.stride() if order is not None else None
         shell = (
-            torch.empty(tensor.shape, dtype=tensor.dtype)
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             if strides is None
-            else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+            else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
         )
         return cls(shell, tensor)
 
@@ -94,7 +94,7 @@ def minimal(tensor: torch.Tensor) -> torch.Tensor:
 
 def storage_bytes(storage: torch.UntypedStorage) -> memoryview:
     """The memory of a CPU storage, flat, without a copy."""
-    return flat_view(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
+    return flat_view(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy().data)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:

@@ -43,7 +43,7 @@ class CudaCopies:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def memory(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def begin(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import streamxf
+from streamxf.dcp.framing import frame_of
 from streamxf.dcp.payload import Payload
 from streamxf.errors import ContainerError
 
@@ -298,3 +300,19 @@ def test_a_payload_has_the_bytes_that_the_shell_says(tensor: torch.Tensor) -> No
     # set_() starts from a tensor without flags, so put back the one that the shell carries
     rebuilt = rebuilt.conj() if payload.shell.is_conj() else rebuilt
     assert_same(rebuilt, tensor)
+
+
+@pytest.mark.parametrize("codecs", [0, 1])
+@pytest.mark.parametrize("step", ["save", "load"])
+def test_another_default_device(checkpoint: Path, step: str, codecs: int) -> None:
+    """As it is in force while a model is made that takes no memory yet."""
+    state = {name: LAYOUTS[name]() for name in ("permuted", "every second", "0-dim", "empty in front", "from numpy")}
+    state["big"] = torch.randn(400, 1000)
+    frame_of.cache_clear()
+    found = blank(state)
+    with torch.device("meta") if step == "save" else nullcontext():
+        save(state, checkpoint, [streamxf.Checksum()][:codecs])
+    frame_of.cache_clear()
+    with torch.device("meta") if step == "load" else nullcontext():
+        dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint))
+    assert_same(found, state)
