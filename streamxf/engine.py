@@ -358,7 +358,8 @@ class Pipeline(Generic[T]):
         self._flying.clear()  # their room is returned as each one goes
 
     def __del__(self) -> None:
-        self.abandon()
+        if "_flying" in self.__dict__:  # an interrupt may come while this is made
+            self.abandon()
 
     def _stop(self) -> None:
         for job in list(self._flying):
