@@ -36,7 +36,7 @@ class _Encoded(NamedTuple):
     last: bool
     head: bytes
     payload: memoryview
-    scratch: Scratch
+    scratch: Scratch | None
 
 
 class StreamWriter(io.RawIOBase):
@@ -198,7 +198,8 @@ class StreamWriter(io.RawIOBase):
         parts: list[Buffer] = [start, payload, end]
         for part in parts if len(payload) >= ON_THE_SPOT else [b"".join(parts)]:
             self._stored += write_all(self._raw, part)
-        _scratch.give(scratch)
+        if scratch is not None:
+            _scratch.give(scratch)
         if last and self._on_stored is not None:
             self._on_stored(self._raw_size, self._stored)
 
@@ -295,4 +296,9 @@ def _encode(coder: StreamCoder, pieces: Pieces, index: int, last: bool) -> _Enco
         payload = keep(payload, pieces, scratch)
     finally:
         give_back(pieces)
+    if len(payload) < ON_THE_SPOT:
+        # many small ones may wait for their turn, and each would hold scratch memory of the size of a block
+        small = memoryview(bytes(payload))
+        _scratch.give(scratch)
+        return _Encoded(index, last, head, small, None)
     return _Encoded(index, last, head, payload, scratch)

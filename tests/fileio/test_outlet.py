@@ -19,10 +19,12 @@ from reference_decoder import decode_container
 from samples import BLOCK, data_of
 
 from streamxf import Checksum, Codec, ZStandard, engine
+from streamxf.buffers import ScratchPool
 from streamxf.chain import Chain
 from streamxf.container.header import Identity, Kind
 from streamxf.engine import Engine
 from streamxf.errors import AbortedError, CodecError
+from streamxf.fileio import writer
 from streamxf.fileio.outlet import MAX_WAITING, Outlet
 from streamxf.fileio.writer import ON_THE_SPOT, StreamWriter
 from streamxf.meter import Meter
@@ -227,6 +229,22 @@ def test_memory_that_was_handed_over_lives_until_it_is_encoded() -> None:
     del stream
     outlet.settle()
     assert decode_container(target.getvalue()).payload == b"".join(copies)
+
+
+def test_small_streams_that_wait_hold_no_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a block that takes long; each scratch memory may have grown to several blocks."""
+    pool = ScratchPool(keep=16)
+    monkeypatch.setattr(writer, "_scratch", pool)
+    gate = threading.Event()
+    target = Recorder()
+    outlet = Outlet()
+    outlet.submit(lambda: gate.wait(30), 1, lambda _: None)
+    write_streams(target, [data_of(1000, seed) for seed in range(50)], ZStandard(), outlet)
+    assert not target.done
+    assert len(pool._free) == 1
+    gate.set()
+    outlet.finish()
+    assert len(target.done) == 50
 
 
 def test_a_stream_that_is_given_up_spoils_what_it_shares() -> None:
