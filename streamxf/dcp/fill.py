@@ -34,7 +34,7 @@ class Buffers:
         self._free.append(buffer)
 
 
-@dataclass
+@dataclass(eq=False)
 class Fill:
     """What is wanted of one stored tensor, and where it goes.
 
@@ -51,9 +51,11 @@ class Fill:
         As it is stored.
     target : Target
     memory : memoryview or None
-        The target's memory, if the wanted bytes go there as they are; else parts are copied by `copy_`.
+        The target's memory, if the wanted bytes go there as they are; else parts of them are copied by `copy_`.
     file : str
         For errors.
+    buffers : Buffers
+        For blocks that are not decoded into `memory`.
     done : callable
         Called in the loader's thread when all blocks are; is told whether the framing was right.
     """

@@ -116,8 +116,11 @@ class Loader:
         self._under_way.append(fill)
         for index in fill.blocks:
             edge = fill.stored.edges.get(index)
-            # an edge takes its turn, too: the target may be another item's, which is not done yet
-            call = partial(fill.run_edge, index, edge) if edge else partial(fill.run, index, reader.decoder(index))
+            call: Callable[[], Step]
+            if edge is not None:  # it takes its turn, too: the target may be another item's, which is not done yet
+                call = partial(fill.run_edge, index, edge)
+            else:
+                call = partial(fill.run, index, reader.decoder(index))
             self._pipeline.submit(partial(_run, fill, call), reader.block_size)
 
     def settle(self) -> None:

@@ -10,7 +10,7 @@ from streamxf.buffers import flat_view
 from streamxf.dcp.payload import dense_order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """A planner's tensor, detached.
 
