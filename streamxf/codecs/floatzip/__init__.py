@@ -46,7 +46,7 @@ class FloatZip(Codec):
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         data = np.frombuffer(block, np.uint8)
         with borrowed(Workspace) as work:
-            plan = choose(data, info.stream.dtype, work)
+            plan = choose(data, info.stream.dtype)
             if plan is not None:
                 out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
                 size = _encode_planes(data, plan, info.stream.row, out, work)

@@ -84,8 +84,7 @@ def _pack(values: Array, base: int, packed: Array, work: Workspace) -> Array:
         pairs, shifted = codes.view("<u2"), other.view("<u2")
         np.bitwise_and(pairs, 0x0F0F, out=pairs)
         np.right_shift(pairs, 4, out=shifted)
-        np.bitwise_or(pairs, shifted, out=pairs)
-        np.copyto(packed[start // 2 : start // 2 + len(pairs)], pairs, casting="unsafe")
+        np.bitwise_or(pairs, shifted, out=packed[start // 2 : start // 2 + len(pairs)], casting="unsafe")
     return np.concatenate(found) if found else np.empty(0, np.intp)
 
 
@@ -129,9 +128,8 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
     for start in range(0, len(packed), len(first)):
         part = packed[start : start + len(first)]
         pairs, shifted = first[: len(part)], second[: len(part)]
-        np.copyto(pairs, part)
-        np.multiply(pairs, 16, out=shifted)
-        np.bitwise_or(pairs, shifted, out=pairs)
+        np.multiply(part, np.uint16(16), out=shifted)
+        np.bitwise_or(part, shifted, out=pairs)
         np.bitwise_and(pairs, 0x0F0F, out=pairs)
         target = out[2 * start : 2 * (start + len(part))]
         np.add(pairs.view(np.uint8)[: len(target)], np.uint8(base), out=target)

@@ -17,16 +17,22 @@ _COUNTS = np.arange(1, MAX_SAMPLE + 1)
 _LOGS = np.concatenate([[0.0], _COUNTS * np.log2(_COUNTS)])  # n log2 n
 
 
-def entropy(histogram: Array) -> float:
-    """Bits of each of at most `MAX_SAMPLE` values that were counted, one count for each kind."""
-    kinds = int(np.count_nonzero(histogram))
-    if kinds <= 1:
-        return 0.0
-    total = int(histogram.sum())
-    bits = math.log2(total) - float(_LOGS[histogram].sum()) / total
-    return bits + (kinds - 1) / (2 * total * math.log(2))
+def entropies(histograms: Array) -> list[float]:
+    """Bits of each of at most `MAX_SAMPLE` values that were counted.
+
+    Parameters
+    ----------
+    histograms : array of int, shape (samples, kinds)
+        How often each kind was met; as many values in each sample.
+    """
+    total = int(histograms[0].sum())
+    kinds = (histograms > 0).sum(axis=1)
+    bits = math.log2(total) - _LOGS[histograms].sum(axis=1) / total + (kinds - 1) * (0.5 / math.log(2) / total)
+    bits[kinds == 1] = 0.0  # exactly
+    found: list[float] = bits.tolist()
+    return found
 
 
 def entropy_of(values: Array) -> float:
     """Bits of each of at most `MAX_SAMPLE` bytes."""
-    return entropy(np.bincount(values.ravel(), minlength=1))
+    return entropies(np.bincount(values.ravel(), minlength=1)[None])[0]

@@ -1,8 +1,8 @@
-"""Elements to planes and back, by numpy, in parts that stay in cache.
+"""Elements to planes and back, by numpy, in as few operations as possible.
 
-numpy releases the interpreter's lock while it works on a part, and takes it between two operations; parts are as large
-as the cache allows, so that workers seldom wait for each other. Left shifts are written as multiplications, which numpy
-does at twice the speed.
+numpy releases the interpreter's lock while it works and takes it again between two operations, and there workers wait
+for each other. So a whole block of the usual size is one part: smaller parts would stay in faster caches, but two
+workers then did no more than one. Left shifts are written as multiplications, which numpy does at twice the speed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PART_BYTES = 256 * 1024
+PART_BYTES = 1024 * 1024
 
 Array = NDArray[Any]
 
@@ -48,43 +48,47 @@ def split(elements: Array, rotated: bool, planes: Sequence[Array], work: Workspa
     planes : sequence of arrays of unsigned integers, shape (n,)
         Filled. Their item sizes add up to that of `elements`.
     """
-    width = elements.itemsize
-    first, second = work.parts(width)
+    bits = 8 * elements.itemsize
+    first, second = work.parts(elements.itemsize)
     for start in range(0, len(elements), len(first)):
         part = elements[start : start + len(first)]
+        stop = start + len(part)
         moved, shifted = first[: len(part)], second[: len(part)]
-        if rotated:
-            np.add(part, part, out=moved)
-            np.right_shift(part, 8 * width - 1, out=shifted)
-            np.bitwise_or(moved, shifted, out=moved)
-            part = moved
         below = 0
         for plane in planes:
-            source = part if not below else np.right_shift(part, 8 * below, out=shifted)
-            np.copyto(plane[start : start + len(part)], source, casting="unsafe")
-            below += plane.itemsize
+            out = plane[start:stop]
+            if below:
+                np.right_shift(part, below - rotated, out=out, casting="unsafe")
+            elif rotated:
+                np.add(part, part, out=moved)
+                np.right_shift(part, bits - 1, out=shifted)
+                np.bitwise_or(moved, shifted, out=out, casting="unsafe")
+            else:
+                np.copyto(out, part, casting="unsafe")
+            below += 8 * plane.itemsize
 
 
 def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspace) -> None:
     """Undo `split`: fill `elements` from the planes."""
-    width = elements.itemsize
-    first, second = work.parts(width)
+    bits = 8 * elements.itemsize
+    first, second = work.parts(elements.itemsize)
+    one = elements.dtype.type(1)
     for start in range(0, len(elements), len(first)):
         part = elements[start : start + len(first)]
+        stop = start + len(part)
         moved, shifted = first[: len(part)], second[: len(part)]
-        below = width - planes[-1].itemsize
-        np.copyto(moved, planes[-1][start : start + len(part)])
-        if below:
-            np.multiply(moved, moved.dtype.type(1 << 8 * below), out=moved)
+        below = bits - 8 * planes[-1].itemsize
+        np.multiply(planes[-1][start:stop], one << below, out=moved)
         for plane in reversed(planes[:-1]):
-            below -= plane.itemsize
-            np.copyto(shifted, plane[start : start + len(part)])
+            below -= 8 * plane.itemsize
+            source = plane[start:stop]
             if below:
-                np.multiply(shifted, shifted.dtype.type(1 << 8 * below), out=shifted)
-            np.bitwise_or(moved, shifted, out=moved)
+                np.multiply(source, one << below, out=shifted)
+                source = shifted
+            np.bitwise_or(moved, source, out=moved)
         if rotated:
             np.right_shift(moved, 1, out=shifted)
-            np.multiply(moved, moved.dtype.type(1 << (8 * width - 1)), out=moved)
+            np.multiply(moved, one << bits - 1, out=moved)
             np.bitwise_or(moved, shifted, out=part)
         else:
             np.copyto(part, moved)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
-from streamxf.codecs.floatzip.entropy import entropy
+from streamxf.codecs.floatzip.entropy import entropies
 from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
-from streamxf.codecs.floatzip.planes import Array, Workspace, split
+from streamxf.codecs.floatzip.planes import Array
 
 FLOAT_WIDTHS = {
     "bfloat16": 2,
@@ -35,6 +36,7 @@ MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entro
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
 _BYTES = Layout(1, False, 0)
+_COLUMNS = np.arange(0, 8 * 256, 256)
 _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
 
 
@@ -65,7 +67,7 @@ class BlockPlan(NamedTuple):
     planes: list[PlanePlan]
 
 
-def choose(block: Array, dtype: str | None, work: Workspace) -> BlockPlan | None:
+def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
     Parameters
@@ -79,20 +81,20 @@ def choose(block: Array, dtype: str | None, work: Workspace) -> BlockPlan | None
         layout = Layout(width, True, 0)
         if len(block) <= SMALL_FLOATS:
             return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
-        return _plan(block, layout, work)
+        return _plan(block, layout)
     if len(block) <= SMALL_BYTES:
         return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
-    layout, bits = _detect(block, work)
+    layout, bits = _detect(block)
     plain = _plan_bytes(block, MATCHES_GAIN * bits if layout.width > 1 else NOISE_BITS)
-    return plain if plain is not None or layout.width == 1 else _plan(block, layout, work)
+    return plain if plain is not None or layout.width == 1 else _plan(block, layout)
 
 
-def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
-    histograms = _plane_histograms(_elements(block, layout), layout.rotated, work)
+def _plan(block: Array, layout: Layout) -> BlockPlan | None:
+    histograms = _plane_histograms(_elements(block, layout), layout.rotated)
     plans: list[PlanePlan] = []
     raw = 0
-    for histogram in histograms:
-        plan = _plan_plane(histogram)
+    for histogram, bits in zip(histograms, entropies(histograms), strict=True):
+        plan = _plan_plane(histogram, bits)
         if plan.plane.coding == Coding.RAW:
             raw += 1
             continue
@@ -103,8 +105,7 @@ def _plan(block: Array, layout: Layout, work: Workspace) -> BlockPlan | None:
     return BlockPlan(layout, plans + _raw_planes(raw))
 
 
-def _plan_plane(histogram: Array) -> PlanePlan:
-    bits = entropy(histogram)
+def _plan_plane(histogram: Array, bits: float) -> PlanePlan:
     if bits > NOISE_BITS:
         return PlanePlan(Plane(Coding.RAW, 1))
     levels = LEVEL_BITS[0] < bits < LEVEL_BITS[1]
@@ -143,24 +144,22 @@ def _raw_planes(count: int) -> list[PlanePlan]:
 # -- what the elements are ---------------------------------------------------------------------------------------------
 
 
-def _detect(block: Array, work: Workspace) -> tuple[Layout, float]:
+def _detect(block: Array) -> tuple[Layout, float]:
     """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte;
     return them with the bits that a byte takes so.
     """
     sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
-    index = sample + np.arange(0, 2048, 256, dtype=np.int64)
-    by_residue = np.bincount(index.ravel(), minlength=2048).reshape(8, 256)
-    best, least = _BYTES, entropy(by_residue.sum(axis=0))
+    by_residue = _byte_histograms(sample)
+    best, least = _BYTES, entropies(by_residue.sum(axis=0)[None])[0]
     for width in (2, 4, 8):
         folded = by_residue.reshape(8 // width, width, 256).sum(axis=0)
-        bits = [entropy(histogram) for histogram in folded]
+        bits = entropies(folded)
         if sum(bits) / width > least - GAIN_BITS:
             continue
         # a float's first byte varies least of all; bytes that do not vary at all are the end of one that was widened
         phase = (min(range(width), key=lambda place: bits[place] or math.inf) + 1) % width
         best, least = Layout(width, False, phase), sum(bits) / width
-        rotated = _plane_histograms(_elements(block, best), True, work)
-        turned = sum(entropy(histogram) for histogram in rotated) / width
+        turned = sum(entropies(_plane_histograms(_elements(block, best), True))) / width
         if turned < least - GAIN_BITS / width:
             best, least = Layout(width, True, phase), turned
     return best, least
@@ -178,15 +177,31 @@ def _runs(rows: Array, length: int) -> Array:
     step = len(rows) // RUNS
     if step <= length:
         return np.ascontiguousarray(rows[: RUNS * length])
+    return np.take(rows, _places(len(rows), length), axis=0)
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, length: int) -> Array:
+    """Where the rows of a sample of `count` rows are; nearly all blocks are of the same size."""
+    step = count // RUNS
     # places at equal distances would always meet the same rows of a matrix whose rows are a power of two long
     starts = (np.arange(RUNS) * step + _JITTER * (step - length)).astype(np.intp)
-    return np.take(rows, (starts[:, None] + np.arange(length)).ravel(), axis=0)
+    places: Array = (starts[:, None] + np.arange(length)).ravel()
+    places.flags.writeable = False
+    return places
 
 
-def _plane_histograms(elements: Array, rotated: bool, work: Workspace) -> list[Array]:
-    planes = [work.plane(-8 - number, len(elements)) for number in range(elements.itemsize)]
-    split(elements, rotated, planes, work)
-    return [np.bincount(plane, minlength=256) for plane in planes]
+def _plane_histograms(elements: Array, rotated: bool) -> Array:
+    """How often each byte occurs at each place of an element, the lowest first, of shape (width, 256)."""
+    if rotated:
+        elements = elements + elements | elements >> (8 * elements.itemsize - 1)
+    return _byte_histograms(elements.view(np.uint8).reshape(-1, elements.itemsize))
+
+
+def _byte_histograms(rows: Array) -> Array:
+    """How often each byte occurs in each column, of shape (columns, 256)."""
+    columns = rows.shape[1]
+    return np.bincount((rows + _COLUMNS[:columns]).ravel(), minlength=256 * columns).reshape(columns, 256)
 
 
 def _best_window(histogram: Array) -> tuple[int, int]:
