@@ -10,7 +10,7 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
-from streamxf.codecs.floatzip.entropy import entropies
+from streamxf.codecs.floatzip.entropy import collision_bits, entropies
 from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
 from streamxf.codecs.floatzip.planes import Array
 
@@ -26,12 +26,13 @@ FLOAT_WIDTHS = {
 
 SMALL_FLOATS, SMALL_BYTES = 32 * 1024, 4 * 1024  # up to here, trying to compress is cheaper than sampling first
 RUNS = 16  # the sample comes from so many places in the block
-RUN_ELEMENTS = 128
+RUN_ELEMENTS = 30  # 480 in all: up to 500, numpy keeps the interpreter's lock, and workers need not wait for it
 RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
-NOISE_BITS = 7.85  # a plane with that much entropy is stored as it is
-CONSTANT_BITS = 0.25  # below, runs decide, and packing would only be in their way
-LEVEL_BITS = (2.7, 6.0)  # exponents of one scale have less, and bytes with more are none
+NOISE_BITS = 7.85  # bytes that cannot be brought below that are stored as they are
+NOISE_COLLISION_BITS = 7.7  # a plane with that much collision entropy is stored as it is
+CONSTANT_COLLISION_BITS = 0.25  # below, runs decide, and packing would only be in their way
+LEVEL_COLLISION_BITS = (2.36, 5.5)  # exponents of one scale have less, 2.24, and bytes with more are none
 MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
@@ -58,6 +59,9 @@ class PlanePlan(NamedTuple):
     base: int = 0
     general: bool = False
     levels: bool = False
+
+
+_RAW = PlanePlan(Plane(Coding.RAW, 1))
 
 
 class BlockPlan(NamedTuple):
@@ -90,11 +94,11 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
 
 
 def _plan(block: Array, layout: Layout) -> BlockPlan | None:
-    histograms = _plane_histograms(_elements(block, layout), layout.rotated)
+    elements = _elements(block, layout)
     plans: list[PlanePlan] = []
     raw = 0
-    for histogram, bits in zip(histograms, entropies(histograms), strict=True):
-        plan = _plan_plane(histogram, bits)
+    for histogram in _plane_histograms(elements, layout.rotated):
+        plan = _plan_plane(histogram, len(elements))
         if plan.plane.coding == Coding.RAW:
             raw += 1
             continue
@@ -105,13 +109,14 @@ def _plan(block: Array, layout: Layout) -> BlockPlan | None:
     return BlockPlan(layout, plans + _raw_planes(raw))
 
 
-def _plan_plane(histogram: Array, bits: float) -> PlanePlan:
-    if bits > NOISE_BITS:
-        return PlanePlan(Plane(Coding.RAW, 1))
-    levels = LEVEL_BITS[0] < bits < LEVEL_BITS[1]
-    if bits > CONSTANT_BITS:
+def _plan_plane(histogram: Array, total: int) -> PlanePlan:
+    bits = collision_bits(histogram, total)
+    if bits > NOISE_COLLISION_BITS:
+        return _RAW
+    levels = LEVEL_COLLISION_BITS[0] < bits < LEVEL_COLLISION_BITS[1]
+    if bits > CONSTANT_COLLISION_BITS:
         base, inside = _best_window(histogram)
-        if inside >= (1 - MAX_EXCEPTIONS / 2) * histogram.sum():
+        if inside >= (1 - MAX_EXCEPTIONS / 2) * total:
             return PlanePlan(Plane(Coding.PACKED, 1), base, levels=levels)
     return PlanePlan(Plane(Coding.ZSTD, 1), levels=levels)
 
@@ -205,8 +210,16 @@ def _byte_histograms(rows: Array) -> Array:
 
 
 def _best_window(histogram: Array) -> tuple[int, int]:
-    """The first of the sixteen neighbouring values, modulo 256, that occur most often together, and how often."""
-    sums = np.cumsum(np.concatenate([histogram, histogram[: WINDOW - 1]]))
-    inside = sums[WINDOW - 1 :] - np.concatenate([[0], sums[:-WINDOW]])
-    base = int(np.argmax(inside))
+    """The first of the sixteen neighbouring values that occur most often together, and how often.
+
+    Of several it is the one that leaves room for a single value above those that were met: exponents become ever rarer
+    downwards, but not upwards.
+    """
+    sums = np.cumsum(histogram)
+    inside = sums[WINDOW - 1 :].copy()
+    inside[1:] -= sums[:-WINDOW]
+    base = int(inside.argmax())
+    roomy = min(max(int(sums.searchsorted(sums[-1])) + 2 - WINDOW, 0), len(inside) - 1)
+    if inside[roomy] == inside[base]:
+        base = roomy
     return base, int(inside[base])
