@@ -13,7 +13,6 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
 from streamxf.dcp.manifest import FileFacts
-from streamxf.dcp.writeback import WriteBack
 from streamxf.meter import Meter
 
 
@@ -33,7 +32,6 @@ class OutputFile:
         self._raw = raw
         self._meter = meter
         self._sync = sync
-        self._write_back = WriteBack(raw) if sync else None
         self._crc = 0
         self.size = 0
         self.error: BaseException | None = None
@@ -45,8 +43,6 @@ class OutputFile:
         begin = perf_counter()
         try:
             write_all(self._raw, view)
-            if self._write_back is not None:
-                self._write_back.reached(self.size + len(view))
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
@@ -73,15 +69,7 @@ class OutputFile:
                 UnsupportedOperation, AttributeError
             ):  # an object store has no descriptor: closing the file stores it
                 os.fsync(self._raw.fileno())
-        if self._write_back is not None:
-            self._write_back.end()
         self._meter.io(perf_counter() - begin)
-
-    def cancel(self) -> None:
-        """Give the file up after an error. Returns when it may be closed."""
-        if self._write_back is not None:
-            with suppress(OSError):  # the file is lost in any case, and its first error is on its way
-                self._write_back.end()
 
     def facts(self, writer_id: bytes) -> FileFacts:
         """The manifest's entry for the file."""

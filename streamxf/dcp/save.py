@@ -126,7 +126,6 @@ class Save:
         except BaseException:
             self._failed.set()
             file.cancel()
-            output.cancel()
             raise
         if file.results:
             record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())
