@@ -1,12 +1,13 @@
 """Sides measured in turn within one run.
 
 Absolute times drift on any machine, so a comparison only counts when its sides ran in turn within one run. Each round
-measures every side once, and each round begins with another side.
+measures every side once, in an order of its own.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -72,8 +73,8 @@ def alternate(sides: Mapping[str, Callable[[], Phases]], rounds: int, label: str
     gc.freeze()  # collecting between two sides then looks at what the last one left only
     try:
         for number in range(rounds + 1):
-            start = number % len(names)
-            for name in names[start:] + names[:start]:
+            # in an order of its own, because a side pays for the memory that the one before has given back
+            for name in random.Random(number).sample(names, len(names)):
                 gc.collect()
                 for phase, taken in sides[name]().items():
                     if number:

@@ -61,9 +61,14 @@ def test_sides_alternate_and_the_first_round_does_not_count():
 
         return measure
 
-    seconds = alternate({"a": side("a"), "b": side("b")}, rounds=3)
-    assert calls == ["a", "b", "b", "a", "a", "b", "b", "a"]
-    assert seconds == {"a": {"save": [4.0, 5.0, 8.0]}, "b": {"save": [3.0, 6.0, 7.0]}}
+    seconds = alternate({name: side(name) for name in "abc"}, rounds=9)
+    rounds = [tuple(calls[start : start + 3]) for start in range(0, len(calls), 3)]
+    assert len(rounds) == 10
+    assert all(sorted(order) == ["a", "b", "c"] for order in rounds)
+    assert len(set(rounds)) > 3, "a side that always follows the same other pays for what that one leaves behind"
+    for name in "abc":
+        measured = [float(place) for place, called in enumerate(calls, 1) if called == name]
+        assert seconds[name] == {"save": measured[1:]}
 
 
 def test_a_ratio_compares_within_rounds():
