@@ -97,7 +97,9 @@ class StreamCoder:
             info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
             block = self._run(codec.decode, codec, block, info)
         if len(block) > limit or (out is not None and len(block) != limit):
-            raise CodecError(f"block decodes to {len(block)} bytes where {limit} belong")
+            raise CodecError(
+                f"block decodes to {len(block)} bytes where {limit} belong", block=index, item=self.stream.item
+            )
         if out is not None and block is not out:
             out[:] = block
         return block if out is None else out

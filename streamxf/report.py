@@ -16,6 +16,7 @@ class Report:
     Attributes
     ----------
     items : int
+        For a load, what was asked for: several parts of one tensor count as several.
     raw_bytes : int
         The items' bytes before the chain: the tensors in the form of ``torch.save``, which is what a save without
         extensions stores.
@@ -27,10 +28,11 @@ class Report:
         Seconds spent in each codec, by its name, summed over all threads. With several workers the sum may exceed
         `wall_seconds`.
     io_seconds : float
-        Seconds spent in calls of the file system, summed over all threads.
+        Seconds spent in calls of the file system, summed over all threads. Items without a chain are read by torch, and
+        its reads do not count.
     peak_blocks : int
-        The most blocks that the whole process had in flight at a time. Items that are so small that they are done on
-        the spot do not count.
+        The most blocks that one file of a save, or a load, had in flight at a time. Items that are so small that they
+        are done on the spot do not count.
     """
 
     items: int

@@ -106,7 +106,7 @@ class Fill:
         if self.memory is not None and self.begin <= start and start + size <= self.end:
             decode(self.memory[start - self.begin : start - self.begin + size])
             return partial(self._finish, True)
-        buffer = self.buffers.take(self.stored.reader.block_size)
+        buffer = self.buffers.take(size)
         data = memoryview(buffer)[:size]
         decode(data)
         return self.run_edge(index, data, buffer)

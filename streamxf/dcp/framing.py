@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from streamxf.dcp.extensions import SaveStream
-from streamxf.dcp.payload import Payload, dense_order
+from streamxf.dcp.payload import Payload, dense_order, untouched
 from streamxf.dcp.staging import Staging
 from streamxf.errors import StreamxfError
 from streamxf.fileio.gather import SMALL
@@ -71,7 +71,7 @@ def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
     StreamxfError
         If this torch does not write as expected.
     """
-    shell = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")  # whatever the default device is
+    shell = untouched(dtype, shape, stride)
     if dense_order(shell) is None:
         raise ValueError(f"a tensor of shape {tuple(shape)} with strides {tuple(stride)} has gaps or overlaps")
     target = _FrameTarget()
@@ -87,6 +87,7 @@ def is_framed(tensor: torch.Tensor) -> bool:
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         and not tensor.__dict__
         and not tensor._backward_hooks
+        and not any(getattr(tensor, "names", ()))  # gone in newer versions of torch
     )
 
 

@@ -121,7 +121,7 @@ class Loader:
                 call = partial(fill.run_edge, index, edge)
             else:
                 call = partial(fill.run, index, reader.decoder(index))
-            self._pipeline.submit(partial(_run, fill, call), reader.block_size)
+            self._pipeline.submit(partial(_run, fill, call), reader.size_of(index))
 
     def settle(self) -> None:
         """Wait for all items and commit them; raises what is wrong with any."""
@@ -237,7 +237,8 @@ def _fill_at_once(target: torch.Tensor, source: torch.Tensor) -> None:
     machine that is busy.
     """
     memory = None
-    if source.numel() >= _TORCH_GRAIN and source.nbytes <= INLINE_BYTES and source.is_contiguous():
+    plain = type(source) is torch.Tensor and not (source.is_conj() or source.is_neg() or source.is_quantized)
+    if plain and source.numel() >= _TORCH_GRAIN and source.nbytes <= INLINE_BYTES and source.is_contiguous():
         memory = Target.of(target).memory(source.dtype, source.stride())
     if memory is None:
         target.copy_(source)

@@ -4,12 +4,14 @@ tensor at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from streamxf.buffers import flat_view
+from streamxf.dcp.boxes import contiguous_strides
 from streamxf.errors import UnsupportedError
 
 # Small on purpose: pieces of 4 MiB scatter over glibc's heap, and the save of a view with gaps added 100 MiB, not 30.
@@ -57,13 +59,8 @@ class Payload:
         if tensor.device.type == "cpu" and tensor.untyped_storage().size() == tensor.nbytes:
             return cls(tensor, None)
         order = dense_order(tensor)
-        strides = tensor.stride() if order is not None else None
-        shell = (
-            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            if strides is None
-            else torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
-        )
-        return cls(shell, tensor)
+        strides = tensor.stride() if order is not None else contiguous_strides(tensor.shape)
+        return cls(untouched(tensor.dtype, tensor.shape, strides), tensor)
 
     def flat(self) -> torch.Tensor | None:
         """All elements in the order in which they are saved, in one dimension and without a copy; None where they do
@@ -80,6 +77,17 @@ class Payload:
             yield storage_bytes(storage)
         else:
             yield from tensor_bytes(self.source)
+
+
+def untouched(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor on the CPU, whatever the default device is, whose memory nobody has touched, so that it takes none.
+
+    ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
+    """
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    elements = last + 1 if math.prod(shape) else 0
+    storage = torch.UntypedStorage(elements * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape), tuple(strides))
 
 
 def minimal(tensor: torch.Tensor) -> torch.Tensor:

@@ -90,6 +90,10 @@ class Save:
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
 
+    def fail(self) -> None:
+        """Have the files that are being written stop before their next item."""
+        self._failed.set()
+
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
         return f"__{rank}_{number}_{self.writer_id.hex()}.distcp"
@@ -124,7 +128,7 @@ class Save:
                 file.finish()
                 output.finish()
         except BaseException:
-            self._failed.set()
+            self.fail()
             file.cancel()
             raise
         if file.results:

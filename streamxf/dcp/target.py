@@ -78,7 +78,13 @@ class Target:
         return dense_order(self.tensor) is not None
 
     def overlaps(self, other: Target) -> bool:
-        """Whether two plain tensors may share memory: whether they lie between the same addresses."""
+        """Whether two plain tensors may share memory: whether they lie between the same addresses.
+
+        Devices other than CPU and CUDA may have no addresses, so their tensors always may.
+        """
+        kinds = {self.tensor.device.type, other.tensor.device.type}
+        if not kinds <= {"cpu", "cuda"}:
+            return True
         (start, stop), (begin, end) = _extent(self.tensor), _extent(other.tensor)
         return start < end and begin < stop
 

@@ -119,7 +119,7 @@ class ChainWriterMixin:
 
         begin = perf_counter()
         try:
-            results = _write_all(write, files, self.thread_count)
+            results = _write_all(write, files, self.thread_count, save.fail)
         except BaseException:
             remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
             raise
@@ -255,8 +255,12 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         self._set_up_chain(_extensions, serialization_format, block_size)
 
 
-def _write_all(write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int) -> list[WriteResult]:
+def _write_all(
+    write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int, fail: Callable[[], None]
+) -> list[WriteResult]:
     """Write files in up to `threads` threads, this one among them; raise the first failure when all have stopped.
+
+    An interrupt of this thread is such a failure, too: `fail` tells the others to stop, and they are waited for.
 
     Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
     may still be under way then.
@@ -276,11 +280,20 @@ def _write_all(write: WriteFile, files: list[tuple[str, list[WriteItem]]], threa
             except BaseException as error:
                 errors.append(error)
 
-    helpers = [threading.Thread(target=work, name=f"streamxf-file_{number}") for number in range(1, threads)]
-    started = [helper for helper in helpers[: max(0, len(files) - 1)] if _start(helper)]
-    work()
-    for helper in started:
-        helper.join()
+    helpers = [threading.Thread(target=work, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files)))]
+    try:
+        all(map(_start, helpers))  # until one cannot be started
+        work()
+    except BaseException as error:
+        errors.append(error)
+        fail()
+    for helper in helpers:
+        while helper.is_alive():
+            try:
+                helper.join()
+            except BaseException as error:
+                errors.append(error)
+                fail()
     if errors:
         # files that only stopped because another failed say so; the cause is what the caller needs
         raise next((error for error in errors if not isinstance(error, AbortedError)), errors[0])

@@ -15,6 +15,8 @@ from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIX
 from streamxf.errors import BlockError
 from streamxf.fileio.source import FileSlice
 
+TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
+
 _scratch = ScratchPool(keep=16)
 
 
@@ -77,8 +79,11 @@ class BlockReader:
         self.block_size = header.block_size
         self.keyed = header.keyed
         self.stored_size = source.length
-        footer = Footer.parse(source.read_at(source.length - FOOTER_BYTES, FOOTER_BYTES), header.block_size)
-        tail = source.read_at(source.length - footer.tail_size, footer.tail_size)
+        # in one read, where the index is not unusually long: files that fetch ahead would fetch anew for each step back
+        end = source.read_at(max(0, source.length - TAIL_GUESS), min(source.length, TAIL_GUESS))
+        footer = Footer.parse(end[-FOOTER_BYTES:], header.block_size)
+        size = footer.tail_size
+        tail = end[-size:] if size <= len(end) else source.read_at(source.length - size, size)
         footer, self._ends = parse_tail(
             tail, header.digest, self._start, source.length, header.block_size, self._stage_limit
         )

@@ -14,11 +14,10 @@ class ForkLock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._locks = {os.getpid(): threading.Lock()}
 
     def here(self) -> threading.Lock:
         """The lock of this process."""
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        return self._lock
+        pid = os.getpid()
+        # the dictionary decides which of two threads of a child made it
+        return self._locks.get(pid) or self._locks.setdefault(pid, threading.Lock())

@@ -21,6 +21,7 @@ class _Turn(NamedTuple):
     leave: Callable[[Any], None]
     is_encoded: bool
     encoded: Any
+    size: int
 
 
 class Outlet:
@@ -68,7 +69,7 @@ class Outlet:
         self._check()
         if self._pipeline is None:
             self._pipeline = Pipeline(self._leave)
-        self._turns.append(_Turn(leave, False, None))
+        self._turns.append(_Turn(leave, False, None, 0))
         try:
             self._pipeline.submit(encode, size)
         except BaseException:
@@ -82,7 +83,7 @@ class Outlet:
             if not self._turns:
                 leave(encoded)
                 return
-            self._turns.append(_Turn(leave, True, encoded))
+            self._turns.append(_Turn(leave, True, encoded, size))
             self._waiting += size
             if self._waiting > MAX_WAITING:
                 self.settle()
@@ -139,5 +140,4 @@ class Outlet:
         while self._turns and self._turns[0].is_encoded:
             turn = self._turns.popleft()
             turn.leave(turn.encoded)
-        if not self._turns:
-            self._waiting = 0
+            self._waiting -= turn.size

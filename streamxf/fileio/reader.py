@@ -90,11 +90,12 @@ class StreamReader(io.RawIOBase):
         parallel, straight into it.
         """
         out = flat_view(buffer)
-        with self._moving.here():
-            start = self._position
-            self._position = max(start, min(start + len(out), self.size))
-            end = self._position
+        start = end = -1
         try:
+            with self._moving.here():
+                start = self._position
+                end = max(start, min(start + len(out), self.size))
+                self._position = end
             return self.readinto_at(start, out)
         except BaseException:
             with self._moving.here():

@@ -148,8 +148,9 @@ class StreamWriter(io.RawIOBase):
         while gather.size + len(view) - position > size:
             step = size - gather.size
             # until the end of this call it is the caller's own, in any case
-            gather.add(view[position : position + step], True)
-            position += step
+            if step:  # an empty piece beside a whole block would have it copied
+                gather.add(view[position : position + step], True)
+                position += step
             self._submit(gather.take())
         if self._submitted > before and not owned:
             self._outlet.settle()

@@ -92,7 +92,7 @@ class _Collector(LoadPlanner):
         self.found: dict[int, bytes] = {}
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return torch.empty(read_item.lengths, dtype=self._dtypes[self._number(read_item)])
+        return torch.empty(read_item.lengths, dtype=self._dtypes[self._number(read_item)], device="cpu")
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from streamxf import engine
+from streamxf.dcp.framing import frame_of
 from streamxf.dcp.payload import PIECE_BYTES, Payload
 
 from .helpers import assert_same, load, save
@@ -73,3 +75,21 @@ def test_a_shell_of_a_view_takes_no_memory_worth_mentioning() -> None:
     assert payload.shell.untyped_storage().nbytes() == 64
     first = next(iter(Payload.of(torch.empty(1).expand(2**28)).pieces(payload.shell.untyped_storage())))
     assert len(first) <= PIECE_BYTES
+
+
+def test_shells_take_no_memory_even_where_torch_fills_what_it_gives() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = _peak_mib(lambda: None)
+        after = _peak_mib(lambda: frame_of(torch.float32, (128 * MIB,), (1,), False))
+        assert after - before < 64, "the frame of a tensor of 512 MiB needs its shape, not its memory"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _peak_mib(action: Callable[[], object]) -> float:
+    """The process's peak of resident memory while `action` runs, in MiB. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")
+    action()
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024

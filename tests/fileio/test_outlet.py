@@ -316,3 +316,15 @@ def test_an_error_of_one_stream_names_it_though_another_was_being_written(size: 
     assert caught.value.item == "bad"
     with pytest.raises(AbortedError):
         outlet.settle()
+
+
+def test_what_has_left_waits_no_more() -> None:
+    outlet = Outlet()
+    left: list[object] = []
+    for number in range(50):  # there is always a block in flight, and never much behind it
+        outlet.submit(lambda number=number: number, 1000, left.append)
+        outlet.put(f"after {number}", 20_000, left.append)
+        assert outlet._waiting <= 256 * 1024
+    outlet.settle()
+    assert left == [item for number in range(50) for item in (number, f"after {number}")]
+    assert outlet._waiting == 0

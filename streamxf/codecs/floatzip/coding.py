@@ -128,7 +128,7 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
     for start in range(0, len(packed), len(first)):
         part = packed[start : start + len(first)]
         pairs, shifted = first[: len(part)], second[: len(part)]
-        np.multiply(part, np.uint16(16), out=shifted)
+        np.multiply(part, 16, out=shifted, dtype=np.uint16)
         np.bitwise_or(part, shifted, out=pairs)
         np.bitwise_and(pairs, 0x0F0F, out=pairs)
         target = out[2 * start : 2 * (start + len(part))]

@@ -72,23 +72,23 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
     """Undo `split`: fill `elements` from the planes."""
     bits = 8 * elements.itemsize
     first, second = work.parts(elements.itemsize)
-    one = elements.dtype.type(1)
+    kind = elements.dtype  # said each time: an operand's own type may be too narrow for the result
     for start in range(0, len(elements), len(first)):
         part = elements[start : start + len(first)]
         stop = start + len(part)
         moved, shifted = first[: len(part)], second[: len(part)]
         below = bits - 8 * planes[-1].itemsize
-        np.multiply(planes[-1][start:stop], one << below, out=moved)
+        np.multiply(planes[-1][start:stop], 1 << below, out=moved, dtype=kind)
         for plane in reversed(planes[:-1]):
             below -= 8 * plane.itemsize
             source = plane[start:stop]
             if below:
-                np.multiply(source, one << below, out=shifted)
+                np.multiply(source, 1 << below, out=shifted, dtype=kind)
                 source = shifted
-            np.bitwise_or(moved, source, out=moved)
+            np.bitwise_or(moved, source, out=moved, dtype=kind)
         if rotated:
             np.right_shift(moved, 1, out=shifted)
-            np.multiply(moved, one << bits - 1, out=moved)
+            np.multiply(moved, 1 << bits - 1, out=moved, dtype=kind)
             np.bitwise_or(moved, shifted, out=part)
         else:
             np.copyto(part, moved)
