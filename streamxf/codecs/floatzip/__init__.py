@@ -95,7 +95,7 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
         if planned.plane.coding == Coding.RAW:
             stored.append((planned.plane, target.nbytes))
             continue
-        coding, size = _encode_plane(planned, target, row, out[position:], work)
+        coding, size = _encode_plane(planned, target, row, layout.width, out[position:], work)
         stored.append((Plane(coding, 1), size))
         position += size
     pack_table(layout, len(data), stored, out)
@@ -105,9 +105,13 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
 
 
 def _encode_plane(
-    planned: PlanePlan, values: Array, row: int | None, out: memoryview, work: Workspace
+    planned: PlanePlan, values: Array, row: int | None, width: int, out: memoryview, work: Workspace
 ) -> tuple[Coding, int]:
-    if planned.levels and (period := best_period(values, row)) and (size := level_into(values, period, out, work)):
+    if (
+        planned.levels
+        and (period := best_period(values, row, width))
+        and (size := level_into(values, period, out, work))
+    ):
         return Coding.LEVELLED, size
     if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
         return Coding.PACKED, size

@@ -22,7 +22,7 @@ MAX_PERIOD = 1 << 16
 _COLUMN_ROWS = 64  # so many rows say well enough what a column's level is
 _SAMPLE_ROWS = 32
 _LEVEL_BITS = 4.0  # what a level takes, about
-_GAIN_BITS = 0.07  # per value; less is not worth the time
+_GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 
 _HEAD = struct.Struct("<B3xII")
 
@@ -77,7 +77,7 @@ def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
     _over_rows(np.add, out, levels[count:], out)
 
 
-def best_period(values: Array, row: int | None) -> int:
+def best_period(values: Array, row: int | None, width: int) -> int:
     """Which levels are worth their place, by a sample of the values.
 
     Parameters
@@ -85,6 +85,8 @@ def best_period(values: Array, row: int | None) -> int:
     values : array of uint8, shape (n,)
     row : int or None
         How many values a row of the matrix has, where that is known.
+    width : int
+        Bytes of the elements that the values are a part of.
 
     Returns
     -------
@@ -93,9 +95,9 @@ def best_period(values: Array, row: int | None) -> int:
     """
     group = 1 << GROUP_LOG2
     if row is not None and group <= row <= MAX_PERIOD and len(values) >= _SAMPLE_ROWS * row:
-        width = min(row, 2 * group) // group * group
+        span = min(row, 2 * group) // group * group
         rows = values[: len(values) // row * row].reshape(-1, row)
-        sample = rows[:: len(rows) // _SAMPLE_ROWS][:_SAMPLE_ROWS, :width]
+        sample = rows[:: len(rows) // _SAMPLE_ROWS][:_SAMPLE_ROWS, :span]
         columns = sample - np.rint(sample.mean(axis=0)).astype(np.uint8)
         bits = {1: _grouped_bits(sample), row: _grouped_bits(columns) + _LEVEL_BITS * row / len(values)}
     elif len(values) >= _SAMPLE_ROWS * group:
@@ -105,7 +107,7 @@ def best_period(values: Array, row: int | None) -> int:
     else:
         return 0
     best = min(bits, key=lambda period: bits[period])
-    return best if bits[best] < entropy_of(sample) - _GAIN_BITS else 0
+    return best if bits[best] < entropy_of(sample) - _GAIN_BITS[width] else 0
 
 
 def _grouped_bits(sample: Array) -> float:

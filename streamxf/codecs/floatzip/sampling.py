@@ -32,7 +32,10 @@ TRIAL_BYTES = 16 * 1024
 NOISE_BITS = 7.85  # bytes that cannot be brought below that are stored as they are
 NOISE_COLLISION_BITS = 7.7  # a plane with that much collision entropy is stored as it is
 CONSTANT_COLLISION_BITS = 0.25  # below, runs decide, and packing would only be in their way
-LEVEL_COLLISION_BITS = (2.36, 5.5)  # exponents of one scale have less, 2.24, and bytes with more are none
+# Levels are looked for above that, by width; exponents of one scale have 2.24 bits. A block has twice as many elements
+# of two bytes as of four, so levels must bring more there to be worth their time.
+LEVEL_COLLISION_BITS = {2: 2.55, 4: 2.36, 8: 2.36}
+MAX_COLLISION_BITS = 5.5  # bytes with more are no exponents
 MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
@@ -98,7 +101,7 @@ def _plan(block: Array, layout: Layout) -> BlockPlan | None:
     plans: list[PlanePlan] = []
     raw = 0
     for histogram in _plane_histograms(elements, layout.rotated):
-        plan = _plan_plane(histogram, len(elements))
+        plan = _plan_plane(histogram, len(elements), layout.width)
         if plan.plane.coding == Coding.RAW:
             raw += 1
             continue
@@ -109,11 +112,11 @@ def _plan(block: Array, layout: Layout) -> BlockPlan | None:
     return BlockPlan(layout, plans + _raw_planes(raw))
 
 
-def _plan_plane(histogram: Array, total: int) -> PlanePlan:
+def _plan_plane(histogram: Array, total: int, width: int) -> PlanePlan:
     bits = collision_bits(histogram, total)
     if bits > NOISE_COLLISION_BITS:
         return _RAW
-    levels = LEVEL_COLLISION_BITS[0] < bits < LEVEL_COLLISION_BITS[1]
+    levels = LEVEL_COLLISION_BITS[width] < bits < MAX_COLLISION_BITS
     if bits > CONSTANT_COLLISION_BITS:
         base, inside = _best_window(histogram)
         if inside >= (1 - MAX_EXCEPTIONS / 2) * total:
