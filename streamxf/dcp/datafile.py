@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, cast
 
 import torch
@@ -101,18 +101,7 @@ class DataFile:
         def stored(raw_size: int, size: int) -> None:
             self._note(item.index, raw_size, size)
 
-        target = self._extensions.open(
-            self._output,
-            identity_of(self._writer_id, item),
-            published=True,
-            dtype=_dtype_name(data),
-            row=_row_of(data),
-            block_log2=self._block_log2,
-            outlet=self._outlet,
-            stored=stored,
-            meter=self._meter,
-        )
-        _write_and_close(item, data, target, self._staging)
+        _write_and_close(item, data, self._open(item, data, self._outlet, stored), self._staging)
 
     def _write_directly(self, item: WriteItem, data: Any) -> None:
         start = self._output.size
@@ -120,17 +109,27 @@ class DataFile:
             _save_bare(data, self._output)
             raw_size = self._output.size - start
         else:
-            target = self._extensions.open(
-                self._output,
-                identity_of(self._writer_id, item),
-                published=True,
-                dtype=_dtype_name(data),
-                row=_row_of(data),
-                block_log2=self._block_log2,
-                meter=self._meter,
-            )
-            raw_size = _write_and_close(item, data, target)
+            raw_size = _write_and_close(item, data, self._open(item, data))
         self._note(item.index, raw_size, self._output.size - start)
+
+    def _open(
+        self,
+        item: WriteItem,
+        data: Any,
+        outlet: Outlet | None = None,
+        stored: Callable[[int, int], None] | None = None,
+    ) -> SaveStream:
+        return self._extensions.open(
+            self._output,
+            identity_of(self._writer_id, item),
+            published=True,
+            dtype=_dtype_name(data),
+            row=_row_of(data),
+            block_log2=self._block_log2,
+            outlet=outlet,
+            stored=stored,
+            meter=self._meter,
+        )
 
     def _note(self, index: MetadataIndex, raw_size: int, size: int) -> None:
         info = _StorageInfo(self._path, self._output.size - size, size, transform_descriptors=self._descriptors)
