@@ -14,19 +14,24 @@ MAX_WINDOW = 1 << 27
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
+def compressor(level: int) -> zstandard.ZstdCompressor:
+    """A compressor whose frames are what `decompress` takes."""
+    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+
+
 def bound(size: int) -> int:
     """Bytes of memory that `compress_into` needs: zstd's own bound, and room to meet the end in."""
     return size + (size >> 8) + 128
 
 
-def compress_into(compressor: zstandard.ZstdCompressor, data: memoryview, out: memoryview) -> int:
+def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memoryview) -> int:
     """Compress `data` into one frame at the start of `out`, which has at least `bound` bytes; return its size."""
     if len(data) < INTO_SCRATCH:
-        frame = compressor.compress(data)
+        frame = context.compress(data)
         out[: len(frame)] = frame
         return len(frame)
     size = 0
-    with compressor.stream_reader(data, size=len(data), read_size=len(data)) as stream:
+    with context.stream_reader(data, size=len(data), read_size=len(data)) as stream:
         while written := stream.readinto(out[size:]):
             size += written
     return size

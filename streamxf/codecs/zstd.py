@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import zstandard
-
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
@@ -42,7 +40,7 @@ class ZStandard(Codec):
             )
 
     def encode(self, block: memoryview, info: BlockInfo) -> bytes | memoryview:
-        with borrowed(_compressor, self.level) as compressor:
+        with borrowed(frames.compressor, self.level) as compressor:
             if len(block) < frames.INTO_SCRATCH:
                 return compressor.compress(block)
             out = info.scratch(frames.bound(len(block)))
@@ -53,7 +51,3 @@ class ZStandard(Codec):
         if size > info.limit:
             raise CodecError(f"zstd frame declares {size} bytes, {info.limit} are allowed here")
         return frames.decompress(block, size)
-
-
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)

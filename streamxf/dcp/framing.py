@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from streamxf.dcp.extensions import SaveStream
-from streamxf.dcp.payload import Payload, dense_order, untouched
+from streamxf.dcp.payload import Payload, dense_order, is_plain, untouched
 from streamxf.dcp.staging import Staging
 from streamxf.errors import StreamxfError
 from streamxf.fileio.gather import SMALL
@@ -82,9 +82,7 @@ def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 def is_framed(tensor: torch.Tensor) -> bool:
     """Whether `frame_of` has the framing of `tensor`: a plain one, as `frame_of` says, on any device."""
     return (
-        type(tensor) is torch.Tensor
-        and tensor.layout == torch.strided
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        is_plain(tensor)
         and not tensor.__dict__
         and not tensor._backward_hooks
         and not any(getattr(tensor, "names", ()))  # gone in newer versions of torch

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from streamxf.buffers import flat_view
 from streamxf.dcp.boxes import Wanted, contiguous_strides
 from streamxf.dcp.fill import Buffers, Fill, Step
+from streamxf.dcp.payload import is_plain
 from streamxf.dcp.stored import Framing, Geometry, StoredTensor
 from streamxf.dcp.target import Target
 from streamxf.engine import Pipeline
@@ -237,8 +238,8 @@ def _fill_at_once(target: torch.Tensor, source: torch.Tensor) -> None:
     machine that is busy.
     """
     memory = None
-    plain = type(source) is torch.Tensor and not (source.is_conj() or source.is_neg() or source.is_quantized)
-    if plain and source.numel() >= _TORCH_GRAIN and source.nbytes <= INLINE_BYTES and source.is_contiguous():
+    grain = source.numel() >= _TORCH_GRAIN and source.nbytes <= INLINE_BYTES
+    if grain and is_plain(source) and source.is_contiguous():
         memory = Target.of(target).memory(source.dtype, source.stride())
     if memory is None:
         target.copy_(source)

@@ -49,12 +49,7 @@ class Payload:
                 "the tensor is on the device 'meta', so it has no data to save; give it memory first (to_empty), and "
                 "its values"
             )
-        plain = (
-            type(tensor) is torch.Tensor
-            and tensor.layout == torch.strided
-            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-        )
-        if not plain:
+        if not is_plain(tensor):
             return cls(minimal(tensor.cpu()), None)
         if tensor.device.type == "cpu" and tensor.untyped_storage().size() == tensor.nbytes:
             return cls(tensor, None)
@@ -77,6 +72,15 @@ class Payload:
             yield storage_bytes(storage)
         else:
             yield from tensor_bytes(self.source)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is torch's own kind, and its memory holds its values as they are."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
 
 
 def untouched(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

@@ -77,17 +77,16 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
     begin, end = layout.phase, layout.phase + count * layout.width
     position = table_size(len(plan.planes))
     targets: list[Array] = []
-    for number, planned in enumerate(plan.planes):
-        plane = planned.plane
-        size = count * plane.lane
-        if plane.coding == Coding.RAW:
-            targets.append(np.frombuffer(out, f"<u{plane.lane}", count, position))
-            position += size
-        else:
-            targets.append(work.plane(number, size))
     if layout.width == 1:
-        targets = [data]
+        targets.append(data)
     else:
+        for number, planned in enumerate(plan.planes):
+            lane = planned.plane.lane
+            if planned.plane.coding == Coding.RAW:
+                targets.append(np.frombuffer(out, f"<u{lane}", count, position))
+                position += count * lane
+            else:
+                targets.append(work.plane(number, count * lane))
         split(data[begin:end].view(f"<u{layout.width}"), layout.rotated, targets, work)
 
     stored: list[tuple[Plane, int]] = []

@@ -45,7 +45,7 @@ def huffman() -> zstandard.ZstdCompressor:
 
 def general() -> zstandard.ZstdCompressor:
     """A compressor for everything that is no float."""
-    return zstandard.ZstdCompressor(level=3, write_content_size=True, write_checksum=False)
+    return frames.compressor(3)
 
 
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:

@@ -113,13 +113,13 @@ def best_period(values: Array, row: int | None, width: int) -> int:
 def _grouped_bits(sample: Array) -> float:
     """Bits of each value once its group's level has been taken off, that level's share included."""
     groups = np.ascontiguousarray(sample).reshape(-1, 1 << GROUP_LOG2)
+    groups = groups - groups.flat[0]
     return entropy_of(groups - _greatest(groups)[:, None]) + _LEVEL_BITS / (1 << GROUP_LOG2)
 
 
 def _greatest(groups: Array) -> Array:
-    """The greatest value of each group, where values lie within 128 of each other, modulo 256."""
-    origin = groups.flat[0]
-    greatest: Array = (groups - origin).view(np.int8).max(axis=1).view(np.uint8) + origin
+    """The greatest value of each group; values are signed differences from something, modulo 256."""
+    greatest: Array = groups.view(np.int8).max(axis=1).view(np.uint8)
     return greatest
 
 
@@ -134,11 +134,10 @@ def column_levels(values: Array, period: int) -> Array:
 def _group_levels(rest: Array) -> Array:
     """What to take off each group, so that its greatest value becomes the greatest that can be packed."""
     whole = len(rest) >> GROUP_LOG2 << GROUP_LOG2
-    signed = rest.view(np.int8)
-    greatest = signed[:whole].reshape(-1, 1 << GROUP_LOG2).max(axis=1)
+    greatest = _greatest(rest[:whole].reshape(-1, 1 << GROUP_LOG2))
     if whole < len(rest):
-        greatest = np.append(greatest, signed[whole:].max())
-    levels: Array = greatest.view(np.uint8) - np.uint8(WINDOW - 1)
+        greatest = np.append(greatest, _greatest(rest[None, whole:]))
+    levels: Array = greatest - np.uint8(WINDOW - 1)
     return levels
 
 
