@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamxf import errors
+    from streamxf import errors, keys
     from streamxf.chain import Chain
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode, open
-    from streamxf.keys import Key, KeyRing
+    from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
     from streamxf.tuning.recommendation import Recommendation
@@ -48,14 +48,19 @@ _HOME = {
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
     "Key": "streamxf.keys",
+    "KeyProvider": "streamxf.keys",
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
+    "PrivateKey": "streamxf.keys",
+    "PublicKey": "streamxf.keys",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "SaveReport": "streamxf.report",
+    "SigningKey": "streamxf.keys",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
+    "VerifyKey": "streamxf.keys",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
     "attach": "streamxf.dcp.attach",
@@ -79,19 +84,25 @@ __all__ = [
     "FsspecReader",
     "FsspecWriter",
     "Key",
+    "KeyProvider",
     "KeyRing",
     "LoadReport",
+    "PrivateKey",
+    "PublicKey",
     "Recommendation",
     "Registry",
     "SaveReport",
+    "SigningKey",
     "StreamInfo",
     "StreamxfError",
+    "VerifyKey",
     "ZStandard",
     "__version__",
     "attach",
     "decode",
     "encode",
     "errors",
+    "keys",
     "open",
     "tune",
 ]
@@ -100,7 +111,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name in ("errors", "testing"):
+    if name in ("errors", "keys", "testing"):
         return import_module(f"streamxf.{name}")
     raise AttributeError(f"module 'streamxf' has no attribute {name!r}")
 

@@ -116,6 +116,14 @@ class WrongKeyError(StreamxfError):
     """A key was found by its id, but it does not open what it should."""
 
 
+class KeyFileError(StreamxfError):
+    """A key file cannot be used: others can read it, it is damaged, or it cannot be read."""
+
+
+class KeyServiceError(StreamxfError):
+    """A service that holds a key cannot be asked, or does not allow it."""
+
+
 class AuthenticationError(StreamxfError):
     """A seal, a tag or a MAC does not match: the data was altered, or another key made it."""
 

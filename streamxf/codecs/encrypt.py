@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NoReturn, Self
@@ -21,9 +21,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
 from streamxf.descriptor import Descriptor, Parameters
-from streamxf.errors import AuthenticationError, CodecError, DescriptorError, KeyMissingError
-from streamxf.keys.datakey import DataKey, unwrap, wrap
-from streamxf.keys.key import Key, KeyLike, as_key
+from streamxf.errors import AuthenticationError, CodecError, DescriptorError, KeyMissingError, ParameterError
+from streamxf.keys import KeyProvider, KeyRing, KeysLike, SigningKey
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope
 
 TAG_BYTES = 16
 MAX_BLOCKS = 2**32
@@ -67,29 +68,39 @@ if hasattr(os, "register_at_fork"):
 class Encrypt(Codec):
     """Encrypt and authenticate each block with AES-256-GCM.
 
-    The key given here wraps a random data key, which is drawn anew for every save and process and never leaves it
-    unwrapped. A pickle of the codec does not carry the key: the copy must be given one again before it can write (only
-    `multiprocessing`'s own pipes to child processes carry it).
+    The keys given here wrap a random data key, which is drawn anew for every save and process and never leaves it
+    unwrapped. A pickle of the codec carries no secret: the copy must be given its keys again before it can write (only
+    `multiprocessing`'s own pipes to child processes carry them).
 
     Parameters
     ----------
-    key : Key or bytes
-        32 bytes.
+    recipients : KeyProvider, bytes or location, or several
+        Who may read, at most 16: a `Key` or its 32 bytes, a `PublicKey`, a key service, ``"file:/run/secrets/key"``.
+        Any one of them suffices.
+    signer : SigningKey, optional
+        Shows who wrote the checkpoint. Readers that open it with a private key ask for that.
 
     Raises
     ------
     ParameterError
-        If the key is not 32 bytes.
+        If a key is not 32 bytes or cannot be used otherwise, or there is none or too many.
     """
 
     name: ClassVar[str] = "streamxf.encrypt"
     role: ClassVar[Role] = "encryption"
 
-    key: Key | None
+    recipients: tuple[KeyProvider, ...]
+    signer: SigningKey | None
     _session: _Session | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __init__(self, key: KeyLike) -> None:
-        object.__setattr__(self, "key", as_key(key))
+    def __init__(self, recipients: KeysLike, *, signer: SigningKey | None = None) -> None:
+        made = tuple(KeyRing.of(recipients))
+        if not 1 <= len(made) <= MAX_RECIPIENTS:
+            raise ParameterError(f"Encrypt takes 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
+        if signer is not None and not isinstance(signer, SigningKey | _AbsentSigner):
+            raise ParameterError(f"signer= takes a streamxf.SigningKey, not {type(signer).__name__}")
+        object.__setattr__(self, "recipients", made)
+        object.__setattr__(self, "signer", signer)
         object.__setattr__(self, "_session", None)
 
     # -- blocks ------------------------------------------------------------------------------------
@@ -124,15 +135,20 @@ class Encrypt(Codec):
         """The data key in use: the one that was read, or one drawn for this process."""
         return self._current().data_key
 
-    def renew(self) -> Self:
-        return type(self)(self._writing_key())
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of those who may read."""
+        return tuple(key.id for key in self.recipients)
 
-    def _writing_key(self) -> Key:
-        if self.key is None:
+    def renew(self) -> Self:
+        self._check_writes()
+        return type(self)(self.recipients, signer=self.signer)
+
+    def _check_writes(self) -> None:
+        if not self.recipients:
             raise KeyMissingError(
                 "this Encrypt was made to read a checkpoint and cannot write one; make a new Encrypt(key)"
             )
-        return self.key
 
     def _current(self) -> _Session:
         session = self._session
@@ -140,8 +156,10 @@ class Encrypt(Codec):
             with _drawing:
                 session = self._session
                 if session is None or session.writer not in (None, os.getpid()):
+                    self._check_writes()
                     data_key = DataKey.draw()
-                    session = _Session(data_key, wrap(data_key, [self._writing_key()]), os.getpid())
+                    envelope = Envelope.seal(data_key, self.recipients, self.signer)
+                    session = _Session(data_key, envelope.fragment, os.getpid())
                     object.__setattr__(self, "_session", session)
         return session
 
@@ -151,30 +169,41 @@ class Encrypt(Codec):
         return Descriptor(self.name, self.version, (), self._current().fragment)
 
     @classmethod
-    def open(cls, descriptor: Descriptor, keys: Iterable[Key]) -> Self:
+    def open(cls, descriptor: Descriptor, keys: KeyRing) -> Self:
         """Make the codec that decrypts what `descriptor` describes.
 
         Raises
         ------
         DescriptorError
             If the descriptor is not well formed.
-        KeyMissingError, WrongKeyError
-            If none of `keys` opens the data key.
+        KeyMissingError, WrongKeyError, PolicyError, AuthenticationError, KeyServiceError
+            As `KeyRing.unwrap`.
         """
         if descriptor.parameters:
             raise DescriptorError(f"codec {cls.name} takes no parameters after '?'")
-        keys = tuple(keys)
         if not descriptor.fragment:
             raise DescriptorError(f"codec {cls.name}: the descriptor carries no wrapped key")
-        session = _Session(unwrap(descriptor.fragment, keys), descriptor.fragment, None)
+        session = _Session(keys.unwrap(descriptor.fragment), descriptor.fragment, None)
         codec = cls.__new__(cls)
-        object.__setattr__(codec, "key", None)
+        object.__setattr__(codec, "recipients", ())
+        object.__setattr__(codec, "signer", None)
         object.__setattr__(codec, "_session", session)
         return codec
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> NoReturn:
         raise KeyMissingError("the data is encrypted, and this registry has no keys; use streamxf.Registry(keys=...)")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Encrypt) and self._readers() == other._readers()
+
+    def __hash__(self) -> int:
+        return hash(self._readers())
+
+    def _readers(self) -> tuple[Any, ...]:
+        """Who may read and who signed, also where the keys themselves were left out of a pickle."""
+        signer = self.signer.id if self.signer is not None else None
+        return tuple((key.kind, key.id) for key in self.recipients), signer
 
     # -- copies and pickles ------------------------------------------------------------------------
 
@@ -185,33 +214,54 @@ class Encrypt(Codec):
         return self  # copy would go by __reduce__, and lose the key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _without_key, (self.key.id if self.key is not None else "unknown",)
+        kept = tuple(key if key.portable else _AbsentKey(key.kind, key.id) for key in self.recipients)
+        return _remade, (kept, _AbsentSigner(self.signer.id) if self.signer is not None else None)
 
 
-class _AbsentKey(Key):
+class _AbsentKey(KeyProvider):
     """Stands where a key was before a pickle left it out: it has the key's id and nothing else."""
 
-    __slots__ = ()
+    portable: ClassVar[bool] = True
+
+    def __init__(self, kind: str, key_id: str) -> None:
+        self.kind = kind
+        self.id = key_id
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> NoReturn:
+        raise _did_not_travel(f"key {self.id}")
+
+    def __repr__(self) -> str:
+        return f"key {self.id}, which did not travel"
+
+
+class _AbsentSigner:
+    """The same for a signing key."""
 
     def __init__(self, key_id: str) -> None:
-        object.__setattr__(self, "id", key_id)
+        self.id = key_id
 
-    def reveal(self) -> NoReturn:
-        raise KeyMissingError(
-            f"key {self.id} did not travel with the pickle of this Encrypt; make a new Encrypt(key) here"
-        )
+    def sign(self, dek_id: bytes) -> NoReturn:
+        raise _did_not_travel(f"signing key {self.id}")
 
-    def wrapping_key(self) -> NoReturn:
-        self.reveal()
+    def __repr__(self) -> str:
+        return f"signing key {self.id}, which did not travel"
 
 
-def _without_key(key_id: str) -> Encrypt:
-    return Encrypt(_AbsentKey(key_id))
+def _did_not_travel(what: str) -> KeyMissingError:
+    return KeyMissingError(f"{what} did not travel with the pickle of this Encrypt; make a new Encrypt(key) here")
+
+
+def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
+    if recipients:
+        return Encrypt(recipients, signer=signer)
+    codec = Encrypt.__new__(Encrypt)  # one that was opened to read
+    for name, value in (("recipients", ()), ("signer", None), ("_session", None)):
+        object.__setattr__(codec, name, value)
+    return codec
 
 
 def _to_own_child(codec: Encrypt) -> tuple[Any, ...]:
-    # a codec that was opened to read, or lost its key before, has no key to hand on
-    return (Encrypt, (codec.key,)) if type(codec.key) is Key else codec.__reduce__()
+    return _remade, (codec.recipients, codec.signer)
 
 
 ForkingPickler.register(Encrypt, _to_own_child)

@@ -81,8 +81,12 @@ class Extensions:
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""
         names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        keys = [codec.key.id for codec in self.chain if isinstance(codec, Encrypt) and codec.key is not None]
-        return " > ".join(names or ["no extension"]) + "".join(f" under key {key}" for key in keys)
+        keys = [
+            (*codec.key_ids, *((f"signed by {codec.signer.id}",) if codec.signer is not None else ()))
+            for codec in self.chain
+            if isinstance(codec, Encrypt)
+        ]
+        return " > ".join(names or ["no extension"]) + "".join(f" under key {', '.join(ids)}" for ids in keys)
 
     def descriptors(self) -> list[str]:
         """In the order in which a reader applies them: the reverse."""

@@ -14,7 +14,7 @@ from streamxf.dcp.unpickle import load_metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey, unwrap
+from streamxf.keys.datakey import DataKey
 
 MANIFEST_ATTRIBUTE = "streamxf_manifest"
 
@@ -103,7 +103,7 @@ def _data_key(manifest: Manifest, keys: KeyRing) -> DataKey | None:
     if descriptor.name != ENCRYPT or descriptor.version != 1:
         raise MetadataError(f"the manifest's key is no {ENCRYPT}/1 descriptor")
     try:
-        return unwrap(descriptor.fragment, keys)
+        return keys.unwrap(descriptor.fragment)
     except KeyMissingError as error:
         raise KeyMissingError(f"this checkpoint is {error.message}") from None
 

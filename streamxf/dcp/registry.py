@@ -47,7 +47,7 @@ class Registry(ExtensionRegistry):
         if isinstance(registry, Registry):
             if not len(ring):
                 return registry
-            made = cls([*registry.keys, *ring])
+            made = cls(registry.keys.union(ring))
             made.codecs = registry.codecs
         else:
             made = cls(ring)

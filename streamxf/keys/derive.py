@@ -1,4 +1,4 @@
-"""The one key derivation that the format uses; docs/format.md, "Keys"."""
+"""The one key derivation that the format uses, and ids made with it; docs/format.md, "Keys"."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
     """HKDF-SHA256 (RFC 5869) of `secret`: `length` bytes."""
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+def public_id(data: bytes, kind: str) -> str:
+    """The id of a public key, or of a key in a service: 16 hexadecimal digits."""
+    return derive(data, b"streamxf/1 key id " + kind.encode("ascii"), 8).hex()

@@ -11,6 +11,7 @@ from streamxf.codec import Codec, Role
 from streamxf.container.limits import MAX_CHAIN
 from streamxf.descriptor import Descriptor, check_name
 from streamxf.errors import KeyMissingError
+from streamxf.keys.secret import Secret
 from streamxf.registry import BUILTINS
 from streamxf.testing.case import Case
 from streamxf.testing.data import samples
@@ -61,7 +62,7 @@ def pickling(case: Case) -> None:
 
 
 def _check_keyless(case: Case, data: bytes, copy: Codec) -> None:
-    require(not any(key.reveal() in data for key in case.keys), "the pickle holds the key")
+    require(not any(key.reveal() in data for key in case.keys if isinstance(key, Secret)), "the pickle holds the key")
     try:
         Stream(copy)
     except KeyMissingError:

@@ -22,7 +22,7 @@ from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.manifest import append_trailer, split
 from streamxf.descriptor import Descriptor
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey, unwrap
+from streamxf.keys.datakey import DataKey
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -156,7 +156,7 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 
 def data_key_of(path: Path, key: Key = KEY) -> DataKey | None:
     described = manifest_of(path).key
-    return None if described is None else unwrap(Descriptor.parse(described).fragment, KeyRing.of(key))
+    return None if described is None else KeyRing.of(key).unwrap(Descriptor.parse(described).fragment)
 
 
 def rewrite_metadata(path: Path, change: Callable[[Any], Any], key: Key = KEY) -> None:

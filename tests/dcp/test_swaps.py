@@ -29,7 +29,8 @@ from streamxf.dcp.output import OutputFile
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey, wrap
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
 from streamxf.meter import Meter
 
 from .helpers import (
@@ -308,7 +309,7 @@ def test_an_altered_level_does_no_harm(checkpoint: Path) -> None:
 def test_another_data_key_for_an_item(checkpoint: Path) -> None:
     """Wrapped for the same user's key, so it opens, but the containers were not sealed under it."""
     save(three(), checkpoint)
-    other = str(Descriptor("streamxf.encrypt", 1, (), wrap(DataKey.draw(), [KEY])))
+    other = str(Descriptor("streamxf.encrypt", 1, (), Envelope.seal(DataKey.draw(), [KEY]).fragment))
     alter_descriptors(
         checkpoint, lambda texts: [other if text.startswith("streamxf.encrypt") else text for text in texts]
     )

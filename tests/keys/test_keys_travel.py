@@ -10,9 +10,10 @@ import pytest
 from samples import KEY
 
 import streamxf
-from streamxf import Chain, Encrypt, ZStandard
+from streamxf import Chain, Encrypt, KeyRing, ZStandard
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError
+from streamxf.keys.b64url import encode_b64url
 
 
 def in_child(pipe, key, codec, chain, lost, opened) -> None:
@@ -34,7 +35,7 @@ def test_a_spawned_child_gets_the_key():
     codec = Encrypt(KEY)
     own_data_key = codec.data_key.id
     lost = pickle.loads(pickle.dumps(codec))
-    opened = Encrypt.open(Descriptor.parse(str(codec.descriptor())), [KEY])
+    opened = Encrypt.open(Descriptor.parse(str(codec.descriptor())), KeyRing.of(KEY))
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=in_child, args=(there, KEY, codec, Chain([ZStandard(), codec]), lost, opened))
@@ -47,10 +48,10 @@ def test_a_spawned_child_gets_the_key():
     assert streamxf.decode(one, keys=KEY) == b"one"
     assert streamxf.decode(two, keys=KEY) == b"two"
     assert "did not travel" in lost_says
-    assert "did not travel" in opened_says
+    assert "cannot write" in opened_says
     # the child drew a data key of its own
     assert codec.data_key.id == own_data_key
-    assert streamxf.keys.datakey.encode_b64url(own_data_key).encode() not in one
+    assert encode_b64url(own_data_key).encode() not in one
 
 
 def test_only_multiprocessing_carries_it():
@@ -62,13 +63,12 @@ def test_only_multiprocessing_carries_it():
 
 def test_an_encrypt_that_lost_its_key():
     lost = pickle.loads(pickle.dumps(Encrypt(KEY)))
-    assert lost.key.id == KEY.id
+    assert lost.key_ids == (KEY.id,)
     assert lost == Encrypt(KEY)
     for use in (
         lambda: lost.data_key,
         lambda: lost.descriptor(),
         lambda: lost.renew().descriptor(),
-        lambda: lost.key.reveal(),
         lambda: streamxf.encode(b"", [lost]),
     ):
         with pytest.raises(KeyMissingError, match=KEY.id):
@@ -77,7 +77,7 @@ def test_an_encrypt_that_lost_its_key():
 
 
 def test_an_encrypt_that_was_opened_to_read_does_not_write():
-    opened = Encrypt.open(Encrypt(KEY).descriptor(), [KEY])
+    opened = Encrypt.open(Encrypt(KEY).descriptor(), KeyRing.of(KEY))
     for use in (opened.renew, lambda: streamxf.encode(b"", [opened])):
         with pytest.raises(KeyMissingError, match="cannot write"):
             use()

@@ -1,0 +1,238 @@
+"""The fragment of an Encrypt descriptor: the data key, wrapped for each recipient, and who signed it; docs/format.md,
+"streamxf.encrypt/1".
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from streamxf.descriptor import MAX_FRAGMENT, Parameters, format_parameters, shorten
+from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, PolicyError, WrongKeyError
+from streamxf.keys.b64url import decode_b64url, encode_b64url
+from streamxf.keys.datakey import DEK_BYTES, DataKey
+from streamxf.keys.provider import KeyProvider
+from streamxf.keys.signing import SigningKey, VerifyKey
+
+MAX_RECIPIENTS = 16
+MAX_WRAPPED = 6144
+
+_KIND = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A data key wrapped for one recipient.
+
+    Attributes
+    ----------
+    kind, key_id : str
+        Those of the `KeyProvider` that wrapped it.
+    data : bytes
+    """
+
+    kind: str
+    key_id: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key_id}:{encode_b64url(self.data)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises DescriptorError if `text` is no wrapped key."""
+        kind, _, rest = text.partition(":")
+        key_id, _, data = rest.partition(":")
+        if not _KIND.fullmatch(kind) or not _ID.fullmatch(key_id):
+            raise DescriptorError(f"streamxf.encrypt: wrapped key {shorten(text)!r} is not kind:key_id:data")
+        wrapped = cls(kind, key_id, decode_b64url(data))
+        if not 1 <= len(wrapped.data) <= MAX_WRAPPED:
+            raise DescriptorError(
+                f"streamxf.encrypt: a wrapped key has {len(wrapped.data)} bytes; there must be 1 to {MAX_WRAPPED}"
+            )
+        return wrapped
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What the fragment says.
+
+    Attributes
+    ----------
+    dek_id : bytes
+        32 bytes.
+    recipients : tuple of Wrapped
+        1 to 16.
+    signature : tuple of str and bytes, or None
+        The signer's id, and 64 bytes.
+    """
+
+    dek_id: bytes
+    recipients: tuple[Wrapped, ...]
+    signature: tuple[str, bytes] | None = None
+
+    @classmethod
+    def seal(cls, data_key: DataKey, recipients: Iterable[KeyProvider], signer: SigningKey | None = None) -> Self:
+        """Wrap a data key for everybody who may read, and sign its id.
+
+        Raises
+        ------
+        ParameterError
+            If there are too many recipients, or a third party's key provider does not keep to its protocol.
+        KeyServiceError
+            If a service that holds a key cannot be asked.
+        """
+        dek_id = data_key.id
+        wrapped = tuple(_wrap(data_key, dek_id, recipient) for recipient in recipients)
+        return cls(dek_id, wrapped, (signer.id, signer.sign(dek_id)) if signer is not None else None).checked()
+
+    @classmethod
+    def parse(cls, fragment: Parameters) -> Self:
+        """Read a fragment.
+
+        Raises
+        ------
+        DescriptorError
+            If it is not well formed.
+        """
+        if unknown := {key for key, _ in fragment} - {"dek", "w", "sig"}:
+            raise DescriptorError(f"streamxf.encrypt: the fragment has unknown keys {sorted(unknown)}")
+        dek_id = decode_b64url(_only(fragment, "dek"))
+        if len(dek_id) != 32:
+            raise DescriptorError(f"streamxf.encrypt: the data key's id has {len(dek_id)} bytes, not 32")
+        recipients = tuple(Wrapped.parse(value) for key, value in fragment if key == "w")
+        if not 1 <= len(recipients) <= MAX_RECIPIENTS:
+            raise DescriptorError(
+                f"streamxf.encrypt: {len(recipients)} wrapped keys; there must be 1 to {MAX_RECIPIENTS}"
+            )
+        signed = any(key == "sig" for key, _ in fragment)
+        made = cls(dek_id, recipients, _parse_signature(_only(fragment, "sig")) if signed else None)
+        if made.fragment != fragment:
+            raise DescriptorError("streamxf.encrypt: the fragment must hold 'dek', then 'w', then 'sig'")
+        return made
+
+    @property
+    def fragment(self) -> Parameters:
+        """As it stands in a descriptor."""
+        parts = [("dek", encode_b64url(self.dek_id)), *(("w", str(wrapped)) for wrapped in self.recipients)]
+        if self.signature is not None:
+            signer, signature = self.signature
+            parts.append(("sig", f"{signer}:{encode_b64url(signature)}"))
+        return tuple(parts)
+
+    def checked(self) -> Self:
+        """Itself, if it fits the format.
+
+        Raises
+        ------
+        ParameterError
+            If it does not.
+        """
+        if not 1 <= len(self.recipients) <= MAX_RECIPIENTS:
+            raise ParameterError(
+                f"a checkpoint has 1 to {MAX_RECIPIENTS} recipients, not {len(self.recipients)}; some may share a key"
+            )
+        size = len(format_parameters(self.fragment))
+        if size > MAX_FRAGMENT:
+            raise ParameterError(f"the wrapped keys take {size} characters, of which {MAX_FRAGMENT} are allowed")
+        return self
+
+    def open(
+        self, keys: Iterable[KeyProvider], trust: Iterable[VerifyKey] = (), allow_unsigned: bool = False
+    ) -> DataKey:
+        """Unwrap the data key with whichever of `keys` it is wrapped for, and check who signed it.
+
+        Parameters
+        ----------
+        keys : iterable of KeyProvider
+            Those that authenticate the writer are tried first.
+        trust : iterable of VerifyKey
+            Whose signature counts. If there are any, somebody among them must have signed; without them, only where a
+            key opened it that does not authenticate the writer.
+        allow_unsigned : bool
+            Whether a missing signature is acceptable.
+
+        Raises
+        ------
+        KeyMissingError
+            If it is wrapped for none of `keys`.
+        WrongKeyError
+            If the one that it names does not open it: it was altered.
+        PolicyError
+            If it must be signed by one of `trust`, and is not.
+        AuthenticationError
+            If the signature is not right.
+        KeyServiceError
+            If a service that holds a key cannot be asked.
+        """
+        key, data_key = self._unwrap(tuple(keys))
+        self._check_signature(tuple(trust), allow_unsigned, key)
+        return data_key
+
+    def _unwrap(self, keys: tuple[KeyProvider, ...]) -> tuple[KeyProvider, DataKey]:
+        pairs = [
+            (key, wrapped)
+            for key in sorted(keys, key=lambda key: not key.authenticates_writer)
+            for wrapped in self.recipients
+            if key.unwraps and (key.kind, key.id) == (wrapped.kind, wrapped.key_id)
+        ]
+        for key, wrapped in pairs:
+            try:
+                data_key = DataKey(key.unwrap(wrapped.data, self.dek_id))
+            except WrongKeyError:
+                continue
+            if len(data_key.secret) == DEK_BYTES and hmac.compare_digest(data_key.id, self.dek_id):
+                return key, data_key
+        if pairs:
+            ids = ", ".join(dict.fromkeys(key.id for key, _ in pairs))
+            raise WrongKeyError(f"key {ids} does not open the wrapped data key: the descriptor was altered")
+        wanted = ", ".join(f"{wrapped.key_id} ({wrapped.kind})" for wrapped in self.recipients)
+        have = ", ".join(f"{key.id} ({key.kind})" for key in keys) or "none"
+        raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. Pass the right key as keys=")
+
+    def _check_signature(self, trust: tuple[VerifyKey, ...], allow_unsigned: bool, key: KeyProvider) -> None:
+        if self.signature is not None:
+            signer, signature = self.signature
+            trusted = [verify_key for verify_key in trust if verify_key.id == signer]
+            for verify_key in trusted:
+                verify_key.verify(signature, self.dek_id)
+            if trusted:
+                return
+        if allow_unsigned or (key.authenticates_writer and not trust):
+            return
+        found = "not signed" if self.signature is None else f"signed by {self.signature[0]}, whom trust= does not name"
+        reason = (
+            "trust= asks for a signature"
+            if key.authenticates_writer
+            else "anybody who has the public key can have written it"
+        )
+        raise PolicyError(
+            f"the data key is {found}, and {reason}; pass the signer's VerifyKey in trust=, or allow_unsigned=True"
+        )
+
+
+def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
+    wrapped = Wrapped(recipient.kind, recipient.id, recipient.wrap(data_key.secret, dek_id))
+    try:
+        return Wrapped.parse(str(wrapped))
+    except DescriptorError as error:
+        raise ParameterError(f"{type(recipient).__name__} does not keep to the protocol: {error.message}") from None
+
+
+def _parse_signature(text: str) -> tuple[str, bytes]:
+    signer, _, signature = text.partition(":")
+    data = decode_b64url(signature)
+    if not _ID.fullmatch(signer) or len(data) != 64:
+        raise DescriptorError(f"streamxf.encrypt: signature {shorten(text)!r} is not signer:64 bytes")
+    return signer, data
+
+
+def _only(fragment: Parameters, name: str) -> str:
+    values = [value for key, value in fragment if key == name]
+    if len(values) != 1:
+        raise DescriptorError(f"streamxf.encrypt: the fragment must hold {name!r} once")
+    return values[0]

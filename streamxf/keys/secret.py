@@ -1,0 +1,95 @@
+"""`Secret`: 32 bytes that never show themselves."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar, NoReturn, Self
+
+from typing_extensions import Buffer
+
+from streamxf.errors import ParameterError
+
+SECRET_BYTES = 32
+
+
+class Secret:
+    """Base of every key that must stay secret.
+
+    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only a process that
+    ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
+    """
+
+    __slots__ = ("_material", "id")
+
+    noun: ClassVar[str] = "a key"
+
+    id: str
+    _material: bytes
+
+    def __init__(self, material: Buffer) -> None:
+        if isinstance(material, str):
+            raise ParameterError(
+                f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
+                "passphrase as a key"
+            )
+        try:
+            secret = bytes(memoryview(material))
+        except TypeError:
+            raise ParameterError(f"{self.noun} is 32 bytes, not {type(material).__name__}") from None
+        if len(secret) != SECRET_BYTES:
+            raise ParameterError(
+                f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. Make one with "
+                f"streamxf.{type(self).__name__}.generate()"
+            )
+        object.__setattr__(self, "_material", secret)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Draw a new one from the operating system's random source."""
+        return cls(os.urandom(SECRET_BYTES))
+
+    def reveal(self) -> bytes:
+        """Return the 32 bytes, for whoever has to store them.
+
+        Nothing in streamxf calls this to print or record them; `streamxf.keys.write` stores them.
+        """
+        return self._material
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """What the constructor makes the same secret of."""
+        return (self._material,)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # ForkingPickler serves only pipes between a process and the children that multiprocessing starts for it; it is
+        # asked before __reduce__.
+        ForkingPickler.register(cls, _to_own_child)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} does not change")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} does not go into a pickle, where it could end up on disk or in a log; "
+            "hand it over as a secret (a file, an environment variable) and make it there"
+        )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+def _to_own_child(secret: Secret) -> tuple[Any, ...]:
+    return type(secret), secret._arguments()

@@ -1,0 +1,105 @@
+"""Who wrote a checkpoint: a `SigningKey` (Ed25519) signs the data key's id, a `VerifyKey` checks that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing_extensions import Buffer
+
+from streamxf.errors import AuthenticationError, ParameterError
+from streamxf.keys.derive import public_id
+from streamxf.keys.secret import Secret
+
+ED25519 = "ed25519"
+_CONTEXT = b"streamxf/1 dek\0"
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """The public half of a `SigningKey`, for ``trust=``. Not secret.
+
+    Parameters
+    ----------
+    data : bytes-like
+        32 bytes.
+
+    Attributes
+    ----------
+    id : str
+        16 hexadecimal digits derived from the key.
+
+    Raises
+    ------
+    ParameterError
+        If `data` is no Ed25519 public key.
+    """
+
+    data: bytes = field(repr=False)
+    id: str = field(init=False, compare=False)
+
+    def __init__(self, data: Buffer) -> None:
+        key = bytes(data)
+        try:
+            Ed25519PublicKey.from_public_bytes(key)
+        except ValueError:
+            raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
+        object.__setattr__(self, "data", key)
+        object.__setattr__(self, "id", public_id(key, ED25519))
+
+    def verify(self, signature: bytes, dek_id: bytes) -> None:
+        """Check the signature of a data key's id.
+
+        Raises
+        ------
+        AuthenticationError
+            If this key did not make it for this data key.
+        """
+        try:
+            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, _CONTEXT + dek_id)
+        except InvalidSignature:
+            raise AuthenticationError(
+                f"the signature by {self.id} is not one of this data key: the descriptor was altered"
+            ) from None
+
+
+class SigningKey(Secret):
+    """Signs the data keys of the checkpoints that a process writes (Ed25519).
+
+    Parameters
+    ----------
+    material : bytes-like
+        Exactly 32 bytes.
+
+    Attributes
+    ----------
+    id : str
+        That of its public half, `verify_key`.
+
+    Raises
+    ------
+    ParameterError
+        If `material` is not 32 bytes.
+    """
+
+    __slots__ = ()
+
+    noun = "a signing key"
+    kind = ED25519
+
+    def __init__(self, material: Buffer) -> None:
+        super().__init__(material)
+        object.__setattr__(self, "id", self.verify_key.id)
+
+    @property
+    def verify_key(self) -> VerifyKey:
+        """The half to give away."""
+        return VerifyKey(self._private().public_key().public_bytes_raw())
+
+    def sign(self, dek_id: bytes) -> bytes:
+        """Sign a data key's id: 64 bytes."""
+        return self._private().sign(_CONTEXT + dek_id)
+
+    def _private(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self._material)
