@@ -96,7 +96,7 @@ class Encrypt(Codec):
     def __init__(self, recipients: KeysLike, *, signer: SigningKey | None = None) -> None:
         made = tuple(KeyRing.of(recipients))
         if not 1 <= len(made) <= MAX_RECIPIENTS:
-            raise ParameterError(f"Encrypt takes 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
+            raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
         if signer is not None and not isinstance(signer, SigningKey | _AbsentSigner):
             raise ParameterError(f"signer= takes a streamxf.SigningKey, not {type(signer).__name__}")
         object.__setattr__(self, "recipients", made)
