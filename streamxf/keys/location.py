@@ -55,7 +55,8 @@ def find(location: str) -> KeyProvider:
     if not colon or scheme not in places():
         raise ParameterError(
             "a key is 32 bytes, not text (bytes.fromhex, base64), and text says where it is: 'file:PATH', "
-            f"'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of {', '.join(places())}"
+            "'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of "
+            + ", ".join(places())
         )
     provider = _load(scheme)(rest)
     if not isinstance(provider, KeyProvider):
