@@ -1,0 +1,98 @@
+"""What `Encrypt` adds to `[FloatZip()]`: time of a save and a load, and bytes for each item."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from benchmarks.data.gaussian import gaussian_layers
+from benchmarks.dcp_sides import FLOATZIP, KEY, DcpSide, Run, State, empty_target
+from benchmarks.harness import Settings, alternate
+from benchmarks.result import Result, Row, Table, goal_row
+from benchmarks.spread import Spread, ratios
+
+ENCRYPTED = DcpSide(
+    "streamxf, FloatZip + Encrypt", False, lambda: [streamxf.FloatZip(), streamxf.Encrypt(KEY)], keyed=True
+)
+PAIR = streamxf.PrivateKey.generate()
+SIGNER = streamxf.SigningKey.generate()
+RECIPIENTS = 16
+TO_MANY = DcpSide(
+    f"streamxf, FloatZip + Encrypt, {RECIPIENTS} public keys, signed",
+    False,
+    lambda: [
+        streamxf.FloatZip(),
+        streamxf.Encrypt(
+            [PAIR.public, *(streamxf.PrivateKey.generate().public for _ in range(RECIPIENTS - 1))], signer=SIGNER
+        ),
+    ],
+)
+SIDES = (FLOATZIP, ENCRYPTED)
+TIME_GOAL = 1.10
+ITEM_GOAL = 200
+
+
+def run(settings: Settings) -> Result:
+    """Measure."""
+    mib = settings.pick(settings.mib, 2)
+    goals: list[Row] = []
+    seconds: list[Row] = []
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
+        state = gaussian_layers(mib, dtype)
+        target = empty_target(state)
+        for threads in (1, 2):
+            folder = settings.folder / "encryption"
+            runs = {side.name: Run(side, state, target, folder, threads) for side in SIDES}
+            taken = alternate(
+                {name: run.save_and_load for name, run in runs.items()},
+                settings.rounds,
+                f"encryption: {short}, t={threads}",
+            )
+            shutil.rmtree(folder)
+            own, plain = taken[ENCRYPTED.name], taken[FLOATZIP.name]
+            goals += [
+                goal_row(
+                    f"{phase}, {mib} MiB of {short}, t={threads}",
+                    "`[FloatZip()]`",
+                    ratios(own[phase], plain[phase]),
+                    TIME_GOAL,
+                )
+                for phase in ("save", "load")
+            ]
+            seconds += [
+                {"side": side.name, "data": f"{short}, t={threads}"}
+                | {f"{phase}, s": Spread.of(taken[side.name][phase]) for phase in ("save", "load")}
+                for side in SIDES
+            ]
+    count = settings.pick(5000, 50)
+    goals += [
+        goal_row(
+            f"bytes for each of {count:,} items of 4 KiB{what}",
+            "`[FloatZip()]`",
+            Spread.of([_added(settings, side, count)]),
+            ITEM_GOAL,
+        )
+        for side, what in ((ENCRYPTED, ""), (TO_MANY, f", {RECIPIENTS} recipients and a signature"))
+    ]
+    note = (
+        f"Ratios of seconds within each of {settings.rounds} rounds, after one to warm up. Bytes: of the whole "
+        "checkpoint, with the wrapped keys in `.metadata`, shared out among the items."
+    )
+    return Result("encryption", "What encryption costs", note, [Table(goals), Table(seconds, "Seconds")])
+
+
+def _added(settings: Settings, side: DcpSide, count: int) -> float:
+    """Bytes that encryption adds for each item."""
+    state = {f"layer.{number}.weight": torch.randn(1024) for number in range(count)}
+    return (_stored(settings, side, state) - _stored(settings, FLOATZIP, state)) / count
+
+
+def _stored(settings: Settings, side: DcpSide, state: State) -> int:
+    folder = settings.folder / "encryption-items"
+    dcp.save(state, storage_writer=side.writer(folder, 1))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    shutil.rmtree(folder)
+    return size
