@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Self
 
 from streamxf.descriptor import MAX_FRAGMENT, Parameters, format_parameters, shorten
-from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, PolicyError, WrongKeyError
+from streamxf.errors import (
+    DescriptorError,
+    KeyMissingError,
+    KeyServiceError,
+    ParameterError,
+    PolicyError,
+    WrongKeyError,
+)
 from streamxf.keys.b64url import decode_b64url, encode_b64url
 from streamxf.keys.datakey import DEK_BYTES, DataKey
 from streamxf.keys.provider import KeyProvider
@@ -149,7 +156,8 @@ class Envelope:
         Parameters
         ----------
         keys : iterable of KeyProvider
-            Those that authenticate the writer are tried first.
+            Those that authenticate the writer are tried first. A service that cannot be asked is passed over if
+            another key opens it.
         trust : iterable of VerifyKey
             Whose signature counts. If there are any, somebody among them must have signed; without them, only where a
             key opened it that does not authenticate the writer.
@@ -167,31 +175,50 @@ class Envelope:
         AuthenticationError
             If the signature is not right.
         KeyServiceError
-            If a service that holds a key cannot be asked.
+            If a service that holds a key cannot be asked, and no other key opens it.
+        ParameterError
+            If a third party's key provider does not keep to its protocol.
         """
-        key, data_key = self._unwrap(tuple(keys))
-        self._check_signature(tuple(trust), allow_unsigned, key)
+        key, data_key, unasked = self._unwrap(tuple(keys))
+        try:
+            self._check_signature(tuple(trust), allow_unsigned, key)
+        except PolicyError as error:
+            raise error from unasked  # the service might have vouched for the writer
         return data_key
 
-    def _unwrap(self, keys: tuple[KeyProvider, ...]) -> tuple[KeyProvider, DataKey]:
+    def _unwrap(self, keys: tuple[KeyProvider, ...]) -> tuple[KeyProvider, DataKey, KeyServiceError | None]:
+        """The first key that opens it, what it opened, and what a service said that was passed over."""
         pairs = [
             (key, wrapped)
             for key in sorted(keys, key=lambda key: not key.authenticates_writer)
             for wrapped in self.recipients
             if key.unwraps and (key.kind, key.id) == (wrapped.kind, wrapped.key_id)
         ]
+        unasked: KeyServiceError | None = None
         for key, wrapped in pairs:
             try:
-                data_key = DataKey(key.unwrap(wrapped.data, self.dek_id))
+                secret = key.unwrap(wrapped.data, self.dek_id)
             except WrongKeyError:
                 continue
-            if len(data_key.secret) == DEK_BYTES and hmac.compare_digest(data_key.id, self.dek_id):
-                return key, data_key
+            except KeyServiceError as error:
+                unasked = unasked or error
+                continue
+            if not isinstance(secret, bytes):
+                raise _breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
+            data_key = DataKey(secret)
+            if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, self.dek_id):
+                return key, data_key, unasked
+        if unasked is not None:
+            raise unasked
+        if unreachable is not None:
+            raise unreachable
         if pairs:
             ids = ", ".join(dict.fromkeys(key.id for key, _ in pairs))
             raise WrongKeyError(f"key {ids} does not open the wrapped data key: the descriptor was altered")
         wanted = ", ".join(f"{wrapped.key_id} ({wrapped.kind})" for wrapped in self.recipients)
-        have = ", ".join(f"{key.id} ({key.kind})" for key in keys) or "none"
+        have = (
+            ", ".join(f"{key.id} ({key.kind}{'' if key.unwraps else ', which only wraps'})" for key in keys) or "none"
+        )
         raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. Pass the right key as keys=")
 
     def _check_signature(self, trust: tuple[VerifyKey, ...], allow_unsigned: bool, key: KeyProvider) -> None:
@@ -216,11 +243,19 @@ class Envelope:
 
 
 def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
-    wrapped = Wrapped(recipient.kind, recipient.id, recipient.wrap(data_key.secret, dek_id))
+    data = recipient.wrap(data_key.secret, dek_id)
+    if not isinstance(data, bytes):
+        raise _breach(recipient, f"wrap returned {type(data).__name__}, not bytes")
+    if data_key.secret in data:
+        raise _breach(recipient, "wrap returned the data key as it is")
     try:
-        return Wrapped.parse(str(wrapped))
+        return Wrapped.parse(str(Wrapped(recipient.kind, recipient.id, data)))
     except DescriptorError as error:
-        raise ParameterError(f"{type(recipient).__name__} does not keep to the protocol: {error.message}") from None
+        raise _breach(recipient, error.message) from None
+
+
+def _breach(key: KeyProvider, reason: str) -> ParameterError:
+    return ParameterError(f"{type(key).__name__} does not keep to the protocol of KeyProvider: {reason}")
 
 
 def _parse_signature(text: str) -> tuple[str, bytes]:
