@@ -67,8 +67,8 @@ def _rank(rank: int, count: int, meeting: str, folder: str, scenarios: tuple[str
             dist.barrier()
     finally:
         (Path(folder) / f"report {rank}.json").write_text(json.dumps(report))
-        # A model refers to its process groups in cycles. A group that outlives this point keeps threads of gloo, and one
-        # that lets go of a tensor while the interpreter goes down aborts the process (pytorch/pytorch#179291).
+        # A model refers to its process groups in cycles. A group that outlives this point keeps threads of gloo, and
+        # one that lets go of a tensor while the interpreter goes down aborts the process (pytorch/pytorch#179291).
         gc.collect()
         dist.destroy_process_group()
         gc.collect()
