@@ -1,9 +1,14 @@
 """Keys, wherever they come from, behind one protocol: `KeyProvider` wraps and unwraps data keys.
 
 `Key` is a secret of 32 bytes. `PublicKey` and `PrivateKey` part writing from reading, and `SigningKey` and `VerifyKey`
-then show who wrote. A `KeyRing` holds what a reader may use and whom it trusts.
+then show who wrote. An `AwsKms` stays in the service that holds it. A `KeyRing` holds what a reader may use and whom it
+trusts. `read_key` and `write_key` keep keys in files.
 """
 
+from streamxf.keys.aws import AwsKms
+from streamxf.keys.derive import public_id
+from streamxf.keys.environment import read_environment
+from streamxf.keys.file import read_key, write_key
 from streamxf.keys.key import Key
 from streamxf.keys.location import KeyLike
 from streamxf.keys.pair import PrivateKey, PublicKey
@@ -12,6 +17,7 @@ from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
 from streamxf.keys.signing import SigningKey, VerifyKey
 
 __all__ = [
+    "AwsKms",
     "Key",
     "KeyLike",
     "KeyProvider",
@@ -22,4 +28,8 @@ __all__ = [
     "SigningKey",
     "TrustLike",
     "VerifyKey",
+    "public_id",
+    "read_environment",
+    "read_key",
+    "write_key",
 ]

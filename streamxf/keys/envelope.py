@@ -210,8 +210,6 @@ class Envelope:
                 return key, data_key, unasked
         if unasked is not None:
             raise unasked
-        if unreachable is not None:
-            raise unreachable
         if pairs:
             ids = ", ".join(dict.fromkeys(key.id for key, _ in pairs))
             raise WrongKeyError(f"key {ids} does not open the wrapped data key: the descriptor was altered")

@@ -47,7 +47,8 @@ def find(location: str) -> KeyProvider:
     Raises
     ------
     ParameterError
-        If the text names no known kind of place. It is not shown, in case it is a key.
+        If the text names no known kind of place, or what provides that place does not keep to the protocol. The text is
+        not shown, in case it is a key.
     KeyFileError, KeyMissingError, KeyServiceError
         If the key cannot be read there.
     """
@@ -88,4 +89,6 @@ def _load(scheme: str) -> Callable[[str], Any]:
         loaded: Callable[[str], Any] = point.load()
     except Exception as error:  # whatever a foreign module raises while it is imported
         raise ParameterError(f"the key provider {scheme!r} ({point.value}) cannot be imported: {error}") from error
+    if not callable(loaded):
+        raise ParameterError(f"the key provider {scheme!r} ({point.value}) is no callable that makes a KeyProvider")
     return loaded

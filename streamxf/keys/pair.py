@@ -28,7 +28,7 @@ from typing_extensions import Buffer
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.keys.derive import public_id
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.secret import SECRET_BYTES, Secret
+from streamxf.keys.secret import SECRET_BYTES, Secret, as_bytes
 
 _INFO = b"streamxf/1 hpke"
 _MLKEM_SEED = 64
@@ -120,13 +120,13 @@ class PublicKey(KeyProvider):
 
     def __init__(self, data: Buffer, kind: str = HYBRID) -> None:
         kem = _kem(kind)
-        key = bytes(data)
+        key = as_bytes(data, "a public key")
         if len(key) != kem.public_size:
             raise ParameterError(
                 f"a public key of kind {kind} is {kem.public_size} bytes long; this one has {len(key)}"
             )
         try:
-            kem.public(key)
+            kem.suite.encrypt(b"", kem.public(key))  # it fails for points of low order, which would keep no secret
         except ValueError as error:
             raise ParameterError(f"this is no public key of kind {kind}: {error}") from None
         object.__setattr__(self, "data", key)

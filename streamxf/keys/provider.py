@@ -20,7 +20,7 @@ class KeyProvider(ABC):
         How data keys are wrapped: lower-case letters, digits and hyphens, at most 32. It is recorded with every wrapped
         key. Others than streamxf begin it with a name of their own.
     id : str
-        16 hexadecimal digits, public, by which the key is found again (`key_id`).
+        16 hexadecimal digits, public, by which the key is found again (`streamxf.keys.public_id` makes such).
     unwraps : bool
         Whether it can unwrap; a public key cannot.
     authenticates_writer : bool

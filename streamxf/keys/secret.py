@@ -16,8 +16,8 @@ SECRET_BYTES = 32
 class Secret:
     """Base of every key that must stay secret.
 
-    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only a process that
-    ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
+    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only what goes through
+    ``multiprocessing``'s own pipes and queues may carry it (``dcp.async_save`` by process needs that).
     """
 
     __slots__ = ("_material", "id")
@@ -33,10 +33,7 @@ class Secret:
                 f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
                 "passphrase as a key"
             )
-        try:
-            secret = bytes(memoryview(material))
-        except TypeError:
-            raise ParameterError(f"{self.noun} is 32 bytes, not {type(material).__name__}") from None
+        secret = as_bytes(material, self.noun)
         if len(secret) != SECRET_BYTES:
             raise ParameterError(
                 f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. Make one with "
@@ -52,7 +49,7 @@ class Secret:
     def reveal(self) -> bytes:
         """Return the 32 bytes, for whoever has to store them.
 
-        Nothing in streamxf calls this to print or record them; `streamxf.keys.write` stores them.
+        Nothing in streamxf calls this to print or record them; `streamxf.keys.write_key` stores them.
         """
         return self._material
 
@@ -62,8 +59,8 @@ class Secret:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # ForkingPickler serves only pipes between a process and the children that multiprocessing starts for it; it is
-        # asked before __reduce__.
+        # ForkingPickler serves multiprocessing's connections, which lead to the children that it starts, and elsewhere
+        # only where somebody opened a Listener and its authentication key is known; it is asked before __reduce__.
         ForkingPickler.register(cls, _to_own_child)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -89,6 +86,20 @@ class Secret:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+def as_bytes(data: Buffer, noun: str) -> bytes:
+    """A copy of what has a buffer, and of nothing else: `bytes` itself makes zeros out of a number.
+
+    Raises
+    ------
+    ParameterError
+        If it is something else.
+    """
+    try:
+        return bytes(memoryview(data))
+    except TypeError:
+        raise ParameterError(f"{noun} is made of bytes, not of {type(data).__name__}") from None
 
 
 def _to_own_child(secret: Secret) -> tuple[Any, ...]:

@@ -10,10 +10,22 @@ from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
-from streamxf.keys.secret import Secret
+from streamxf.keys.secret import Secret, as_bytes
 
 ED25519 = "ed25519"
 _CONTEXT = b"streamxf/1 dek\0"
+
+_PRIME = 2**255 - 19
+# the y of all points whose order is 1, 2, 4 or 8: signatures by such a "key" can be made without any secret
+_LOW_ORDER = frozenset(
+    {
+        0,
+        1,
+        _PRIME - 1,
+        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -33,18 +45,20 @@ class VerifyKey:
     Raises
     ------
     ParameterError
-        If `data` is no Ed25519 public key.
+        If `data` is no Ed25519 public key, or one of low order.
     """
 
     data: bytes = field(repr=False)
     id: str = field(init=False, compare=False)
 
     def __init__(self, data: Buffer) -> None:
-        key = bytes(data)
+        key = as_bytes(data, "a public key")
         try:
             Ed25519PublicKey.from_public_bytes(key)
         except ValueError:
             raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
+        if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
+            raise ParameterError("this Ed25519 public key is one for which anybody can make signatures")
         object.__setattr__(self, "data", key)
         object.__setattr__(self, "id", public_id(key, ED25519))
 

@@ -1,0 +1,218 @@
+"""`AwsKms`: a key that never leaves AWS KMS, which wraps and unwraps data keys on request."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from streamxf.errors import KeyServiceError, ParameterError, StreamxfError, WrongKeyError
+from streamxf.keys.b64url import encode_b64url
+from streamxf.keys.derive import public_id
+from streamxf.keys.provider import KeyProvider
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 10
+ATTEMPTS = 5
+
+_ARN = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}", re.ASCII)
+_CODE = re.compile(r"[A-Za-z0-9.]{1,64}", re.ASCII)
+_WRONG_KEY = frozenset({"InvalidCiphertextException", "IncorrectKeyException"})
+_CREDENTIALS = "the credentials are not valid, or no longer"
+_THROTTLED = "too many requests, also after waiting; try again later, or raise the account's quota"
+_REASONS = {
+    "AccessDeniedException": "these credentials are not allowed to; a policy of the key or of IAM must say so",
+    "NotFoundException": "there is no such key",
+    "DisabledException": "the key is disabled",
+    "KMSInvalidStateException": "the key's state does not allow it: pending deletion, or not usable yet",
+    "InvalidKeyUsageException": "the key is none for symmetric encryption",
+    "KeyUnavailableException": "the key is not available for the moment; try again later",
+    "ThrottlingException": _THROTTLED,
+    "LimitExceededException": _THROTTLED,
+    "UnrecognizedClientException": _CREDENTIALS,
+    "InvalidClientTokenId": _CREDENTIALS,
+    "InvalidSignatureException": _CREDENTIALS,
+    "ExpiredTokenException": _CREDENTIALS,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class AwsKms(KeyProvider):
+    """A symmetric key in AWS KMS. Whoever may call ``kms:Encrypt`` with it can write, ``kms:Decrypt`` read.
+
+    It counts as one that shows who wrote: a checkpoint that it opens needs no signature. So **whoever may call Encrypt
+    can forge checkpoints**; if those are more than may write, have them signed and name the signers in ``trust=``.
+
+    Data keys pass through the service and nothing else does: one call for each process that saves, and one for each
+    data key that a process loads. Credentials are found by boto3 as always (environment, profile, role), and none are
+    held here, so it goes into pickles; each process makes a client of its own. Needs the extra:
+    ``pip install 'streamxf[kms]'``.
+
+    Parameters
+    ----------
+    arn : str
+        ``arn:aws:kms:<region>:<account>:key/<id>``. No alias: somebody could point that to another key. Replicas of a
+        multi-Region key count as different keys.
+    profile : str, optional
+        Of boto3's configuration files.
+    endpoint_url : str, optional
+        Where the service is, if not in the ARN's region; boto3 also knows ``AWS_ENDPOINT_URL_KMS``. Data keys are sent
+        there, so it must be https, or on this machine.
+
+    Attributes
+    ----------
+    id : str
+        16 hexadecimal digits derived from the ARN.
+
+    Raises
+    ------
+    ParameterError
+        If `arn` is no such ARN.
+    KeyServiceError
+        If boto3 is not installed.
+    """
+
+    kind = "aws-kms"
+    authenticates_writer: ClassVar[bool] = True
+    portable: ClassVar[bool] = True
+
+    arn: str
+    profile: str | None = field(default=None, kw_only=True)
+    endpoint_url: str | None = field(default=None, kw_only=True)
+    id: str = field(init=False, compare=False)
+    _client: tuple[int, Any] | None = field(default=None, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arn, str) or not _ARN.fullmatch(self.arn):
+            raise ParameterError(
+                f"{self.arn!r:.100} is not the full ARN of a key in AWS KMS, arn:aws:kms:REGION:ACCOUNT:key/ID; an alias "
+                "is none"
+            )
+        if find_spec("boto3") is None:
+            raise KeyServiceError("a key in AWS KMS needs boto3: pip install 'streamxf[kms]'")
+        object.__setattr__(self, "id", public_id(self.arn.encode("ascii"), self.kind))
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return self._call("encrypt", "CiphertextBlob", Plaintext=data_key, EncryptionContext=_context(dek_id))
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        return self._call("decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext=_context(dek_id))
+
+    def __repr__(self) -> str:
+        return f"AwsKms({self.arn!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self.arn, self.profile, self.endpoint_url)
+
+    def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
+        """The part `wanted` of what KMS answers."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        failure: StreamxfError
+        try:
+            client = self._connected()
+            with _unlogged():
+                answer: dict[str, Any] = getattr(client, operation)(KeyId=self.arn, **arguments)
+        except ClientError as error:
+            failure = self._refusal(operation, error.response)
+        except BotoCoreError as error:
+            failure = KeyServiceError(f"AWS KMS cannot be asked to {operation} with {self.arn}: {_said(error)}")
+        else:
+            if answer.get("KeyId") == self.arn and isinstance(answer.get(wanted), bytes):
+                return bytes(answer[wanted])
+            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and did something else")
+        # out here, since botocore's exceptions hold the request, in which the data key stands
+        raise failure
+
+    def _refusal(self, operation: str, response: Any) -> StreamxfError:
+        code = str(response.get("Error", {}).get("Code", ""))
+        if code in _WRONG_KEY:
+            return WrongKeyError(f"the key {self.arn} does not open this wrapped data key")
+        reason = _REASONS.get(code, "it gives no other reason")
+        shown = code if _CODE.fullmatch(code) else "an error without a name"
+        # its own words are left out: they may repeat what was sent
+        return KeyServiceError(f"AWS KMS does not {operation} with {self.arn}: {reason} ({shown})")
+
+    def _connected(self) -> Any:
+        made = self._client
+        if made is None or made[0] != os.getpid():
+            made = (os.getpid(), self._connect())  # threads may make one each, of which one stays
+            object.__setattr__(self, "_client", made)
+        return made[1]
+
+    def _connect(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        client = boto3.session.Session(profile_name=self.profile).client(
+            "kms",
+            region_name=self.arn.split(":")[3],
+            endpoint_url=self.endpoint_url,
+            config=Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+            ),
+        )
+        url = client.meta.endpoint_url
+        if not _is_private(url):
+            raise KeyServiceError(f"data keys are not sent to {url}: that needs https, or an address of this machine")
+        return client
+
+
+def _remade(arn: str, profile: str | None, endpoint_url: str | None) -> AwsKms:
+    return AwsKms(arn, profile=profile, endpoint_url=endpoint_url)
+
+
+def _context(dek_id: bytes) -> dict[str, str]:
+    return {"streamxf:dek": encode_b64url(dek_id)}
+
+
+def _is_private(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _said(error: Exception) -> str:
+    """botocore's own words, which it makes of addresses and names of settings."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+# -- what boto3 logs -------------------------------------------------------------------------------
+
+_asking = threading.local()
+
+
+class _Hush(logging.Filter):
+    """Drops what a thread logs for debugging while it asks KMS: botocore logs whole requests and answers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.INFO or not getattr(_asking, "now", False)
+
+
+_hush = _Hush()
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in ("boto3", "botocore", "urllib3"):
+            logging.getLogger(name).addFilter(_hush)
+    _asking.now = True
+    try:
+        yield
+    finally:
+        _asking.now = False

@@ -1,0 +1,56 @@
+"""Keys in environment variables: `read_environment`, and the location ``env:NAME``."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from streamxf.errors import KeyMissingError, ParameterError
+from streamxf.keys.file import as_recipient
+from streamxf.keys.provider import KeyProvider
+from streamxf.keys.text import AnyKey
+from streamxf.keys.written import MAX_TEXT, key_line, read_line
+
+# shorter than a key in hexadecimal, so that no error shows one that was given in place of a name
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+
+
+def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
+    """Read a key from an environment variable, which holds what a key file may hold.
+
+    Parameters
+    ----------
+    name : str
+        The variable's. Child processes inherit it, and other processes of the same user can read it.
+    passphrase : str, optional
+        For a key that one protects.
+
+    Returns
+    -------
+    Key, PrivateKey, PublicKey, SigningKey or VerifyKey
+
+    Raises
+    ------
+    KeyMissingError
+        If there is no such variable, or the key is protected by a passphrase and there is none.
+    WrongKeyError
+        If there is another passphrase.
+    ParameterError
+        If the variable holds no key. What it holds is not shown.
+    """
+    if not _NAME.fullmatch(name):
+        raise ParameterError("this is no name of an environment variable: letters, digits and _, at most 63")
+    text = os.environ.get(name)
+    if text is None:
+        raise KeyMissingError(f"the environment variable {name} should hold a key, and is not set")
+    if len(text) > MAX_TEXT:
+        raise ParameterError(f"the environment variable {name}: a key has at most {MAX_TEXT} characters")
+    try:
+        return read_line(key_line(text), passphrase)
+    except ParameterError as error:
+        raise ParameterError(f"the environment variable {name} cannot be used: {error.message}") from None
+
+
+def read_provider(name: str) -> KeyProvider:
+    """What the location ``env:NAME`` leads to; raises as `read_environment`, and for keys that wrap nothing."""
+    return as_recipient(read_environment(name), f"the environment variable {name}")

@@ -1,0 +1,216 @@
+"""Keys in files: `read_key`, `write_key`, and the location ``file:PATH``."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from streamxf.errors import KeyFileError, ParameterError
+from streamxf.keys.pair import PublicKey
+from streamxf.keys.passphrase import protect_key
+from streamxf.keys.provider import KeyProvider
+from streamxf.keys.signing import SigningKey, VerifyKey
+from streamxf.keys.text import AnyKey, format_key
+from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
+
+PathLike = str | os.PathLike[str]
+
+_OTHERS = 0o007
+_GROUP_WRITES = 0o020
+_GROUP_READS = 0o040
+_OTHERS_WRITE = 0o002
+
+
+def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
+    """Read a key file.
+
+    It holds what `write_key` made, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
+    them, which make a `Key`. Lines that begin with ``#`` are comments.
+
+    Parameters
+    ----------
+    path : path-like
+        Symbolic links are followed.
+    passphrase : str, optional
+        For a file that one protects.
+
+    Returns
+    -------
+    Key, PrivateKey, PublicKey, SigningKey or VerifyKey
+
+    Raises
+    ------
+    KeyFileError
+        If there is no such file, it is none or holds no key; or if others can get at a secret key: the file must belong
+        to this user or root, nobody else may write to it, and nobody else may read it, save for the group of a file
+        that root owns. A public key's file must not be writable for everybody.
+    KeyMissingError
+        If the key is protected by a passphrase, and there is none.
+    WrongKeyError
+        If there is another one.
+    ParameterError
+        If there is one that cannot be used.
+    """
+    place = os.fspath(path)
+    data, status = _read(place)
+    if len(data) > MAX_TEXT:
+        raise KeyFileError(f"a key file has at most {MAX_TEXT} bytes", file=place)
+    text = _decoded(data)
+    if text is None:
+        raise KeyFileError(
+            "this key file is not text; if it holds the 32 bytes of a key as they are, pass these bytes", file=place
+        )
+    try:
+        line = key_line(text)
+    except ParameterError as error:
+        raise KeyFileError(f"this is no key file: {error.message}", file=place) from None
+    if is_public(line):
+        _check_public(status, place)
+    else:
+        _check_secret(status, place)
+    return _parsed(line, passphrase, place)
+
+
+def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
+    """Write a key to a new file: readable for its owner only if it is secret, for everybody if it is public.
+
+    Parameters
+    ----------
+    path : path-like
+        Nothing may be there yet.
+    key : Key, PrivateKey, PublicKey, SigningKey or VerifyKey
+    passphrase : str, optional
+        What `read_key` must be given for this file from then on. Not for public keys.
+
+    Raises
+    ------
+    KeyFileError
+        If there is something, no folder, or the file cannot be written; it is removed then.
+    ParameterError
+        If the passphrase cannot be used, or `key` is no key of these kinds.
+    """
+    place = os.fspath(path)
+    public = isinstance(key, PublicKey | VerifyKey)
+    data = f"{_line(key, passphrase)}\n".encode("ascii")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        file = os.open(place, flags, 0o644 if public else 0o600)
+    except FileExistsError:
+        raise KeyFileError("there is a file already, and a key file is never overwritten", file=place) from None
+    except FileNotFoundError:
+        raise KeyFileError("the folder for the key file does not exist; make it first", file=place) from None
+    except OSError as error:
+        raise KeyFileError(f"the key file cannot be made: {error.strerror}", file=place) from None
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(file)
+        _sync_folder(place)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(place)
+        if isinstance(error, OSError):
+            raise KeyFileError(f"the key file cannot be written: {error.strerror}", file=place) from None
+        raise
+
+
+def read_provider(path: str) -> KeyProvider:
+    """What the location ``file:PATH`` leads to.
+
+    Raises
+    ------
+    ParameterError
+        If the file holds a key that wraps nothing.
+    KeyFileError, KeyMissingError
+        As `read_key`.
+    """
+    return as_recipient(read_key(path), f"the file {path}")
+
+
+def as_recipient(key: AnyKey, where: str) -> KeyProvider:
+    """`key`, if it wraps data keys; raises ParameterError if it is there to sign or to check signatures."""
+    if isinstance(key, KeyProvider):
+        return key
+    use = "signer=" if isinstance(key, SigningKey) else "trust="
+    raise ParameterError(f"{where} holds the {type(key).__name__} {key.id}, which opens nothing; it goes to {use}")
+
+
+def _read(place: str) -> tuple[bytes, os.stat_result]:
+    """Up to one byte more than is allowed, and the status of the very file that they come from."""
+    try:
+        file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise KeyFileError(f"the key file cannot be opened: {reason}", file=place) from None
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyFileError("a key file is a regular file, and this is none", file=place)
+        with os.fdopen(file, "rb", closefd=False) as stream:
+            return stream.read(MAX_TEXT + 1), status
+    except OSError as error:
+        raise KeyFileError(f"the key file cannot be read: {error.strerror}", file=place) from None
+    finally:
+        os.close(file)
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:  # it holds the data, so it must not become the context of another error
+        return None
+
+
+def _parsed(line: str, passphrase: str | None, place: str) -> AnyKey:
+    try:
+        return read_line(line, passphrase)
+    except ParameterError as error:
+        raise KeyFileError(f"this key file cannot be used: {error.message}", file=place) from None
+
+
+def _check_secret(status: os.stat_result, place: str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (0, os.geteuid()):
+        raise KeyFileError(
+            f"this secret key file belongs to user {status.st_uid}, who can change it; it must belong to the user "
+            f"of this process ({os.geteuid()}) or to root",
+            file=place,
+        )
+    # a group that reads what root owns was let in by root: Kubernetes mounts secrets so for pods with an fsGroup
+    refused = _OTHERS | _GROUP_WRITES | (0 if status.st_uid == 0 else _GROUP_READS)
+    if mode & refused:
+        raise KeyFileError(
+            f"others than its owner can get at this secret key file (its mode is {mode:04o}); if it was like that for "
+            f"long, make a new key, else run: chmod 600 {place!r}",
+            file=place,
+        )
+
+
+def _check_public(status: os.stat_result, place: str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & _OTHERS_WRITE:
+        raise KeyFileError(
+            f"everybody can put another key into this file (its mode is {mode:04o}); look whether it is still the "
+            f"right one, and run: chmod 644 {place!r}",
+            file=place,
+        )
+
+
+def _line(key: AnyKey, passphrase: str | None) -> str:
+    if isinstance(key, PublicKey | VerifyKey):
+        if passphrase is not None:
+            raise ParameterError("a public key needs no passphrase; leave passphrase= out")
+        return format_key(key)
+    if not isinstance(key, AnyKey):
+        raise ParameterError(f"write_key takes a key of streamxf's own, not {type(key).__name__}")
+    return format_key(key) if passphrase is None else protect_key(key, passphrase)
+
+
+def _sync_folder(place: str) -> None:
+    folder = os.open(os.path.dirname(place) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,159 @@
+"""Secret keys under a passphrase, as one line of text; docs/format.md, "Key files".
+
+A passphrase protects a key that its owner keeps, never a checkpoint: what makes guessing slow stands beside what is
+protected, and a checkpoint's attacker would choose that himself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
+from streamxf.keys.b64url import encode_b64url, try_decode
+from streamxf.keys.secret import SECRET_BYTES
+from streamxf.keys.text import SECRET, AnyKey, SecretKey, check_kind, kind_of, make_key
+
+PROTECTED = "streamxf-protected"
+
+MAX_MEMORY = 2**20
+MAX_PASSES = 16
+MAX_LANES = 16
+MAX_PASSPHRASE = 4096
+
+_KDF = "argon2id"
+_SALT_BYTES = 16
+_TAG_BYTES = 16
+_NONCE = bytes(12)  # the salt makes a new key for each line, and each key encrypts once
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_COST = re.compile(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
+_UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character that Unicode does not have yet"}
+
+
+@dataclass(frozen=True)
+class PassphraseCost:
+    """What one guess at a passphrase costs, by Argon2id. The default is the second choice of RFC 9106.
+
+    Parameters
+    ----------
+    memory : int
+        KiB, from ``8 * lanes`` to 1048576 (1 GiB). Whoever opens the key needs as much.
+    passes : int
+        Over that memory, 1 to 16.
+    lanes : int
+        What one guess may compute at a time, 1 to 16.
+
+    Raises
+    ------
+    ParameterError
+        If one of them is out of its range.
+    """
+
+    memory: int = 2**16
+    passes: int = 3
+    lanes: int = 4
+
+    def __post_init__(self) -> None:
+        _check_cost("lanes", self.lanes, 1, MAX_LANES)
+        _check_cost("passes", self.passes, 1, MAX_PASSES)
+        _check_cost("memory", self.memory, 8 * self.lanes, MAX_MEMORY)
+
+    def __str__(self) -> str:
+        return f"{self.memory}.{self.passes}.{self.lanes}"
+
+    @classmethod
+    def parse(cls, text: str) -> PassphraseCost:
+        """Raises ParameterError if `text` is no cost within the limits."""
+        match = _COST.fullmatch(text)
+        if match is None:
+            raise ParameterError("this protected key is damaged: its cost is not memory.passes.lanes")
+        return cls(*map(int, match.groups()))
+
+    def stretch(self, passphrase: str, salt: bytes) -> bytes:
+        """The 32 bytes that Argon2id makes of a passphrase."""
+        kdf = Argon2id(
+            salt=salt, length=SECRET_BYTES, iterations=self.passes, lanes=self.lanes, memory_cost=self.memory
+        )
+        return kdf.derive(normalise(passphrase))
+
+
+def _check_cost(name: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ParameterError(f"the cost of a passphrase: {name} is {value!r:.20}; {low} to {high} is allowed")
+
+
+DEFAULT_COST: Final = PassphraseCost()
+
+
+def normalise(passphrase: str) -> bytes:
+    """A passphrase as bytes: the same ones however a keyboard composes its accents.
+
+    Raises
+    ------
+    ParameterError
+        If it is empty, longer than 4096 bytes, or has characters that nobody types.
+    """
+    if not isinstance(passphrase, str):
+        raise ParameterError(f"a passphrase is text, not {type(passphrase).__name__}")
+    for kind in map(unicodedata.category, passphrase):
+        if kind in _UNTYPABLE:
+            hint = "; take off the line break at its end" if passphrase.endswith("\n") else ""
+            raise ParameterError(f"this passphrase has {_UNTYPABLE[kind]} in it{hint}")
+    text = unicodedata.normalize("NFC", passphrase).encode("utf-8")
+    if not 1 <= len(text) <= MAX_PASSPHRASE:
+        raise ParameterError(f"a passphrase has 1 to {MAX_PASSPHRASE} bytes, this one has {len(text)}")
+    return text
+
+
+def protect_key(key: SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_COST) -> str:
+    """The line for a secret key that only its passphrase opens. Kind and id of the key stay readable.
+
+    Raises
+    ------
+    ParameterError
+        If the passphrase cannot be used.
+    """
+    salt = os.urandom(_SALT_BYTES)
+    begin = f"{PROTECTED}:{kind_of(key)}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
+    sealed = AESGCM(cost.stretch(passphrase, salt)).encrypt(_NONCE, key.reveal(), begin.encode("ascii"))
+    return begin + encode_b64url(sealed)
+
+
+def open_protected(line: str, passphrase: str | None) -> AnyKey:
+    """Undo `protect_key`.
+
+    Raises
+    ------
+    ParameterError
+        If the line is damaged, or asks for more than the limits allow; or the passphrase cannot be used.
+    KeyMissingError
+        If there is no passphrase.
+    WrongKeyError
+        If it is not the right one.
+    """
+    parts = line.split(":")
+    if len(parts) != 7 or (parts[0], parts[3]) != (PROTECTED, _KDF) or not _ID.fullmatch(parts[2]):
+        raise ParameterError(f"this protected key does not look like {PROTECTED}:kind:id:{_KDF}:cost:salt:sealed")
+    _, kind, key_id, _, cost_text, salt_text, sealed_text = parts
+    check_kind(SECRET, kind)
+    cost = PassphraseCost.parse(cost_text)
+    salt, sealed = try_decode(salt_text), try_decode(sealed_text)
+    if salt is None or len(salt) != _SALT_BYTES or sealed is None or len(sealed) != SECRET_BYTES + _TAG_BYTES:
+        raise ParameterError("this protected key is damaged: its salt or its sealed part has another size")
+    if passphrase is None:
+        raise KeyMissingError(
+            f"the key {key_id} is protected by a passphrase: open it with streamxf.keys.read_key(path, passphrase=...)"
+        )
+    begin = line[: line.rindex(":") + 1]
+    try:
+        material = AESGCM(cost.stretch(passphrase, salt)).decrypt(_NONCE, sealed, begin.encode("ascii"))
+    except InvalidTag:
+        raise WrongKeyError(f"the passphrase does not open the key {key_id}, or its line was altered") from None
+    return make_key(SECRET, kind, key_id, material)
