@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 from collections.abc import Iterable
 
 from hypothesis import strategies as st
@@ -23,6 +24,12 @@ def data_of(size: int, seed: int = 0) -> bytes:
     noise = random.Random(seed).randbytes(size // 2)
     text = b"".join(b"%08x" % number for number in range(seed, seed + (size - len(noise)) // 8 + 1))
     return noise + text[: size - len(noise)]
+
+
+def floats(count: int, code: str, seed: int = 0) -> bytes:
+    """`count` numbers as weights are: normally distributed, in the format that `struct` calls `code`."""
+    draw = random.Random(seed).gauss
+    return struct.pack(f"<{count}{code}", *(draw(0, 0.02) for _ in range(count)))
 
 
 def blobs(max_size: int = 3 * BLOCK + 1) -> st.SearchStrategy[bytes]:

@@ -11,6 +11,9 @@ from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.errors import CodecError, ParameterError
 
 MIN_LEVEL, MAX_LEVEL = -64, 12
+# Bytes beyond the limit: LZ4 takes the end of the memory for the block's, near which it allows less. Whether a block
+# passes must not depend on how much memory a reader has for it.
+_ROOM = 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class LZ4(Codec):
 
     def decode(self, block: memoryview, info: BlockInfo) -> bytes:
         try:
-            return bytes(lz4.block.decompress(block, uncompressed_size=info.limit))
+            data = bytes(lz4.block.decompress(block, uncompressed_size=info.limit + _ROOM))
         except lz4.block.LZ4BlockError as error:
             raise CodecError(f"LZ4 block is damaged, or holds more than the {info.limit} bytes allowed here") from error
+        if len(data) > info.limit:
+            raise CodecError(f"LZ4 block holds more than the {info.limit} bytes allowed here")
+        return data

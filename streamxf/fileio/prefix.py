@@ -54,6 +54,8 @@ def parse_prefix(data: bytes) -> str:
     if crc32c.crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
         raise ContainerError("the CRC of the file's prefix does not match: it is damaged")
     fragment = data[START_BYTES:-4].rstrip(b"\0")
+    if len(data) > START_BYTES + 4 and not fragment:
+        raise ContainerError("the file's prefix is filled up, and there is nothing in it")
     try:
         return fragment.decode("ascii")
     except UnicodeDecodeError:

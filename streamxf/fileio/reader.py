@@ -30,7 +30,8 @@ class StreamReader(io.RawIOBase):
     Parameters
     ----------
     blocks : BlockReader
-        In a keyed stream the last block is decoded here, because only it vouches for the size.
+        In a keyed stream the last block is decoded here, because only it vouches for the size; in an empty one, because
+        no read would ever look at it.
     finish : callable, optional
         Called by `close`.
     name : str, optional
@@ -58,7 +59,7 @@ class StreamReader(io.RawIOBase):
         self._cached: dict[int, memoryview] = {}
         self.error: StreamxfError | None = None
         self.size = blocks.size
-        if blocks.keyed:
+        if blocks.keyed or not blocks.size:
             self._block(blocks.count - 1)
 
     # -- file interface ----------------------------------------------------------------------------
