@@ -19,7 +19,8 @@ from streamxf.container.header import WRITER_ID_BYTES, Kind
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.datafile import identity_of
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.items import MAX_BYTES_ITEM, Expected, ItemOpener, Require
+from streamxf.dcp.items import Expected, ItemOpener, Require
+from streamxf.dcp.objects import Objects
 from streamxf.dcp.reader import ChainReaderMixin, check_require
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.writer import ChainWriterMixin
@@ -39,6 +40,8 @@ def attach(
     registry: ExtensionRegistry | None = None,
     keys: KeysLike = None,
     require: Require | None = None,
+    weights_only: bool = True,
+    safe_globals: Sequence[Any] = (),
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
 
@@ -54,6 +57,10 @@ def attach(
     registry, keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
+    weights_only, safe_globals
+        For a reader: as in `streamxf.FileSystemReader`, for items that are no tensors. Tensors are unpickled by the
+        reader itself; torch's does that with ``weights_only`` and knows what was given to
+        ``torch.serialization.add_safe_globals``.
 
     Returns
     -------
@@ -81,14 +88,15 @@ def attach(
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, _StorageWriterTransforms):
-        if extensions is None or registry is not None or keys is not None or require is not None:
+        for_readers = (registry, keys, require, safe_globals or None, weights_only or None)
+        if extensions is None or for_readers != (None, None, None, None, True):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         target.transforms = _WriterTransforms(Extensions.of(list(extensions)))  # type: ignore[attr-defined]
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=; what was written says itself which chain it "
-                "has"
+                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; what was "
+                "written says itself which chain it has"
             )
         if require == "published":
             raise ParameterError(
@@ -97,7 +105,7 @@ def attach(
             )
         made = Registry.of(registry, keys)
         required = check_require(require, made, default="bound")
-        target.transforms = _ReaderTransforms(made, required)  # type: ignore[attr-defined]
+        target.transforms = _ReaderTransforms(made, required, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
@@ -134,25 +142,35 @@ class _WriterTransforms(_StorageWriterTransforms):
 
 
 class _ReaderTransforms(_StorageReaderTransforms):
-    """Checks chain, identity and policy of each item."""
+    """Checks chain, identity and policy of each item, and what an object is made of."""
 
-    def __init__(self, registry: Registry, require: Require | None) -> None:
+    def __init__(self, registry: Registry, require: Require | None, objects: Objects) -> None:
         super().__init__(registry)
         self._opener = ItemOpener(registry, require, sees_trailer=False)
+        self._objects = objects
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
     ) -> IO[bytes]:
-        kind = Kind.BYTES if read_item.type == LoadItemType.BYTE_IO else Kind.TENSOR
-        expected = Expected(read_item.storage_index, kind, MAX_BYTES_ITEM, None)
+        source = FileSlice(raw_stream)
+        is_object = read_item.type == LoadItemType.BYTE_IO
+        kind = Kind.BYTES if is_object else Kind.TENSOR
+        limit = self._objects.limit(source.length) if is_object else None
+        expected = Expected(read_item.storage_index, kind, limit, None)
         with located(item=read_item.storage_index.fqn):
-            opened = self._opener.open(FileSlice(raw_stream), transform_descriptors, expected)
+            opened = self._opener.open(source, transform_descriptors, expected)
+            stream: IO[bytes]
             if isinstance(opened, BlockReader):
-                return cast("IO[bytes]", StreamReader(opened))
-        if opened is None:
-            raw_stream.seek(0)
-            return raw_stream
-        return opened
+                stream = cast("IO[bytes]", StreamReader(opened))
+            elif opened is not None:
+                stream = opened
+            else:
+                expected.check_size(source.length)
+                raw_stream.seek(0)
+                stream = raw_stream
+            if is_object:
+                return io.BytesIO(self._objects.renew(stream.read(-1), source.length))
+        return stream
 
 
 def _names(target: object) -> str:

@@ -17,7 +17,7 @@ from streamxf.dcp.framing import save_tensor
 from streamxf.dcp.output import OutputFile
 from streamxf.dcp.payload import minimal
 from streamxf.dcp.staging import Staging
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.fileio.outlet import Outlet
 from streamxf.meter import Meter
 
@@ -76,10 +76,13 @@ class DataFile:
 
         Raises
         ------
+        UnsupportedError
+            If it is not the tensor that the metadata will describe: no reader that checks could load it.
         Exception
             Whatever went wrong, with this item or with one before; then the file is spoiled.
         """
         try:
+            _check_planned(item, data)
             if self._extensions.foreign or not self._extensions:
                 self._outlet.settle()  # what passes no blocks, or streams of others first, is written here and now
                 self._write_directly(item, data)
@@ -135,6 +138,18 @@ class DataFile:
         info = _StorageInfo(self._path, self._output.size - size, size, transform_descriptors=self._descriptors)
         self.results.append(WriteResult(index=index, size_in_bytes=size, storage_data=info))
         self._meter.item(raw_size, size)
+
+
+def _check_planned(item: WriteItem, data: Any) -> None:
+    plan = item.tensor_data
+    if plan is None or not isinstance(data, torch.Tensor):
+        return
+    if data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes:
+        raise UnsupportedError(
+            f"the planner gave a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
+            f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
+            "tensor in the state dict, before it is planned"
+        )
 
 
 def identity_of(writer_id: bytes, item: WriteItem) -> Identity:

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from streamxf.dcp.boxes import Wanted
-from streamxf.dcp.stored import Framing, StoredTensor
+from streamxf.dcp.stored import Framing, Geometry, StoredTensor
 from streamxf.dcp.target import Target
 
 Step = Callable[[], None]
@@ -47,8 +47,8 @@ class Fill:
         Whether the framing has been compared already; if not, that happens block by block.
     wanted : Wanted
         In row-major order, unless all is wanted.
-    dtype : torch.dtype
-        As it is stored.
+    geometry : Geometry
+        As the metadata gives it.
     target : Target
     memory : memoryview or None
         The target's memory, if the wanted bytes go there as they are; else parts of them are copied by `copy_`.
@@ -65,7 +65,7 @@ class Fill:
     framing: Framing
     compared: bool
     wanted: Wanted
-    dtype: torch.dtype
+    geometry: Geometry
     target: Target
     memory: memoryview | None
     file: str
@@ -75,8 +75,8 @@ class Fill:
 
     def __post_init__(self) -> None:
         # the wanted bytes, as positions in the stream
-        self.begin = self.framing.start + self.wanted.start * self.dtype.itemsize
-        self.end = self.framing.start + self.wanted.stop * self.dtype.itemsize
+        self.begin = self.framing.start + self.wanted.start * self.geometry.dtype.itemsize
+        self.end = self.framing.start + self.wanted.stop * self.geometry.dtype.itemsize
         size = self.stored.reader.block_size
         needed = set(range(self.begin // size, -(-self.end // size)))
         if not self.compared:
@@ -138,9 +138,9 @@ class Fill:
             self.done(self)
 
     def _copy(self, begin: int, data: memoryview) -> None:
-        size = self.dtype.itemsize
+        size = self.geometry.dtype.itemsize
         first = (begin - self.framing.start) // size
-        elements = torch.frombuffer(data, dtype=torch.uint8).view(self.dtype)
+        elements = torch.frombuffer(data, dtype=torch.uint8).view(self.geometry.dtype)
         for at, outer, inner in self.wanted.parts(first, first + len(elements)):
             shape = [stop - start for start, stop in outer]
             part = elements[at - first : at - first + math.prod(shape)].view(shape)

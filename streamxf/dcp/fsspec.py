@@ -12,6 +12,7 @@ from streamxf.chain import Chain
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.items import Require
+from streamxf.dcp.objects import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.keys import KeysLike
@@ -80,7 +81,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, require
+    _extension_registry, keys, require, weights_only, safe_globals, expect_save_id
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
@@ -93,11 +94,20 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         *,
         keys: KeysLike = None,
         require: Require | None = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        expect_save_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(path, **kwargs)
         self._storage_options = kwargs
-        self._set_up_chain(_extension_registry, keys, require)
+        self._set_up_chain(
+            _extension_registry,
+            keys,
+            require,
+            objects=Objects(weights_only, safe_globals),
+            expect_save_id=expect_save_id,
+        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint, with the same storage options."""

@@ -27,7 +27,6 @@ Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
 
 RAW_SLACK = 2**20  # what torch.save's framing may add to a tensor; twice its bytes, for subclasses of several parts
-MAX_BYTES_ITEM = 2**48  # the format's limit: the metadata says nothing of the size of an object
 MAX_FOREIGN = 64 * 2**30  # a foreign decompressor declares nothing, so this is all that stops it
 
 
@@ -40,16 +39,22 @@ class Expected:
     index : MetadataIndex
         Its name, and its offset for a shard of a tensor.
     kind : Kind
-    raw_limit : int
-        The most bytes that it may decode to.
+    raw_limit : int or None
+        The most bytes that it may decode to; None for any number.
     writer : str or None
         Id of the process and save that wrote its file, by the manifest.
     """
 
     index: MetadataIndex
     kind: Kind
-    raw_limit: int
+    raw_limit: int | None
     writer: str | None
+
+    def check_size(self, size: int) -> None:
+        """Refuse an item that decodes to `size` bytes, if that is more than it can have; raises ContainerError."""
+        if self.raw_limit is not None and size > self.raw_limit:
+            hint = "; weights_only=False lifts the limit for objects" if self.kind is Kind.BYTES else ""
+            raise ContainerError(f"the item decodes to {size} bytes, of which it can have {self.raw_limit}{hint}")
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,10 @@ class ItemOpener:
             )
         self._check_identity(header, expected)
         self._check_policy(header)
-        blocks = BlockReader(source, header, recipe.chain.coder(header, meter))
+        check_size = None if recipe.foreign else expected.check_size
+        blocks = BlockReader(source, header, recipe.chain.coder(header, meter), check_size)
         if recipe.foreign:
             return self._through_foreign(StreamReader(blocks, meter=meter), recipe, expected)
-        if blocks.size > expected.raw_limit:
-            raise ContainerError(f"the item decodes to {blocks.size} bytes, of which it can have {expected.raw_limit}")
         return blocks
 
     def _recipe(self, descriptors: tuple[str, ...]) -> _Recipe:
@@ -192,7 +196,8 @@ class ItemOpener:
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
         for extension in self.registry.foreign(recipe.foreign):
             stream = extension.transform_from(stream)
-        return _read_capped(stream, min(expected.raw_limit, MAX_FOREIGN))
+        limit = MAX_FOREIGN if expected.raw_limit is None else min(expected.raw_limit, MAX_FOREIGN)
+        return _read_capped(stream, limit)
 
 
 class _Plain(io.RawIOBase):

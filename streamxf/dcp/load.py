@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from streamxf.buffers import flat_view
 from streamxf.dcp.boxes import Wanted, contiguous_strides
 from streamxf.dcp.fill import Buffers, Fill, Step
+from streamxf.dcp.objects import Objects
 from streamxf.dcp.payload import is_plain
 from streamxf.dcp.stored import Framing, Geometry, StoredTensor
 from streamxf.dcp.target import Target
@@ -54,15 +55,18 @@ class Loader:
         Called only in the thread that calls this.
     meter : Meter
         Counts what is done.
+    objects : Objects
+        How items that are no tensors are loaded.
 
     Attributes
     ----------
     meter : Meter
     """
 
-    def __init__(self, planner: LoadPlanner, meter: Meter) -> None:
+    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
         self.meter = meter
         self._planner = planner
+        self._objects = objects
         self._pipeline: Pipeline[Step] = Pipeline(_do)
         self._under_way: list[Fill] = []
         self._stored: StoredTensor | None = None
@@ -70,46 +74,56 @@ class Loader:
         self._buffers = Buffers()
 
     def load_bytes(self, request: ReadItem, stream: Any, stored_size: int) -> None:
-        """Hand an object's bytes to the planner."""
+        """Hand an object's bytes to the planner, or what `Objects` makes of them.
+
+        Raises
+        ------
+        PolicyError, MetadataError
+            If the planner must not have it.
+        """
         data = stream.read(-1) or b""
         self.meter.item(len(data), stored_size)
-        self._planner.load_bytes(request, io.BytesIO(data))
+        self._planner.load_bytes(request, io.BytesIO(self._objects.renew(data, stored_size)))
 
-    def load_stream(self, request: ReadItem, stream: Any, raw_size: int, stored_size: int) -> None:
+    def load_stream(self, request: ReadItem, stream: Any, geometry: Geometry, raw_size: int, stored_size: int) -> None:
         """Load a tensor from a file object by ``torch.load``, and copy it into the planner's in one go."""
-        tensor = _load_tensor(stream)
+        tensor = self._load(stream, geometry, raw_size, stored_size)
         self.meter.item(raw_size, stored_size)
         self._put(request, tensor)
 
-    def load_tensor(self, request: ReadItem, reader: BlockReader, geometry: Geometry | None, file: str) -> None:
+    def load_tensor(
+        self, request: ReadItem, reader: BlockReader, geometry: Geometry, file: str, *, framed: bool
+    ) -> None:
         """Load a tensor from its container.
 
         Parameters
         ----------
-        geometry : Geometry or None
-            What the metadata says of it, if streamxf's own writer made it, so that it may be expected to have the usual
-            frame.
+        geometry : Geometry
+            What the metadata says of it.
         file : str
             For errors.
+        framed : bool
+            Whether streamxf's own writer made it, so that it may be expected to have the usual frame.
 
         Raises
         ------
         StreamxfError
-            If something is not as it was stored. For blocks that workers have at hand, a later call raises that.
+            If something is not as it was stored, or not as the metadata says. For blocks that workers have at hand, a
+            later call raises that.
         """
         if reader.count == 1 and reader.size <= INLINE_BYTES:
-            self._load_small(request, reader, geometry)
+            self._load_small(request, reader, geometry, framed)
             return
-        wanted = Wanted.of(geometry.shape, request.storage_offsets, request.lengths) if geometry is not None else None
-        if geometry is None or wanted is None:
-            self.load_stream(request, self._stream(reader), reader.size, reader.stored_size)
+        wanted = Wanted.of(geometry.shape, request.storage_offsets, request.lengths) if framed else None
+        if wanted is None:
+            self.load_stream(request, self._stream(reader), geometry, reader.size, reader.stored_size)
             return
         tensor = self._planner.resolve_tensor(request).detach()
         if tensor.size() != request.lengths:
             raise _other_shape(request.lengths, tensor)
         fill = self._fill(request, reader, geometry, wanted, tensor, file)
         if fill is None:
-            stored = _load_tensor(self._stream(reader))
+            stored = self._load(self._stream(reader), geometry, reader.size, reader.stored_size)
             self.meter.item(reader.size, reader.stored_size)
             self._put(request, stored, tensor)
             return
@@ -135,14 +149,16 @@ class Loader:
 
     # -- ways --------------------------------------------------------------------------------------
 
-    def _load_small(self, request: ReadItem, reader: BlockReader, geometry: Geometry | None) -> None:
+    def _load_small(self, request: ReadItem, reader: BlockReader, geometry: Geometry, framed: bool) -> None:
         if not self._small:
             self._small = bytearray(INLINE_BYTES)
         data = memoryview(self._small)[: reader.size]
         reader.decode(0, data)
         self.meter.item(reader.size, reader.stored_size)
-        tensor = _framed(geometry, data) if geometry is not None else None
-        self._put(request, _load_tensor(io.BytesIO(data)) if tensor is None else tensor)
+        tensor = _framed(geometry, data) if framed else None
+        if tensor is None:
+            tensor = self._load(io.BytesIO(data), geometry, reader.size, reader.stored_size)
+        self._put(request, tensor)
 
     def _put(self, request: ReadItem, stored: torch.Tensor, target: torch.Tensor | None = None) -> None:
         """Fill the planner's tensor in one go, after what is under way to the same memory."""
@@ -200,7 +216,7 @@ class Loader:
             framing,
             compared,
             wanted,
-            geometry.dtype,
+            geometry,
             target,
             memory,
             file,
@@ -214,7 +230,9 @@ class Loader:
         if fill.matches:
             self._planner.commit_tensor(fill.request, fill.target.tensor)
         else:
-            self._copy(fill.request, _load_tensor(self._stream(fill.stored.reader)), fill.target.tensor)
+            reader = fill.stored.reader
+            stored = self._load(self._stream(reader), fill.geometry, reader.size, reader.stored_size)
+            self._copy(fill.request, stored, fill.target.tensor)
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -226,6 +244,25 @@ class Loader:
         others = [fill.target for fill in self._under_way if not (ordered and fill.memory is None)]
         if others and (not target.plain or any(target.overlaps(other) for other in others)):
             self.settle()
+
+    def _load(self, stream: Any, geometry: Geometry, size: int, stored_size: int) -> torch.Tensor:
+        """The tensor that ``torch.load`` makes of a stream of `size` bytes, if it is the one that the metadata says."""
+        try:
+            tensor = self._objects.load_tensor(stream, size, stored_size)
+        except StreamxfError:
+            raise
+        except Exception as error:
+            if isinstance(stream, StreamReader) and stream.error is not None:
+                raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
+            raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
+        if not isinstance(tensor, torch.Tensor):
+            raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+        if tensor.dtype != geometry.dtype or tuple(tensor.size()) != geometry.shape:
+            raise MetadataError(
+                f"the stored tensor is {tensor.dtype} of shape {tuple(tensor.size())}, the metadata says "
+                f"{geometry.dtype} of shape {geometry.shape}: one of them was altered, or comes from another save"
+            )
+        return tensor
 
     def _stream(self, reader: BlockReader) -> StreamReader:
         return StreamReader(reader, meter=self.meter)
@@ -289,15 +326,3 @@ def _framed(geometry: Geometry, data: memoryview) -> torch.Tensor | None:
             payload = torch.frombuffer(data[framing.start : framing.stop], dtype=torch.uint8)
             return payload.view(geometry.dtype).view(geometry.shape)
     return None
-
-
-def _load_tensor(stream: Any) -> torch.Tensor:
-    try:
-        tensor = torch.load(stream, map_location="cpu", weights_only=True)
-    except Exception:
-        if isinstance(stream, StreamReader) and stream.error is not None:
-            raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
-        raise
-    if not isinstance(tensor, torch.Tensor):
-        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
-    return tensor

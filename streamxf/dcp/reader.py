@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -15,20 +16,35 @@ from typing import IO, Any
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from streamxf.container.header import Kind
 from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.items import MAX_BYTES_ITEM, RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
+from streamxf.dcp.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
 from streamxf.dcp.load import Loader, noted
-from streamxf.dcp.manifest import check_path
+from streamxf.dcp.manifest import Manifest, check_path
 from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.dcp.objects import Objects
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.stored import Geometry
-from streamxf.errors import ContainerError, MetadataError, ParameterError, StreamxfError
+from streamxf.errors import (
+    ContainerError,
+    IdentityError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+)
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import Access, FileSlice, Timed, access_to
@@ -73,12 +89,25 @@ class ChainReaderMixin:
     storage_data: dict[MetadataIndex, _StorageInfo]
     _registry: Registry
     _require: Require | None
+    _objects: Objects
+    _expect_save_id: str | None
     _opener: ItemOpener
     _items: dict[str, Any]
     report: LoadReport | None
     """What the last load did in this process; None before, and after one that failed."""
+    save_id: str | None
+    """Which save the metadata that was read last belongs to, as ``writer.save_id`` gave it; None before, and for
+    checkpoints of other writers, which have none."""
 
-    def _set_up_chain(self, registry: ExtensionRegistry | None, keys: KeysLike, require: Require | None) -> None:
+    def _set_up_chain(
+        self,
+        registry: ExtensionRegistry | None,
+        keys: KeysLike,
+        require: Require | None,
+        *,
+        objects: Objects,
+        expect_save_id: str | None,
+    ) -> None:
         if registry is not None and not isinstance(registry, ExtensionRegistry):
             raise ParameterError(
                 f"_extension_registry is a torch ExtensionRegistry, not {type(registry).__name__}; "
@@ -86,9 +115,17 @@ class ChainReaderMixin:
             )
         self._registry = Registry.of(registry, keys)
         self._require = check_require(require, self._registry)
+        if expect_save_id is not None and not _is_save_id(expect_save_id):
+            raise ParameterError(
+                f"expect_save_id={expect_save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as "
+                "writer.save_id gives it"
+            )
+        self._objects = objects
+        self._expect_save_id = expect_save_id
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
         self.report = None
+        self.save_id = None
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -105,24 +142,41 @@ class ChainReaderMixin:
         For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
         would take an exception here for a missing file, and its reason would be lost.
         """
+        self.save_id = None
         rank = kwargs.get("rank")
         path = self.fs.concat_path(self.path, metadata_name(rank))
         try:
             data = self._read_file(path)
             content = metadata_file.load(data, self._registry.keys, rank=rank, published=self._require == "published")
+            manifest = metadata_file.manifest_of(content)
+            self._check_save(manifest)
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
         content.storage_meta.load_id = self.load_id
+        self.save_id = manifest.save_id if manifest is not None else None
         return content
+
+    def _check_save(self, manifest: Manifest | None) -> None:
+        wanted = self._expect_save_id
+        if wanted is None:
+            return
+        if manifest is None:
+            raise PolicyError(
+                f"the save {wanted} is expected, and this metadata has no manifest that says which save it is; leave "
+                "expect_save_id= out to read it"
+            )
+        if manifest.save_id != wanted:
+            raise IdentityError(
+                f"this is the save {manifest.save_id}, expected is {wanted}: another checkpoint was put in its place, "
+                "or saved over it"
+            )
 
     def _read_file(self, path: Any) -> bytes:
         try:
-            if isinstance(self.fs, filesystem.FileSystem):
-                _check_regular(path)
+            self._check_local(path)
             with self.fs.create_stream(path, "rb") as file:
-                data: bytes = file.read()
-                return data
+                return metadata_file.read_file(file)
         except (FileNotFoundError, StreamxfError):
             raise
         except Exception as error:  # whatever the file system raises: DCP would turn to older, rank-local metadata
@@ -167,7 +221,7 @@ class ChainReaderMixin:
         self.report = None
         begin = perf_counter()
         meter = Meter()
-        loader = Loader(planner, meter)
+        loader = Loader(planner, meter, self._objects)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
@@ -200,16 +254,19 @@ class ChainReaderMixin:
             if request.type == LoadItemType.BYTE_IO:
                 loader.load_bytes(request, StreamReader(opened, meter=loader.meter), place.length)
             else:
-                loader.load_tensor(request, opened, self._geometry(request), file.name)
+                framed = self._opener.manifest is not None  # torch's own writer frames otherwise
+                loader.load_tensor(request, opened, self._geometry(request), file.name, framed=framed)
             return
         file.last = None  # a stream is read once
         raw_size = place.length if opened is None else opened.seek(0, io.SEEK_END)
+        if opened is None:
+            self._expected(request).check_size(raw_size)
         stream = self._slice_file(file.raw, place) if opened is None else opened  # type: ignore[attr-defined]
         stream.seek(0)
         if request.type == LoadItemType.BYTE_IO:
             loader.load_bytes(request, stream, place.length)
         else:
-            loader.load_stream(request, stream, raw_size, place.length)
+            loader.load_stream(request, stream, self._geometry(request), raw_size, place.length)
 
     def _open_item(
         self, file: OpenedFile, place: _StorageInfo, request: ReadItem, meter: Meter
@@ -219,29 +276,35 @@ class ChainReaderMixin:
         source = FileSlice(file.access, place.offset, place.length)
         return self._opener.open(source, place.transform_descriptors or (), self._expected(request), meter)
 
-    def _geometry(self, request: ReadItem) -> Geometry | None:
-        """What the metadata says of a stored tensor that streamxf's own writer made."""
+    def _geometry(self, request: ReadItem) -> Geometry:
+        """What the metadata says of a stored tensor."""
         index = request.storage_index
         item = self._items.get(index.fqn)
-        if self._opener.manifest is None or not isinstance(item, TensorStorageMetadata):
-            return None
+        if not isinstance(item, TensorStorageMetadata):
+            raise _not_described(Kind.TENSOR)
         chunks = item.chunks
+        found: ChunkStorageMetadata | None
         if index.index is not None and 0 <= index.index < len(chunks) and chunks[index.index].offsets == index.offset:
-            chunk = chunks[index.index]
+            found = chunks[index.index]  # as nearly always: the list may be long
         else:
             found = next((chunk for chunk in chunks if chunk.offsets == index.offset), None)
-            if found is None:
-                return None
-            chunk = found
-        return Geometry.row_major(item.properties.dtype, tuple(chunk.sizes))
+        if found is None:
+            raise MetadataError("the metadata does not describe this part of the tensor")
+        return Geometry.row_major(item.properties.dtype, tuple(found.sizes))
 
     def _expected(self, request: ReadItem) -> Expected:
         index = request.storage_index
+        place = self._place(request)
+        item = self._items.get(index.fqn)
         manifest = self._opener.manifest
-        writer = manifest.files[self._place(request).relative_path].writer if manifest is not None else None
+        writer = manifest.files[place.relative_path].writer if manifest is not None else None
         if request.type == LoadItemType.BYTE_IO:
-            return Expected(index, Kind.BYTES, MAX_BYTES_ITEM, writer)
-        return Expected(index, Kind.TENSOR, 2 * _tensor_bytes(self._items.get(index.fqn)) + RAW_SLACK, writer)
+            if not isinstance(item, BytesStorageMetadata):
+                raise _not_described(Kind.BYTES)
+            return Expected(index, Kind.BYTES, self._objects.limit(place.length), writer)
+        if not isinstance(item, TensorStorageMetadata):
+            raise _not_described(Kind.TENSOR)
+        return Expected(index, Kind.TENSOR, 2 * _tensor_bytes(item) + RAW_SLACK, writer)
 
     def _place(self, request: ReadItem) -> _StorageInfo:
         try:
@@ -256,8 +319,7 @@ class ChainReaderMixin:
         path = self.fs.concat_path(self.path, check_path(relative_path))
         with ExitStack() as stack:
             try:
-                if isinstance(self.fs, filesystem.FileSystem):
-                    _check_regular(path)
+                self._check_local(path)
                 file = stack.enter_context(self.fs.create_stream(path, "rb"))
             except FileNotFoundError as error:
                 missing = "the file that holds the item is missing from the checkpoint"
@@ -265,6 +327,27 @@ class ChainReaderMixin:
             size = file.seek(0, io.SEEK_END)
             self._check_size(relative_path, size)
             yield file, size
+
+    def _check_local(self, path: Any) -> None:
+        """Refuse what is no file of this folder, before it is opened: a link that leads out of it, or a pipe or a
+        device in place of a file, which might never end.
+
+        Raises
+        ------
+        MetadataError
+        """
+        folder, file = _local(self.fs, self.path), _local(self.fs, path)
+        if folder is None or file is None:
+            return
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise MetadataError("this is not a regular file, so no writer made it; it was not opened", file=file)
+        real = os.path.realpath(file)
+        if os.path.commonpath([os.path.realpath(folder), real]) != os.path.realpath(folder):
+            raise MetadataError(
+                f"this is a link to {real}, outside of the checkpoint's folder; it was not followed. Put the file "
+                "itself there if you trust it",
+                file=file,
+            )
 
     def _full(self, relative_path: str) -> str:
         return str(self.fs.concat_path(self.path, relative_path))
@@ -293,11 +376,19 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     require : {"published", "bound", "encrypted"}, optional
         The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
+    weights_only : bool
+        Whether items that are no tensors are limited to what ``torch.load(weights_only=True)`` allows. False lets
+        whoever wrote the checkpoint run code in this process.
+    safe_globals : sequence
+        Classes and functions that such items, and tensors of subclasses, may use besides.
+    expect_save_id : str, optional
+        The only save that is acceptable, as ``writer.save_id`` gave it. Without it, an older checkpoint that was put
+        back as a whole loads.
 
     Raises
     ------
     ParameterError
-        If a key is not 32 bytes, or `require` is given without keys.
+        If a key is not 32 bytes, `require` is given without keys, or another argument is not what it should be.
     """
 
     def __init__(
@@ -307,9 +398,18 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         *,
         keys: KeysLike = None,
         require: Require | None = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        expect_save_id: str | None = None,
     ) -> None:
         super().__init__(path)
-        self._set_up_chain(_extension_registry, keys, require)
+        self._set_up_chain(
+            _extension_registry,
+            keys,
+            require,
+            objects=Objects(weights_only, safe_globals),
+            expect_save_id=expect_save_id,
+        )
 
 
 def check_require(require: Require | None, registry: Registry, default: Require = "published") -> Require | None:
@@ -327,18 +427,25 @@ def check_require(require: Require | None, registry: Registry, default: Require 
     return require or (default if len(registry.keys) else None)
 
 
-def _check_regular(path: Any) -> None:
-    """Refuse a pipe or a device in place of a local file: opening or reading it might never end.
+def _local(fs: Any, path: Any) -> str | None:
+    """The path in the local file system; None where `fs` is another one."""
+    if isinstance(fs, filesystem.FileSystem):
+        return str(path)
+    inner = getattr(fs, "fs", None)  # fsspec's, in torch's wrapper
+    protocol = getattr(inner, "protocol", ())
+    local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+    return str(inner._strip_protocol(path)) if inner is not None and local else None
 
-    Raises
-    ------
-    MetadataError
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise MetadataError("this is not a regular file, so no writer made it; it was not opened", file=os.fspath(path))
+
+def _is_save_id(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value, re.ASCII) is not None
 
 
-def _tensor_bytes(item: Any) -> int:
-    if not isinstance(item, TensorStorageMetadata):
-        return 0
+def _not_described(kind: Kind) -> MetadataError:
+    return MetadataError(
+        f"the item is wanted as a {kind.name.lower()} item, and the metadata does not say that it is one"
+    )
+
+
+def _tensor_bytes(item: TensorStorageMetadata) -> int:
     return math.prod(item.size) * item.properties.dtype.itemsize

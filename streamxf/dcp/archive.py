@@ -1,0 +1,143 @@
+"""What ``torch.save`` wrote: a zip file whose directory is read, and checked, before torch opens it.
+
+Torch takes the sizes that the directory declares, and decompresses where it says so. So only what torch itself writes
+is accepted: records stored as they are, each under its own name, whose directory stands where torch puts it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+PICKLE = "data.pkl"
+MAX_RECORDS = 2**16
+MAX_DIRECTORY = 16 * 2**20  # bytes
+
+_END = struct.Struct("<4s4H2IH")
+_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_TAIL = _END64.size + _LOCATOR.size + _END.size
+_WIDE = 0xFFFFFFFF  # the value is in the extra field instead
+_HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
+
+
+class NotSavedByTorch(ValueError):
+    """The bytes are not what ``torch.save`` writes; says in which way."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What a reader needs to know before torch may open the file.
+
+    Attributes
+    ----------
+    pickled : bytes
+        The record that is unpickled.
+    sizes : dict of str to int
+        Bytes of each record, by its name inside of the archive.
+    """
+
+    pickled: bytes
+    sizes: dict[str, int]
+
+    @classmethod
+    def read(cls, file: Any, size: int) -> Archive:
+        """Look at `file`, a seekable stream of `size` bytes, which may be anything.
+
+        Raises
+        ------
+        NotSavedByTorch
+            If torch did not write it. What `file` raises passes through.
+        """
+        tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL))
+        if len(tail) < _TAIL or tail[-_END.size :][:4] != b"PK\x05\x06" or _END.unpack(tail[-_END.size :])[-1]:
+            raise NotSavedByTorch("it does not end as a file of torch.save does")
+        locator = _LOCATOR.unpack(tail[_END64.size : -_END.size])
+        end = _END64.unpack(tail[: _END64.size])
+        count, length, start = end[7:]
+        if (
+            locator[0] != b"PK\x06\x07"
+            or end[0] != b"PK\x06\x06"
+            or locator[2] != size - _TAIL
+            or start + length != size - _TAIL
+            or end[6] != count
+        ):
+            raise NotSavedByTorch("its directory is not where torch.save puts it")
+        if count > MAX_RECORDS or length > MAX_DIRECTORY:
+            raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
+        places = _parse(_read_at(file, start, length), count, start)
+        if PICKLE not in places:
+            raise NotSavedByTorch(f"it has no record {PICKLE!r}")
+        sizes = {name: record_size for name, (_, record_size) in places.items()}
+        return cls(_read_record(file, *places[PICKLE], start), sizes)
+
+
+def _parse(directory: bytes, count: int, stop: int) -> dict[str, tuple[int, int]]:
+    """Where the records' headers stand, and the records' sizes."""
+    places: dict[str, tuple[int, int]] = {}
+    seen: set[bytes] = set()
+    folder = None
+    at = 0
+    for _ in range(count):
+        if len(directory) - at < _ENTRY.size:
+            raise NotSavedByTorch("its directory is cut")
+        sign, _, _, flags, method, _, _, _, packed, size, name_size, extra_size, note_size, *_, offset = (
+            _ENTRY.unpack_from(directory, at)
+        )
+        at += _ENTRY.size
+        name = directory[at : at + name_size]
+        extra = directory[at + name_size : at + name_size + extra_size]
+        at += name_size + extra_size + note_size
+        size, packed, offset = _widen(extra, size, packed, offset)
+        if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
+            raise NotSavedByTorch("a record of it is compressed, which torch.save does to none")
+        if offset + _LOCAL.size + name_size + size > stop:
+            raise NotSavedByTorch("a record of it reaches beyond its end")
+        first, _, rest = name.partition(b"/")
+        folder = first if folder is None else folder
+        key = name.lower()  # torch looks them up without regard to case
+        if first != folder or key in seen or not name.isascii():
+            raise NotSavedByTorch("two records of it have one name, or they stand in several folders")
+        seen.add(key)
+        places[rest.decode("ascii")] = (offset, size)
+    if at != len(directory):
+        raise NotSavedByTorch("its directory has other records than it says")
+    return places
+
+
+def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
+    """The values, those that do not fit into 32 bits taken from the extra field."""
+    if _WIDE not in values:
+        return values
+    at = 0
+    while len(extra) - at >= 4:
+        kind, size = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            wide = iter(struct.unpack_from(f"<{min(size, len(extra) - at - 4) // 8}Q", extra, at + 4))
+            return tuple(next(wide, value) if value == _WIDE else value for value in values)
+        at += 4 + size
+    return values
+
+
+def _read_record(file: Any, offset: int, size: int, stop: int) -> bytes:
+    header = _read_at(file, offset, _LOCAL.size)
+    if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
+        raise NotSavedByTorch("its directory names a record that is not there")
+    *_, name_size, extra_size = _LOCAL.unpack(header)
+    begin = offset + _LOCAL.size + name_size + extra_size
+    if begin + size > stop:
+        raise NotSavedByTorch("a record of it reaches beyond its end")
+    return _read_at(file, begin, size)
+
+
+def _read_at(file: Any, position: int, size: int) -> bytes:
+    file.seek(position, io.SEEK_SET)
+    parts = []
+    while size and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

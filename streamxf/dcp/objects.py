@@ -1,0 +1,187 @@
+"""Items that are no tensors: what DCP's planner may unpickle of them.
+
+The planner unpickles whatever it is given, and a pickle can call anything. So the object is loaded here first, by
+``torch.load(weights_only=True)``, and the planner is given a new serialization of what came of it. It never sees the
+stored bytes, so nothing depends on whether its unpickler reads them as this one does.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from streamxf.dcp.archive import Archive, NotSavedByTorch
+from streamxf.dcp.vet import TooMuch, vet
+from streamxf.descriptor import shorten
+from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
+from streamxf.fileio.locks import ForkLock
+
+MAX_OBJECT = 2 * 2**30
+FREE_OBJECT = 256 * 2**20
+MAX_EXPANSION = 64
+_REMEMBERED = 1024  # objects of up to as many bytes, which is where the same ones come again and again
+_REMEMBERED_BYTES = 4096
+
+# Torch forgot the type of b"".
+_BASIC: frozenset[Any] = frozenset([bytes])
+_allowing = ForkLock()
+
+
+class Objects:
+    """How the objects of a checkpoint are loaded.
+
+    Parameters
+    ----------
+    weights_only : bool
+        False hands the stored bytes to the planner as they are.
+    safe_globals : sequence
+        Classes and functions that objects may use besides those that torch allows; as
+        ``torch.serialization.add_safe_globals`` takes them.
+
+    Raises
+    ------
+    ParameterError
+    """
+
+    def __init__(self, weights_only: bool = True, safe_globals: Sequence[Any] = ()) -> None:
+        if not isinstance(weights_only, bool):
+            raise ParameterError(f"weights_only is True or False, not {weights_only!r}")
+        if isinstance(safe_globals, str) or not isinstance(safe_globals, Sequence):
+            raise ParameterError("safe_globals is a list of classes and functions")
+        if safe_globals and not weights_only:
+            raise ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
+        self._given = frozenset(safe_globals)
+        _names(self._given)
+        self._weights_only = weights_only
+        self._known: dict[bytes, bytes] = {}
+
+    def limit(self, stored: int) -> int | None:
+        """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
+        return min(MAX_OBJECT, max(FREE_OBJECT, MAX_EXPANSION * stored)) if self._weights_only else None
+
+    def renew(self, data: bytes, stored: int) -> bytes:
+        """What the planner may be given for an object's `data`.
+
+        Raises
+        ------
+        PolicyError
+            If it is more than weights_only allows.
+        MetadataError
+            If it is a tensor, or torch cannot make an object of it.
+        """
+        if not self._weights_only:
+            return data
+        renewed = self._known.get(data)
+        if renewed is None:
+            renewed = self._renew(data, stored)
+            if len(data) <= _REMEMBERED_BYTES and len(self._known) < _REMEMBERED:
+                self._known[data] = renewed
+        return renewed
+
+    def load_tensor(self, file: Any, size: int, stored: int) -> Any:
+        """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only.
+
+        Raises
+        ------
+        PolicyError
+            If it needs a class that is not allowed.
+        MetadataError
+            If ``torch.save`` did not write it, or it is damaged.
+        """
+        try:
+            with _allowed(self._given) as trusted:
+                return _load(file, size, stored, trusted, map_location="cpu")
+        except (NotSavedByTorch, TooMuch) as error:
+            raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+        except _NotAllowed as error:
+            raise PolicyError(
+                f"the tensor was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
+                "safe_globals=[...]"
+            ) from None
+
+    def _renew(self, data: bytes, stored: int) -> bytes:
+        try:
+            with _allowed(self._given | _BASIC) as trusted:
+                loaded = _load(io.BytesIO(data), len(data), stored, trusted)
+            if isinstance(loaded, torch.Tensor):
+                raise MetadataError("the item holds a tensor, the metadata says an object")
+            renewed = io.BytesIO()
+            torch.save(loaded, renewed)
+        except (NotSavedByTorch, TooMuch, _NotAllowed) as error:
+            raise PolicyError(
+                f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
+                "safe_globals=[...]; weights_only=False unpickles everything, which lets whoever wrote the checkpoint "
+                "run code here"
+            ) from None
+        except StreamxfError:
+            raise
+        except Exception as error:  # a pickle that torch allows may still fail in any way, and so may saving it again
+            raise MetadataError(
+                f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
+            ) from error
+        return renewed.getvalue()
+
+
+class _NotAllowed(ValueError):
+    """Torch refuses the pickle under weights_only; says why."""
+
+
+def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) -> Any:
+    archive = Archive.read(file, size)
+    vet(archive.pickled, archive.sizes, stored, trusted)
+    file.seek(0)
+    try:
+        return torch.load(file, weights_only=True, **options)
+    except pickle.UnpicklingError:
+        raise _NotAllowed(_reason(file)) from None
+
+
+@contextmanager
+def _allowed(entries: Set[Any]) -> Iterator[Set[str]]:
+    """Allow `entries` for a while, and nobody else's meanwhile; gives the names of all that is allowed beside torch's
+    own.
+
+    Torch has one list for the whole process. Readers in other threads wait, so that none sees another's; what stood on
+    the list before stays there, which torch's own context manager would take off.
+    """
+    before = frozenset(torch.serialization.get_safe_globals())
+    if not entries:  # nobody has to wait for a tensor
+        yield _names(before)
+        return
+    with _allowing.here():
+        before = frozenset(torch.serialization.get_safe_globals())
+        with torch.serialization.safe_globals(list(entries - before)):
+            yield _names(before | (entries - _BASIC))
+
+
+@lru_cache(16)
+def _names(entries: Iterable[Any]) -> Set[str]:
+    return frozenset(map(_name_of, entries))
+
+
+def _name_of(entry: Any) -> str:
+    """The name by which a pickle calls for it."""
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
+        return entry[1]
+    if not callable(entry) or not hasattr(entry, "__qualname__"):
+        raise ParameterError(
+            f"safe_globals holds classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
+        )
+    return f"{entry.__module__}.{entry.__qualname__}"
+
+
+def _reason(file: Any) -> str:
+    file.seek(0)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception as error:  # torch could not read the pickle to its end
+        return f"torch does not read its pickle ({type(error).__name__})"
+    if not names:
+        return "it uses its classes in a way that torch does not allow"
+    return "it needs " + ", ".join(shorten(ascii(name)[1:-1]) for name in sorted(names)[:5])

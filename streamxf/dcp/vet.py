@@ -1,0 +1,374 @@
+"""What it would take to unpickle something that ``torch.load(weights_only=True)`` lets pass, found out beforehand.
+
+That mode decides which names a pickle may use, not how often or on what: a few bytes can ask for a ``bytearray`` of any
+size, double a text forty times, make a tensor of more elements than are stored, or use as a key a tuple of tuples that
+share their parts, which takes for ever to hash. `vet` follows the pickle with values that know their sizes only, and
+refuses what is out of proportion to what is stored. Which names are allowed is left to torch.
+"""
+
+from __future__ import annotations
+
+import math
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack; and dimensions of a tensor, as torch has it
+FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage
+FREE_WORK = 2**24  # elements hashed or copied, besides those in proportion
+_SHORT = 32  # bytes; longer texts matter by their length only
+
+
+class TooMuch(ValueError):
+    """The pickle would take memory or time out of proportion, or torch cannot read it; says in which way."""
+
+
+def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str] = ()) -> None:
+    """Follow a pickle of protocol 2 without making anything.
+
+    Parameters
+    ----------
+    pickled : bytes
+    sizes : mapping of str to int
+        Bytes of the records that it may refer to.
+    stored : int
+        Bytes that the item takes in storage.
+    trusted : collection of str
+        Names whose calls are the caller's business.
+
+    Raises
+    ------
+    TooMuch
+    """
+    try:
+        _Scan(pickled, sizes, stored, trusted).run()
+    except (IndexError, KeyError, UnicodeDecodeError, TypeError) as error:
+        raise TooMuch(f"its pickle is damaged ({type(error).__name__})") from None
+
+
+class _Text:
+    """A text, or bytes."""
+
+    __slots__ = ("size", "text")
+
+    def __init__(self, size: int, text: str | None = None) -> None:
+        self.size = size
+        self.text = text
+
+
+class _Tuple:
+    """Also what a call gives: then `items` is empty, and its arguments' weight is its own."""
+
+    __slots__ = ("depth", "items", "weight")
+    depth: int
+    weight: int
+
+    def __init__(self, items: tuple[Any, ...], like: _Tuple | None = None) -> None:
+        self.items = items
+        inner = [item for item in items if type(item) is _Tuple]
+        if like is not None:
+            self.weight, self.depth = like.weight, like.depth
+        else:
+            self.weight = 1 + len(items) - len(inner) + sum(item.weight for item in inner)
+            self.depth = 1 + max((item.depth for item in inner), default=0)
+        if self.depth > MAX_DEPTH:
+            raise TooMuch(f"its tuples are nested deeper than {MAX_DEPTH}")
+
+
+class _Box:
+    """A list, dict or set."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self) -> None:
+        self.weight = 1
+
+
+class _Storage:
+    __slots__ = ("itemsize", "nbytes")
+
+    def __init__(self, nbytes: int, itemsize: int) -> None:
+        self.nbytes = nbytes
+        self.itemsize = itemsize
+
+
+class _Tensor:
+    __slots__ = ("expanded",)
+
+    def __init__(self, expanded: bool) -> None:
+        self.expanded = expanded
+
+
+class _Scan:
+    """One pass. On the stack stand the values above, names of globals as `str`, numbers as `int`, and None for the
+    rest.
+    """
+
+    def __init__(self, data: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str]) -> None:
+        self._data = data
+        self._sizes = sizes
+        self._trusted = trusted
+        self._steps = FREE_STEPS + 4 * stored
+        self._work = FREE_WORK + 4 * len(data) + 16 * stored
+        self._at = 0
+        self._stack: list[Any] = []
+        self._marks: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self) -> None:
+        data, actions = self._data, _ACTIONS
+        for _ in range(self._steps):
+            opcode = data[self._at]
+            self._at += 1
+            if opcode == 0x2E:  # STOP
+                return
+            action = actions.get(opcode)
+            if action is None:
+                raise TooMuch(f"its pickle has the opcode 0x{opcode:02x}, which weights_only does not know")
+            action(self)
+        raise TooMuch(f"its pickle has more than {self._steps} opcodes")
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _take(self, size: int) -> bytes:
+        found = self._data[self._at : self._at + size]
+        if len(found) < size:
+            raise TooMuch("its pickle is cut")
+        self._at += size
+        return found
+
+    def _number(self, size: int, signed: bool = False) -> int:
+        return int.from_bytes(self._take(size), "little", signed=signed)
+
+    def _line(self) -> str:
+        end = self._data.index(b"\n", self._at) if b"\n" in self._data[self._at : self._at + 1024] else -1
+        if end < 0:
+            raise TooMuch("its pickle names something with a name that is too long")
+        found = self._data[self._at : end].decode("utf-8")
+        self._at = end + 1
+        return found
+
+    def _charge(self, value: Any) -> None:
+        """Count what hashing or copying the value takes."""
+        kind = type(value)
+        if kind is _Tuple or kind is _Box:
+            self._work -= value.weight
+        elif kind is _Text:
+            self._work -= value.size
+        else:
+            self._work -= 1
+        if self._work < 0:
+            raise TooMuch("its pickle makes something out of proportion to what is stored")
+
+    def _pop_mark(self) -> list[Any]:
+        items = self._stack
+        self._stack = self._marks.pop()
+        return items
+
+    # -- opcodes -----------------------------------------------------------------------------------
+
+    def proto(self) -> None:
+        if self._number(1) != 2:
+            raise TooMuch("its pickle is not of protocol 2, as those of torch.save are")
+
+    def name(self) -> None:
+        module, name = self._line(), self._line()
+        if (module, name) in NAME_MAPPING:
+            module, name = NAME_MAPPING[module, name]
+        else:
+            module = IMPORT_MAPPING.get(module, module)
+        self._stack.append(f"{module}.{name}")
+
+    def mark(self) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
+
+    def put(self, size: int) -> None:
+        self._memo[self._number(size)] = self._stack[-1]
+
+    def get(self, size: int) -> None:
+        self._stack.append(self._memo[self._number(size)])
+
+    def nothing(self, size: int = 0) -> None:
+        self._take(size)
+        self._stack.append(None)
+
+    def integer(self, size: int, signed: bool = False) -> None:
+        self._stack.append(self._number(size, signed))
+
+    def long(self) -> None:
+        self._stack.append(self._number(self._number(1), True))
+
+    def text(self, size: int) -> None:
+        data = self._take(self._number(size))
+        short = data.decode("utf-8", "surrogatepass") if len(data) <= _SHORT else None
+        self._stack.append(_Text(len(data), short))
+
+    def box(self) -> None:
+        self._stack.append(_Box())
+
+    def tuple(self, count: int | None = None) -> None:
+        if count is None:
+            items = self._pop_mark()
+        elif len(self._stack) < count:
+            raise TooMuch("its pickle is damaged")
+        else:
+            items = self._stack[len(self._stack) - count :]
+            del self._stack[len(self._stack) - count :]
+        self._stack.append(_Tuple(tuple(items)))
+
+    def append(self, marked: bool) -> None:
+        for item in self._pop_mark() if marked else [self._stack.pop()]:
+            self._grow(item)
+
+    def set_items(self, marked: bool) -> None:
+        items = self._pop_mark() if marked else [self._stack.pop(-2), self._stack.pop()]
+        for key in items[::2]:
+            if type(key) is _Tuple:
+                self._charge(key)
+            self._grow(key)
+
+    def _grow(self, item: Any) -> None:
+        box = self._stack[-1]
+        if type(box) is _Box:
+            box.weight += item.weight if type(item) is _Tuple else 1
+
+    def storage(self) -> None:
+        pid = self._stack.pop()
+        items = pid.items if type(pid) is _Tuple else ()
+        if len(items) != 5 or type(items[1]) is not str or type(items[2]) is not _Text or type(items[4]) is not int:
+            raise TooMuch("its pickle refers to something that is no storage")
+        _, kind, key, _, count = items
+        itemsize = _STORAGES.get(kind.rpartition(".")[2])
+        nbytes = self._sizes.get(f"data/{key.text}", -1)
+        if itemsize is None or nbytes != count * itemsize:
+            raise TooMuch(f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it")
+        self._stack.append(_Storage(nbytes, itemsize))
+
+    def new(self) -> None:
+        arguments = self._stack.pop()
+        self._stack.append(self._call(self._stack.pop(), arguments))
+
+    def build(self) -> None:
+        state = self._stack.pop()
+        if type(self._stack[-1]) in (_Tensor, _Storage):
+            raise TooMuch("its pickle changes a tensor after it was made")
+        self._charge(state)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _call(self, function: Any, arguments: Any) -> Any:
+        if type(function) is not str or type(arguments) is not _Tuple:
+            raise TooMuch("its pickle calls something that has no name")
+        for argument in arguments.items:
+            self._charge(argument)
+        if function in self._trusted:
+            return _Tuple((), arguments)
+        items = arguments.items
+        if function == "torch._tensor._rebuild_from_type_v2" and len(items) == 4:
+            return self._call(items[0], items[2])
+        if function in _TENSORS:
+            return _tensor(items, function)
+        if function in ("builtins.bytes", "builtins.bytearray"):
+            if any(type(item) is not _Text for item in items):
+                raise TooMuch("its pickle makes bytes of something else than text")
+        elif function == "_codecs.encode":
+            if len(items) != 2 or any(type(item) is not _Text for item in items) or items[1].text not in _LATIN:
+                raise TooMuch("its pickle encodes a text in another way than bytes are stored")
+            return _Text(items[0].size)
+        elif function == "torch._utils._rebuild_device_tensor_from_cpu_tensor":
+            if type(items[0]) is not _Tensor or items[0].expanded:
+                raise TooMuch("its pickle expands a tensor")
+        elif function == "torch._utils._rebuild_nested_tensor":
+            raise TooMuch("its pickle makes a nested tensor, whose sizes nobody checks")
+        elif function.startswith("torch.") and function.endswith(("Tensor", "Storage")):
+            raise TooMuch(f"its pickle makes a {function} that is not stored")
+        return _Box() if function in _BOXES else _Tuple((), arguments)
+
+
+def _tensor(items: tuple[Any, ...], function: str) -> _Tensor:
+    storage, offset, size, stride = items[:4] if len(items) >= 4 else (None,) * 4
+    if type(storage) is not _Storage or type(offset) is not int or type(size) is not _Tuple:
+        raise TooMuch("its pickle makes a tensor of something else than a storage")
+    steps = stride.items if type(stride) is _Tuple and len(stride.items) <= MAX_DEPTH else (None,)
+    numbers = (offset, *size.items, *steps)
+    if (
+        len(size.items) != len(steps)
+        or len(steps) > MAX_DEPTH
+        or any(type(number) is not int or number < 0 for number in numbers)
+    ):
+        raise TooMuch("its pickle makes a tensor of an impossible shape")
+    itemsize: int | None = storage.itemsize
+    if function.endswith("_v3"):
+        itemsize = _dtype_size(items[6]) if len(items) > 6 else None
+    if itemsize is None:
+        raise TooMuch("its pickle makes a tensor of an unknown dtype")
+    count = math.prod(size.items)
+    reach = offset + 1 + sum((one - 1) * step for one, step in zip(size.items, steps, strict=True)) if count else 0
+    if reach * itemsize > storage.nbytes:
+        raise TooMuch("its pickle makes a tensor that is larger than what is stored")
+    expanded = count * itemsize > storage.nbytes
+    if expanded and function.endswith("_qtensor"):  # torch takes memory for all elements here
+        raise TooMuch("its pickle expands a quantized tensor")
+    return _Tensor(expanded)
+
+
+def _dtype_size(name: Any) -> int | None:
+    dtype = getattr(torch, name.rpartition(".")[2], None) if isinstance(name, str) else None
+    return dtype.itemsize if isinstance(dtype, torch.dtype) else None
+
+
+_STORAGES = {
+    f"{name}Storage": size
+    for size, names in {
+        1: "Untyped Byte Char Bool QInt8 QUInt8 QUInt4x2 QUInt2x4",
+        2: "Short Half BFloat16",
+        4: "Int Float QInt32",
+        8: "Long Double ComplexFloat",
+        16: "ComplexDouble",
+    }.items()
+    for name in names.split()
+}
+_TENSORS = {f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor")}
+_BOXES = {"builtins.set", "collections.OrderedDict", "collections.Counter"}
+_LATIN = ("latin1", "latin-1")
+_ACTIONS: dict[int, Callable[[_Scan], None]] = {
+    opcode[0]: action
+    for opcode, action in {
+        b"\x80": _Scan.proto,
+        b"c": _Scan.name,
+        b"(": _Scan.mark,
+        b"q": lambda scan: scan.put(1),
+        b"r": lambda scan: scan.put(4),
+        b"h": lambda scan: scan.get(1),
+        b"j": lambda scan: scan.get(4),
+        b"N": _Scan.nothing,
+        b"\x88": _Scan.nothing,
+        b"\x89": _Scan.nothing,
+        b"G": lambda scan: scan.nothing(8),
+        b"J": lambda scan: scan.integer(4, True),
+        b"K": lambda scan: scan.integer(1),
+        b"M": lambda scan: scan.integer(2),
+        b"\x8a": _Scan.long,
+        b"X": lambda scan: scan.text(4),
+        b"U": lambda scan: scan.text(1),
+        b"]": _Scan.box,
+        b"}": _Scan.box,
+        b"\x8f": _Scan.box,
+        b")": lambda scan: scan.tuple(0),
+        b"t": _Scan.tuple,
+        b"\x85": lambda scan: scan.tuple(1),
+        b"\x86": lambda scan: scan.tuple(2),
+        b"\x87": lambda scan: scan.tuple(3),
+        b"a": lambda scan: scan.append(False),
+        b"e": lambda scan: scan.append(True),
+        b"s": lambda scan: scan.set_items(False),
+        b"u": lambda scan: scan.set_items(True),
+        b"Q": _Scan.storage,
+        b"R": _Scan.new,
+        b"\x81": _Scan.new,
+        b"b": _Scan.build,
+    }.items()
+}

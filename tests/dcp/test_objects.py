@@ -1,0 +1,629 @@
+"""Items that are no tensors: what is loaded of them, and that nothing of the rest reaches the planner.
+
+T2 of the threat model: somebody who writes to the storage without a key cannot run code, nor take memory or time out of
+proportion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import io
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+
+import streamxf
+from streamxf import Checksum, Encrypt, ZStandard
+from streamxf.dcp.manifest import split
+from streamxf.dcp.objects import Objects
+from streamxf.errors import ContainerError, MetadataError, ParameterError, PolicyError
+
+from .helpers import (
+    KEY,
+    Xor,
+    assert_same,
+    data_files,
+    load,
+    load_with,
+    manifest_of,
+    refused,
+    retagged,
+    rewrite_metadata,
+    save,
+)
+
+HINTS = ("safe_globals=[...]", "weights_only=False")
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Plain:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plain) and other.value == self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Ran(Exception):
+    """Raised by a hostile object that was let in."""
+
+
+def run() -> None:
+    raise Ran
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return run, ()
+
+
+@pytest.fixture(autouse=True)
+def torchs_list_stays_as_it_was() -> Iterator[None]:
+    before = set(torch.serialization.get_safe_globals())
+    yield
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+# -- who writes and who reads --------------------------------------------------------------------
+
+WRITERS = {
+    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=[Checksum()], sync_files=False),
+    "own, bare": lambda path: streamxf.FileSystemWriter(path, _extensions=[], sync_files=False),
+    "own, foreign": lambda path: streamxf.FileSystemWriter(path, _extensions=[Xor()], sync_files=False),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [ZStandard()]),
+    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
+    "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
+}
+
+
+def registry() -> streamxf.Registry:
+    made = streamxf.Registry()
+    made.register(Xor)
+    return made
+
+
+READERS = {
+    "own": lambda path, **options: streamxf.FileSystemReader(path, registry(), **options),
+    "fsspec": lambda path, **options: streamxf.FsspecReader(str(path), registry(), **options),
+    "attached": lambda path, **options: streamxf.attach(dcp.FileSystemReader(path), registry=registry(), **options),
+}
+
+
+class Watching(DefaultLoadPlanner):
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[bytes] = []
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        self.given.append(value.getvalue())
+        super().load_bytes(read_item, value)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_hostile_object_runs_nothing_and_leaves_the_planner_alone(checkpoint: Path, writer: str, reader: str) -> None:
+    dcp.save({"evil": Hostile()}, storage_writer=WRITERS[writer](checkpoint))
+    target, planner = {"evil": "untouched"}, Watching()
+    with refused(PolicyError, "evil", f"{__name__}.run", *HINTS):
+        dcp.load(target, storage_reader=READERS[reader](checkpoint), planner=planner)
+    assert target == {"evil": "untouched"}
+    assert planner.given == []
+    with refused(Ran):
+        dcp.load(target, storage_reader=READERS[reader](checkpoint, weights_only=False))
+    with refused(MetadataError, "Ran"):  # as the caller wants it
+        dcp.load(target, storage_reader=READERS[reader](checkpoint, safe_globals=[run]))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_object_whose_class_is_named_loads(checkpoint: Path, writer: str, reader: str) -> None:
+    state = {"point": Point(3), "step": 4, "empty": b""}
+    dcp.save(state, storage_writer=WRITERS[writer](checkpoint))
+    with refused(PolicyError, "item point", f"{__name__}.Point", *HINTS):
+        load_with(state, READERS[reader](checkpoint))
+    assert_same(load_with(state, READERS[reader](checkpoint, safe_globals=[Point])), state)
+    assert_same(load_with(state, READERS[reader](checkpoint, weights_only=False)), state)
+
+
+def test_the_error_names_the_file_too(checkpoint: Path) -> None:
+    save({"evil": Hostile()}, checkpoint)
+    (file,) = data_files(checkpoint)
+    with refused(PolicyError, f"file {file}", "item evil"):
+        load({"evil": None}, checkpoint)
+
+
+def test_the_planner_never_sees_the_stored_bytes(checkpoint: Path) -> None:
+    """What follows the pickle's end, or stands in records that nobody asks for, is gone."""
+
+    class Marking(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            return io.BytesIO(archive(b"\x80\x02K\x11.after the end", {"extra": b"marked"}))
+
+    writer = streamxf.FileSystemWriter(checkpoint, _extensions=[], sync_files=False)
+    dcp.save({"step": 0}, storage_writer=writer, planner=Marking())
+    target, planner = {"step": 0}, Watching()
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(checkpoint), planner=planner)
+    assert target == {"step": 17}
+    (given,) = planner.given
+    assert b"after the end" not in given
+    assert b"marked" not in given
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_bytes_that_torch_save_did_not_write(checkpoint: Path, reader: str) -> None:
+    class Own(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            return io.BytesIO(pickle.dumps(5))
+
+    class Reads(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            self.original_state_dict["n"] = pickle.load(value)
+
+    dcp.save({"n": 0}, storage_writer=dcp.FileSystemWriter(checkpoint), planner=Own())
+    target = {"n": 0}
+    with refused(PolicyError, "torch.save", *HINTS):
+        dcp.load(target, storage_reader=READERS[reader](checkpoint), planner=Reads())
+    dcp.load(target, storage_reader=READERS[reader](checkpoint, weights_only=False), planner=Reads())
+    assert target == {"n": 5}
+
+
+def test_a_tensor_where_an_object_belongs(checkpoint: Path) -> None:
+    with refused(MetadataError, "holds a tensor, the metadata says an object"):
+        Objects().renew(saved(torch.ones(3)), 1)
+
+
+def test_what_is_encrypted_is_no_exception(checkpoint: Path) -> None:
+    save({"evil": Hostile()}, checkpoint, [Encrypt(KEY)])
+    with refused(PolicyError, *HINTS):
+        load({"evil": None}, checkpoint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights_only": 1},
+        {"weights_only": None},
+        {"safe_globals": "text"},
+        {"safe_globals": [3]},
+        {"safe_globals": [("name", Point)]},
+        {"safe_globals": Point},
+        {"safe_globals": [Point], "weights_only": False},
+    ],
+)
+@pytest.mark.parametrize("reader", READERS)
+def test_arguments_that_mean_nothing(checkpoint: Path, reader: str, options: dict[str, Any]) -> None:
+    with refused(ParameterError):
+        READERS[reader](checkpoint, **options)
+
+
+def test_attach_to_a_writer_takes_none_of_it(checkpoint: Path) -> None:
+    for options in ({"weights_only": False}, {"safe_globals": [Point]}):
+        with refused(ParameterError, "extensions="):
+            streamxf.attach(dcp.FileSystemWriter(checkpoint), [ZStandard()], **options)
+
+
+# -- what loads: the table in docs/guarantees.md --------------------------------------------------
+
+FREE: dict[str, Any] = {
+    "None, bool, int, float, complex": [None, True, 2**70, -1.5, 1 + 2j],
+    "str, bytes, bytearray": ["ü", b"", b"\xff", bytearray(), bytearray(b"\0\xff")],
+    "list, tuple, dict, set": ([1, [2]], (1, (2,)), {"a": {1: 2}}, {1, "b"}, set()),
+    "OrderedDict, Counter": [collections.OrderedDict(a=1), collections.Counter("aab")],
+    "torch.Size, torch.dtype, torch.device": [torch.Size([2]), torch.float32, torch.device("cpu")],
+}
+NAMED: dict[str, tuple[Any, list[Any]]] = {
+    "frozenset": (frozenset({1}), [frozenset]),
+    "range": (range(3), [range]),
+    "slice": (slice(1, 2), [slice]),
+    "datetime": (datetime.datetime(2024, 1, 2), [datetime.datetime]),
+    "timedelta": (datetime.timedelta(3), [datetime.timedelta]),
+    "Path": (pathlib.PurePosixPath("a/b"), [pathlib.PurePosixPath]),
+    "Decimal": (decimal.Decimal("1.5"), [decimal.Decimal]),
+    "Fraction": (fractions.Fraction(1, 3), [fractions.Fraction]),
+    "enum": (Colour.RED, [Colour]),
+    "dataclass": (Point(1), [Point]),
+    "own class": (Plain(1), [Plain]),
+    "Namespace": (argparse.Namespace(a=1), [argparse.Namespace]),
+}
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_what_loads_at_once(checkpoint: Path, kind: str) -> None:
+    state = {"value": (FREE[kind],)}  # a tuple stays one item
+    save(state, checkpoint)
+    assert_same(load({"value": None}, checkpoint), state)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_has_to_be_named(checkpoint: Path, kind: str) -> None:
+    value, names = NAMED[kind]
+    save({"value": (value,)}, checkpoint)
+    with refused(PolicyError, names[0].__qualname__, *HINTS):
+        load({"value": None}, checkpoint)
+    assert_same(load({"value": None}, checkpoint, safe_globals=names), {"value": (value,)})
+
+
+NUMPY = [np.float64(1.5), np.int32(3), np.arange(6).reshape(2, 3), np.array(["a", "bc"])]
+
+
+@pytest.mark.parametrize("value", NUMPY, ids=lambda value: f"{type(value).__name__}-{value.dtype.kind}")
+def test_numpy_has_to_be_named(checkpoint: Path, value: Any) -> None:
+    core = np._core.multiarray
+    save({"value": (value,)}, checkpoint)
+    with refused(PolicyError, "numpy", *HINTS):
+        load({"value": None}, checkpoint)
+    names = [core.scalar, core._reconstruct, np.ndarray, np.dtype, type(value.dtype)]
+    (found,) = load({"value": None}, checkpoint, safe_globals=names)["value"]
+    assert type(found) is type(value)
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value)
+
+
+NEVER: dict[str, Any] = {
+    "deque": collections.deque([1]),
+    "defaultdict": collections.defaultdict(list, a=[1]),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_what_torch_does_not_load_under_any_name(checkpoint: Path, kind: str) -> None:
+    """Its pickle fills an object in a way that weights_only keeps for lists and dicts."""
+    value = NEVER[kind]
+    save({"value": (value,)}, checkpoint)
+    with refused(PolicyError, kind, *HINTS):
+        load({"value": None}, checkpoint)
+    with refused(PolicyError, "in a way that torch does not allow", *HINTS):
+        load({"value": None}, checkpoint, safe_globals=[type(value), list])
+    assert load({"value": None}, checkpoint, weights_only=False) == {"value": (value,)}
+
+
+def test_tensors_inside_of_objects(checkpoint: Path) -> None:
+    state = {
+        "tensors": (
+            torch.arange(6).view(2, 3).t(),
+            torch.ones(3, 1).expand(3, 4),
+            torch.zeros(10)[5:],
+            torch.empty(0, 2),
+            torch.randn(3, dtype=torch.complex64).conj(),
+            torch.zeros(2, dtype=torch.uint16),
+            torch.nn.Parameter(torch.ones(2)),
+        )
+    }
+    save(state, checkpoint)
+    assert_same(load(state, checkpoint), state)
+
+
+def test_equal_objects_stay_separate(checkpoint: Path) -> None:
+    state = {"a": ([1],), "b": ([1],)}
+    save(state, checkpoint)
+    found = load(state, checkpoint)
+    found["a"][0].append(2)
+    assert found["b"] == ([1],)
+
+
+# -- one list for the whole process --------------------------------------------------------------
+
+
+def test_what_the_process_allows_stays_allowed(checkpoint: Path) -> None:
+    """Torch's context manager would take the class off, which was there before."""
+    save({"p": (Point(1),)}, checkpoint)
+    torch.serialization.add_safe_globals([Point])
+    try:
+        assert_same(load({"p": None}, checkpoint), {"p": (Point(1),)})
+        assert_same(load({"p": None}, checkpoint, safe_globals=[Point]), {"p": (Point(1),)})
+        assert Point in torch.serialization.get_safe_globals()
+    finally:
+        remaining = [entry for entry in torch.serialization.get_safe_globals() if entry is not Point]
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(remaining)
+
+
+def test_a_reader_in_another_thread_sees_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits, and is then refused, as it would have been alone."""
+    inside, results = threading.Event(), []
+    original = torch.load
+
+    def slow(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            other.start()
+            inside.set()
+            other.join(0.2)
+            assert other.is_alive()
+        return original(*args, **options)
+
+    def other_reader() -> None:
+        inside.wait()
+        try:
+            Objects().renew(saved((Point(1),)), 1)
+        except PolicyError as error:
+            results.append(error)
+
+    other = threading.Thread(target=other_reader)
+    monkeypatch.setattr(torch, "load", slow)
+    Objects(safe_globals=[Point]).renew(saved((Point(1),)), 1)
+    other.join()
+    assert len(results) == 1
+
+
+# -- memory and time out of proportion -----------------------------------------------------------
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def archive(pickled: bytes, records: dict[str, bytes] | None = None) -> bytes:
+    """A file as torch.save writes it, around any pickle."""
+    file = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(file)
+    for name, data in {"data.pkl": pickled, "byteorder": b"little", **(records or {})}.items():
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    return file.getvalue()
+
+
+def _global(name: str) -> bytes:
+    module, _, attribute = name.rpartition(".")
+    return f"{module}\n{attribute}\n".encode()
+
+
+def call(name: str, arguments: bytes) -> bytes:
+    return b"c" + _global(name) + b"(" + arguments + b"tR"
+
+
+def number(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def storage(elements: int, kind: str = "ByteStorage") -> bytes:
+    return (
+        b"("
+        + text("storage")
+        + b"ctorch\n"
+        + kind.encode()
+        + b"\n"
+        + text("0")
+        + text("cpu")
+        + number(elements)
+        + b"tQ"
+    )
+
+
+def tensor(elements: int, size: int, stride: int = 1, offset: int = 0, function: str = "_rebuild_tensor_v2") -> bytes:
+    view = (
+        number(offset) + b"(" + number(size) + b"t(" + number(stride) + b"t\x89" + call("collections.OrderedDict", b"")
+    )
+    return call("torch._utils." + function, storage(elements) + view)
+
+
+HUGE = 2**40
+TUPLES = b"K\x01" + b"q\x00h\x00\x86" * 60
+PICKLES: dict[str, bytes] = {
+    "bytearray of a size": call("builtins.bytearray", number(HUGE)),
+    "bytes of a size": call("builtins.bytes", number(HUGE)),
+    "bytes doubled by hex": b"c_codecs\nencode\nq\x00"
+    + text("ab")
+    + b"q\x01"
+    + b"".join(b"h\x00h\x01" + text("hex") + b"\x86Rq\x01" for _ in range(60)),
+    "tensor of a size": call("torch.Tensor", number(HUGE)),
+    "new tensor of a size": b"ctorch\nFloatTensor\n(" + number(HUGE) + b"t\x81",
+    "storage of a size": call("torch.storage.UntypedStorage", number(HUGE)),
+    "storage that is larger than stored": tensor(HUGE, 4) + b"\x85",
+    "storage that is smaller than stored": tensor(2, 2) + b"\x85",
+    "tensor that is larger than its storage": tensor(4, HUGE) + b"\x85",
+    "tensor at a far offset": tensor(4, 4, offset=HUGE) + b"\x85",
+    "tensor of negative size": tensor(4, -1) + b"\x85",
+    "tensor expanded and copied": call(
+        "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+        tensor(4, HUGE, 0) + b"ctorch\nfloat64\n" + text("cpu") + b"\x89",
+    ),
+    "call within a call": call(
+        "torch._tensor._rebuild_from_type_v2", b"cbuiltins\nbytearray\ncbuiltins\nbytearray\n" + number(HUGE) + b"\x85N"
+    ),
+    "nested tensor": call("torch._utils._rebuild_nested_tensor", tensor(4, 4)),
+    "tensor changed afterwards": tensor(4, 4) + b")b\x85",
+    "tuples that share their parts, as a key": b"}" + TUPLES + b"Ns",
+    "tuples nested deeply, as a key": b"}K\x01" + b"\x85" * 1_000_000 + b"Ns",
+    "set of one list, many times": b"](" + b"K\x01" * 100_000 + b"eq\x00" + call("builtins.set", b"h\x00") * 100_000,
+    "many objects": b"](" + b"}" * 2_000_000 + b"e",
+    "text that is not there": b"X\xff\xff\xff\xff",
+    "unknown opcode": b"\x96" + b"\xff" * 7 + b"\x7f",
+    "frame": b"\x95" + b"\xff" * 8,
+    "no end": b"K\x01",
+    "nothing on the stack": b"R",
+    "no such place": b"h\x07",
+    "mark that is not there": b"t",
+    "storage that is not there": b"("
+    + text("storage")
+    + b"ctorch\nByteStorage\n"
+    + text("9")
+    + text("cpu")
+    + b"K\x04tQ",
+    "something else than a storage": text("storage") + b"\x85Q",
+    "endless name": b"cbuiltins" + b"s" * 5000,
+}
+
+
+def hostile_pickle(how: str) -> bytes:
+    end = b"" if how == "no end" else b"."
+    return b"\x80\x02" + PICKLES[how] + end
+
+
+@pytest.mark.parametrize("how", PICKLES)
+def test_a_pickle_out_of_proportion(how: str) -> None:
+    """T2: none of them is begun. Those that torch would carry out take terabytes, or hours."""
+    data = archive(hostile_pickle(how), {"data/0": b"1234"})
+    with refused(PolicyError, "the object was not loaded: its", *HINTS):
+        Objects().renew(data, 1000)
+
+
+@pytest.mark.parametrize(
+    "how", ["tensor that is larger than its storage", "bytes doubled by hex", "bytearray of a size"]
+)
+@pytest.mark.parametrize("writer", ["own, bare", "stock"])
+def test_a_tensors_pickle_out_of_proportion(checkpoint: Path, writer: str, how: str) -> None:
+    """What stands where a tensor belongs is looked at in the same way."""
+    dcp.save({"t": torch.zeros(4, dtype=torch.uint8)}, storage_writer=WRITERS[writer](checkpoint))
+    replace_only_item(checkpoint, archive(hostile_pickle(how), {"data/0": b"1234"}))
+    with refused(MetadataError, "no tensor that torch.save wrote"):
+        load({"t": torch.zeros(4, dtype=torch.uint8)}, checkpoint, None)
+
+
+def replace_only_item(path: Path, data: bytes) -> None:
+    """Somebody without a key who puts other bytes in the place of the only item."""
+    (file,) = data_files(path)
+    file.write_bytes(data)
+    metadata = path / ".metadata"
+    if split(metadata.read_bytes()).manifest is None:
+        content = pickle.loads(metadata.read_bytes())
+        (info,) = content.storage_data.values()
+        info.offset, info.length = 0, len(data)
+        metadata.write_bytes(pickle.dumps(content))
+        return
+
+    def move(content: Any) -> None:
+        (info,) = content.storage_data.values()
+        info.offset, info.length = 0, len(data)
+
+    rewrite_metadata(path, move)
+    manifest = manifest_of(path)
+    files = {name: dataclasses.replace(facts, size=len(data)) for name, facts in manifest.files.items()}
+    metadata.write_bytes(
+        retagged(path, bytes(split(metadata.read_bytes()).pickled), dataclasses.replace(manifest, files=files))
+    )
+
+
+def deflated() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
+        target.writestr("archive/data.pkl", b"\x80\x02" + text("x" * 50_000_000) + b".")
+    return file.getvalue()
+
+
+def twice() -> bytes:
+    """Two records whose names differ in case only, between which torch does not tell."""
+    return archive(b"\x80\x02K\x01.", {"DATA.pkl": b"\x80\x02K\x02."})
+
+
+def altered(change: Any) -> bytes:
+    data = bytearray(saved(5))
+    change(data)
+    return bytes(data)
+
+
+def _directory(data: bytearray, at: int, value: bytes) -> None:
+    start = data.index(b"PK\x01\x02") + at
+    data[start : start + len(value)] = value
+
+
+ARCHIVES: dict[str, Any] = {
+    "compressed": deflated,
+    "one name twice": twice,
+    "nothing": lambda: b"",
+    "a plain pickle": lambda: pickle.dumps(5),
+    "torch.save's old format": lambda: _old_format(),
+    "cut": lambda: saved(5)[:-1],
+    "continued": lambda: saved(5) + b"\0",
+    "a record of another size": lambda: altered(lambda data: _directory(data, 24, b"\xff\xff\xff\x7f")),
+    "a record far away": lambda: altered(lambda data: _directory(data, 42, b"\xff\xff\xff\x7f")),
+    "a record that is not there": lambda: altered(lambda data: _directory(data, 42, b"\x07")),
+    "an encrypted record": lambda: altered(lambda data: _directory(data, 8, b"\x01")),
+    "a record of another folder": lambda: altered(lambda data: _directory(data, 46, b"b")),
+    "a directory of many": lambda: altered(lambda data: _end(data, 32, 2**40)),
+    "a huge directory": lambda: altered(lambda data: _end(data, 40, 2**40)),
+    "without a pickle": lambda: archive(b"", {}).replace(b"data.pkl", b"data.pkk"),
+}
+
+
+def _old_format() -> bytes:
+    file = io.BytesIO()
+    torch.save(5, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def _end(data: bytearray, at: int, value: int) -> None:
+    start = data.index(b"PK\x06\x06") + at
+    data[start : start + 8] = value.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("how", ARCHIVES)
+def test_a_file_that_torch_save_did_not_write(how: str) -> None:
+    with refused(PolicyError, *HINTS):
+        Objects().renew(ARCHIVES[how](), 1000)
+
+
+def test_an_object_that_expands_too_much(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T2: a few blocks of zeros in storage cannot become gigabytes in memory."""
+    monkeypatch.setattr("streamxf.dcp.objects.FREE_OBJECT", 2**20)
+    state = {"zeros": b"\0" * 2**22}
+    dcp.save(state, storage_writer=WRITERS["stock with a codec"](checkpoint))
+    for reader in READERS.values():
+        with refused(ContainerError, "of which it can have 1048576", "weights_only=False"):
+            load_with(state, reader(checkpoint))
+        assert_same(load_with(state, reader(checkpoint, weights_only=False)), state)
+
+
+BOMBS = """
+import resource, sys, time
+from tests.dcp import test_objects as t
+from streamxf.dcp.objects import Objects
+from streamxf.errors import PolicyError
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+data = {how: t.archive(t.hostile_pickle(how), {"data/0": b"1234"}) for how in t.PICKLES if how != "many objects"}
+before = peak()
+for how, hostile in data.items():
+    start = time.process_time()
+    try:
+        Objects().renew(hostile, 1000)
+    except PolicyError:
+        pass
+    else:
+        sys.exit(how)
+    assert time.process_time() - start < 5, how
+print(peak() - before)
+"""
+
+
+def test_bombs_take_no_memory() -> None:
+    """All that are not large themselves, in a process of their own."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, cwd=root, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 128, "MiB"
