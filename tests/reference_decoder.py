@@ -19,17 +19,20 @@ import pickletools
 import re
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lz4.block
 import zstandard
 from crc32c import crc32c
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 CONTAINER_MAGIC = bytes.fromhex("d35358460d0a1a0a")
@@ -69,11 +72,15 @@ CODECS = {*LEVELS, FLOATZIP, CHECKSUM, ENCRYPT}
 
 
 class FormatError(Exception):
-    """The bytes break a rule of the page; `layer` names the part of the format to which the rule belongs."""
+    """The bytes break a rule of the page; `layer` names the part of the format to which the rule belongs.
+
+    tests/vectors/README.md lists the layers.
+    """
 
     def __init__(self, layer: str, message: str) -> None:
         super().__init__(f"{layer}: {message}")
         self.layer = layer
+        self.message = message
 
 
 def _refuse(layer: str, message: str) -> NoReturn:
@@ -93,6 +100,30 @@ class Identity:
     kind: int
     offsets: tuple[int, ...]
     name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """What a reader is given.
+
+    `held` has pairs of a kind of wrapped key and the 32 bytes that open it, `trust` the public keys of signers.
+    `plain_too` says that what is not encrypted may be read, although there are keys.
+    """
+
+    held: tuple[tuple[str, bytes], ...] = ()
+    trust: tuple[bytes, ...] = ()
+    allow_unsigned: bool = False
+    plain_too: bool = False
+
+
+AnyKey = Keys | bytes | None
+
+
+def _keys(key: AnyKey) -> Keys:
+    """A key alone is one of the kind `aeskw`, and makes no demands."""
+    if isinstance(key, Keys):
+        return key
+    return Keys() if key is None else Keys(held=(("aeskw", key),), plain_too=True)
 
 
 @dataclasses.dataclass
@@ -122,6 +153,7 @@ class Descriptor:
 
     text: str
     name: str
+    version: str
     params: Pairs
     fragment: str | None
 
@@ -146,8 +178,8 @@ def _parse_pairs(text: str, layer: str, repeatable: str | None = None) -> Pairs:
     return pairs
 
 
-def _parse_descriptor(text: str, layer: str) -> Descriptor:
-    """Take one descriptor apart and check all that can be checked without a key."""
+def _parse_descriptor(text: str, layer: str = "descriptor") -> Descriptor:
+    """Take one descriptor apart by the grammar."""
     before, hash_sign, fragment = text.partition("#")
     _require(len(before) <= MAX_DESCRIPTOR, layer, "a descriptor is too long")
     _require(len(fragment) <= MAX_FRAGMENT, layer, "a fragment is too long")
@@ -160,51 +192,62 @@ def _parse_descriptor(text: str, layer: str) -> Descriptor:
     _require(int(version) <= 65535, layer, f"{head!r}: the version is above 65535")
     params = _parse_pairs(query, layer) if question_mark else []
     _require(params == sorted(params), layer, f"the parameters of {before!r} are not sorted")
-    found = Descriptor(before, name, params, fragment if hash_sign else None)
-    _check_codec(found, version, layer)
-    if found.fragment is not None:
-        _check_fragment(found, found.fragment, layer)
-    return found
+    return Descriptor(before, name, version, params, fragment if hash_sign else None)
 
 
-def _check_codec(item: Descriptor, version: str, layer: str) -> None:
+def _check_codec(item: Descriptor) -> None:
     """Check version and parameters of a codec. A name under `streamxf.` that is no codec is unknown, not foreign."""
     if item.foreign:
-        _require(not item.name.startswith("streamxf."), layer, f"unknown codec {item.name!r}")
+        _require(not item.name.startswith("streamxf."), "unknown-codec", f"unknown codec {item.name!r}")
         return
-    _require(version == "1", layer, f"{item.name!r}: unknown version {version}")
+    _require(item.version == "1", "unknown-codec", f"{item.name!r}: unknown version {item.version}")
+    if item.name in LEVELS:
+        _check_levels(item, item.params)  # matters to encoding only, and may stand here, too
+        return
     allowed: list[Pairs] = [[]]
     if item.name == CHECKSUM:
         allowed.append([("algorithm", "sha256")])  # the default, crc32c, is never spelt out
-    _require(item.params in allowed, layer, f"{item.text!r}: unknown parameter, or one that is the default")
+    _require(item.params in allowed, "descriptor", f"{item.text!r}: unknown parameter, or one that is the default")
 
 
-def _check_fragment(item: Descriptor, fragment: str, layer: str) -> None:
-    """Check what stands after `#`."""
-    if item.name == ENCRYPT:
-        _parse_key_fragment(fragment)
+def _check_fragment(item: Descriptor) -> None:
+    """Check what stands after `#`, wrapped keys aside."""
+    if item.fragment is None or item.name == ENCRYPT:
         return
-    pairs = _parse_pairs(fragment, layer)
-    if item.foreign:
-        return
+    pairs = _parse_pairs(item.fragment, "descriptor")
+    if not item.foreign:
+        _check_levels(item, pairs)
+        both = {key for key, _ in pairs} & {key for key, _ in item.params}
+        _require(not both, "descriptor", f"{item.text!r}: {both} stand on both sides of '#'")
+
+
+def _check_levels(item: Descriptor, pairs: Pairs) -> None:
+    """The one parameter that codecs have for encoding only."""
     low, high = LEVELS.get(item.name, (0, -1))
     for key, value in pairs:
-        _require(key == "level" and item.name in LEVELS, layer, f"{item.name!r}: unknown {key!r} after '#'")
-        _require(_INTEGER.fullmatch(value) is not None, layer, f"level {value!r} is no integer")
-        _require(low <= int(value) <= high, layer, f"level {value} is out of range")
+        known = key == "level" and item.name in LEVELS
+        _require(known, "descriptor", f"{item.name!r}: unknown parameter {key!r}, or on the wrong side of '#'")
+        _require(_INTEGER.fullmatch(value) is not None, "descriptor", f"level {value!r} is no integer")
+        _require(low <= int(value) <= high, "descriptor", f"level {value} is out of range")
 
 
-def _parse_chain(raw: bytes) -> list[Descriptor]:
-    """Parse the header's chain, which stands in the order of saving, and check the rules between its items."""
-    _require(raw.isascii(), "chain", "the chain is not ASCII")
+def _split_chain(raw: bytes) -> tuple[str, ...]:
+    """Split the header's chain, which stands in the order of saving; nothing is known of its descriptors yet."""
+    _require(re.fullmatch(rb"[\x20-\x7e\n]*", raw) is not None, "chain", "the chain is not printable ASCII")
     _require(b"#" not in raw, "chain", "a fragment stands in a header")
     if not raw:
-        return []
-    texts = raw.decode("ascii").split("\n")
+        return ()
+    texts = tuple(raw.decode("ascii").split("\n"))
+    _require(all(texts), "chain", "an empty descriptor")
     _require(len(texts) <= MAX_CHAIN_ITEMS, "chain", f"{len(texts)} descriptors are too many")
-    chain = [_parse_descriptor(text, "chain") for text in texts]
+    return texts
+
+
+def _check_chain(chain: Sequence[Descriptor]) -> None:
+    """Check every codec, and the rules between them; in a keyed stream only after the seal."""
+    for item in chain:
+        _check_codec(item)
     _check_order(chain)
-    return chain
 
 
 def _check_order(chain: Sequence[Descriptor]) -> None:
@@ -219,23 +262,41 @@ def _check_order(chain: Sequence[Descriptor]) -> None:
 
 def _match_descriptors(descriptors: Sequence[str], chain: Sequence[Descriptor]) -> str | None:
     """Compare the metadata's list (order of reading, with fragments) with the chain; give the keys' fragment."""
-    listed = [_parse_descriptor(text, "chain") for text in descriptors]
+    listed = [_parse_descriptor(text) for text in descriptors]
     same = [item.text for item in reversed(listed)] == [item.text for item in chain]
-    _require(same, "chain", "the metadata lists another chain than the header")
+    _require(same, "mismatch", "the metadata lists another chain than the header")
+    for item in listed:
+        _check_fragment(item)
     return next((item.fragment for item in listed if item.name == ENCRYPT), None)
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
 
 _WRAPPED = re.compile(r"([a-z0-9-]+):([0-9a-f]{16}):([A-Za-z0-9_-]+)")
+_SIGNATURE = re.compile(r"([0-9a-f]{16}):([A-Za-z0-9_-]+)")
+
+HPKE_X25519 = "hpke-x25519"
+HPKE_HYBRID = "hpke-mlkem768-x25519"
+KMS = "aws-kms"
+# which sizes a wrapped key of a kind may have; a DEK of 32 bytes becomes 48 by AES-GCM
+WRAPPED_SIZES = {
+    "aeskw": range(40, 41),
+    HPKE_X25519: range(32 + 48, 32 + 48 + 1),
+    HPKE_HYBRID: range(1120 + 48, 1120 + 48 + 1),
+    KMS: range(1, 6145),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyFragment:
-    """The fragment of `streamxf.encrypt`: which data key it is, and the `aeskw` wrappings as (key_id, wrapped key)."""
+    """The fragment of `streamxf.encrypt`.
+
+    `wrapped` has (kind, key_id, wrapped key) of the kinds that are known; `signature` is (key_id, 64 bytes).
+    """
 
     dek_id: bytes
-    wrapped: list[tuple[bytes, bytes]]
+    wrapped: list[tuple[str, bytes, bytes]]
+    signature: tuple[bytes, bytes] | None
 
 
 def _hkdf(secret: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
@@ -245,57 +306,159 @@ def _hkdf(secret: bytes, info: bytes, length: int, salt: bytes = b"") -> bytes:
 def _b64url(text: str) -> bytes:
     """Decode base64url without padding; only the one canonical spelling of the bytes is taken."""
     if not re.fullmatch(r"[A-Za-z0-9_-]*", text) or len(text) % 4 == 1:
-        _refuse("key", "not base64url without padding")
+        _refuse("fragment", "not base64url without padding")
     raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     canonical = base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
-    _require(canonical == text, "key", "base64url with stray bits at its end")
+    _require(canonical == text, "fragment", "base64url with stray bits at its end")
     return raw
 
 
 def _parse_key_fragment(text: str) -> KeyFragment:
-    """Parse `dek=...&w=...&w=...`. Wrappings of a kind other than `aeskw` are skipped if their form is right."""
-    _require(len(text) <= MAX_FRAGMENT, "key", "the fragment is too long")
-    (first, dek), *rest = _parse_pairs(text, "key", repeatable="w")
-    _require(first == "dek", "key", "the fragment does not begin with dek=")
+    """Parse `dek=...&w=...&w=...&sig=...`. Wrappings of unknown kinds are skipped if their form is right."""
+    _require(len(text) <= MAX_FRAGMENT, "fragment", "the fragment is too long")
+    (first, dek), *rest = _parse_pairs(text, "fragment", repeatable="w")
+    _require(first == "dek", "fragment", "the fragment does not begin with dek=")
     dek_id = _b64url(dek)
-    _require(len(dek_id) == 32, "key", "dek_id is not 32 bytes")
-    _require(all(key == "w" for key, _ in rest), "key", "unknown key in the fragment")
-    _require(1 <= len(rest) <= MAX_WRAPPED_KEYS, "key", f"{len(rest)} wrapped keys instead of 1 to {MAX_WRAPPED_KEYS}")
+    _require(len(dek_id) == 32, "fragment", "dek_id is not 32 bytes")
+    signature = _parse_signature(rest.pop()[1]) if rest and rest[-1][0] == "sig" else None
+    _require(all(key == "w" for key, _ in rest), "fragment", "unknown key in the fragment, or one out of its place")
+    _require(1 <= len(rest) <= MAX_WRAPPED_KEYS, "fragment", f"{len(rest)} wrapped keys, not 1 to {MAX_WRAPPED_KEYS}")
     parsed = [_parse_wrapped(value) for _, value in rest]
-    return KeyFragment(dek_id, [item for item in parsed if item is not None])
+    return KeyFragment(dek_id, [item for item in parsed if item is not None], signature)
 
 
-def _parse_wrapped(value: str) -> tuple[bytes, bytes] | None:
+def _parse_wrapped(value: str) -> tuple[str, bytes, bytes] | None:
     """Parse `kind:key_id:b64url`; None for a kind that this decoder does not know."""
     match = _WRAPPED.fullmatch(value)
     if match is None:
-        _refuse("key", f"{value!r} is not kind:key_id:b64url")
+        _refuse("fragment", f"{value!r} is not kind:key_id:b64url")
     kind, key_id, encoded = match.groups()
     blob = _b64url(encoded)
-    if kind != "aeskw":
-        return None
-    _require(len(blob) == 40, "key", "an aeskw wrapping is not 40 bytes")
-    return bytes.fromhex(key_id), blob
+    return (kind, bytes.fromhex(key_id), blob) if kind in WRAPPED_SIZES else None
 
 
-def _unwrap_dek(fragment: str, key: bytes | None) -> bytes:
-    """Find the data key: the wrapping for this user's key which yields a DEK of the dek_id that was announced."""
+def _parse_signature(value: str) -> tuple[bytes, bytes]:
+    match = _SIGNATURE.fullmatch(value)
+    if match is None:
+        _refuse("fragment", f"{value!r} is not key_id:b64url")
+    signature = _b64url(match[2])
+    _require(len(signature) == 64, "fragment", "a signature is not 64 bytes")
+    return bytes.fromhex(match[1]), signature
+
+
+def _unwrap_dek(fragment: str, key: AnyKey) -> bytes:
+    """Find the data key: the wrapping for one of the reader's keys which yields a DEK of the dek_id that was announced.
+
+    The kinds that only a holder of the secret can make are tried first. What only they could not open has to be signed.
+    """
     parsed = _parse_key_fragment(fragment)
-    if key is None:
-        _refuse("key", "a key is needed")
-    _require(len(key) == 32, "key", "the key is not 32 bytes")
-    key_id = _hkdf(key, b"streamxf/1 key id", 8)
-    wrap = _hkdf(key, b"streamxf/1 wrap", 32)
-    for wrapped_id, blob in parsed.wrapped:
-        if wrapped_id != key_id:
-            continue
-        try:
-            dek = aes_key_unwrap(wrap, blob)
-        except InvalidUnwrap:
-            continue
-        if hmac.compare_digest(_hkdf(dek, b"streamxf/1 dek id", 32), parsed.dek_id):
+    keys = _keys(key)
+    mine = [
+        (kind, secret, blob)
+        for kind, secret in sorted(keys.held, key=lambda item: item[0].startswith("hpke-"))
+        for wrapped_kind, wrapped_id, blob in parsed.wrapped
+        if kind == wrapped_kind and wrapped_id == key_id_of(kind, secret)
+    ]
+    _require(bool(mine), "key-missing", "the data key is not wrapped for any key that was given")
+    for kind, secret, blob in mine:
+        dek = _unwrap(kind, secret, blob, parsed.dek_id)
+        if dek is not None and hmac.compare_digest(_hkdf(dek, b"streamxf/1 dek id", 32), parsed.dek_id):
+            _check_signature(parsed, keys, anybody=kind.startswith("hpke-"))
             return dek
-    _refuse("key", "no wrapped key opens with this key")
+    _refuse("key-wrong", "no wrapped key opens with the key that it names")
+
+
+def key_id_of(kind: str, secret: bytes) -> bytes:
+    """The id under which a key's wrappings stand."""
+    _require(len(secret) == 32, "key-missing", "a key is not 32 bytes")
+    if kind == "aeskw":
+        return _hkdf(secret, b"streamxf/1 key id", 8)
+    if kind == HPKE_X25519:
+        public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    else:
+        kem, own = _xwing(secret)
+        public = kem.public_key().public_bytes_raw() + own.public_key().public_bytes_raw()
+    return _hkdf(public, b"streamxf/1 key id " + kind.encode("ascii"), 8)
+
+
+def _unwrap(kind: str, secret: bytes, blob: bytes, dek_id: bytes) -> bytes | None:
+    """Open one wrapped key; None if that fails."""
+    if len(blob) not in WRAPPED_SIZES[kind]:
+        return None
+    try:
+        if kind == "aeskw":
+            return aes_key_unwrap(_hkdf(secret, b"streamxf/1 wrap", 32), blob)
+        kem_id, enc_size, decapsulate = KEMS[kind]
+        shared = decapsulate(secret, blob[:enc_size])
+        return _hpke_open(kem_id, shared, b"streamxf/1 hpke" + dek_id, blob[enc_size:])
+    except (InvalidUnwrap, InvalidTag, ValueError):  # ValueError: an X25519 key of low order
+        return None
+
+
+def _check_signature(fragment: KeyFragment, keys: Keys, *, anybody: bool) -> None:
+    """Check who signed; `anybody` says that everybody who has the public key could have wrapped this data key."""
+    if fragment.signature is not None:
+        signer, signature = fragment.signature
+        for public in keys.trust:
+            if _hkdf(public, b"streamxf/1 key id ed25519", 8) == signer:
+                try:
+                    signed = b"streamxf/1 dek\0" + fragment.dek_id
+                    Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+                except InvalidSignature:
+                    _refuse("signature", "the signature of the data key is wrong")
+                return
+    free = keys.allow_unsigned or not (anybody or keys.trust)
+    _require(free, "policy", "the data key is not signed by anybody who is trusted")
+
+
+def _labeled_extract(suite: bytes, salt: bytes, label: bytes, material: bytes) -> bytes:
+    return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + material, "sha256")
+
+
+def _labeled_expand(suite: bytes, prk: bytes, label: bytes, info: bytes, length: int) -> bytes:
+    labeled = length.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
+    return HKDFExpand(algorithm=SHA256(), length=length, info=labeled).derive(prk)
+
+
+def _dhkem(secret: bytes, enc: bytes) -> bytes:
+    """Decap of DHKEM(X25519, HKDF-SHA256), RFC 9180, section 4.1."""
+    private = X25519PrivateKey.from_private_bytes(secret)
+    dh = private.exchange(X25519PublicKey.from_public_bytes(enc))
+    suite = b"KEM" + KEM_X25519.to_bytes(2, "big")
+    prk = _labeled_extract(suite, b"", b"eae_prk", dh)
+    context = enc + private.public_key().public_bytes_raw()
+    return _labeled_expand(suite, prk, b"shared_secret", context, 32)
+
+
+def _xwing(seed: bytes) -> tuple[MLKEM768PrivateKey, X25519PrivateKey]:
+    """The two private keys that a seed of X-Wing stands for."""
+    expanded = hashlib.shake_256(seed).digest(96)
+    return MLKEM768PrivateKey.from_seed_bytes(expanded[:64]), X25519PrivateKey.from_private_bytes(expanded[64:])
+
+
+def _xwing_decapsulate(seed: bytes, enc: bytes) -> bytes:
+    """Decapsulate of X-Wing: the secrets of both, hashed together with what stands for X25519."""
+    kem, own = _xwing(seed)
+    lattice = kem.decapsulate(enc[:1088])
+    curve = own.exchange(X25519PublicKey.from_public_bytes(enc[1088:]))
+    parts = lattice + curve + enc[1088:] + own.public_key().public_bytes_raw() + rb"\.//^" + b"\\"
+    return hashlib.sha3_256(parts).digest()
+
+
+KEM_X25519, KEM_XWING = 0x0020, 0x647A
+KEMS = {HPKE_X25519: (KEM_X25519, 32, _dhkem), HPKE_HYBRID: (KEM_XWING, 1120, _xwing_decapsulate)}
+
+
+def _hpke_open(kem_id: int, shared: bytes, info: bytes, ciphertext: bytes) -> bytes:
+    """Open of RFC 9180 in base mode, for the first message, with HKDF-SHA256 and AES-256-GCM."""
+    suite = b"HPKE" + kem_id.to_bytes(2, "big") + b"\0\1\0\2"
+    context = (
+        b"\0" + _labeled_extract(suite, b"", b"psk_id_hash", b"") + _labeled_extract(suite, b"", b"info_hash", info)
+    )
+    secret = _labeled_extract(suite, shared, b"secret", b"")
+    key = _labeled_expand(suite, secret, b"key", context, 32)
+    nonce = _labeled_expand(suite, secret, b"base_nonce", context, 12)
+    return AESGCM(key).decrypt(nonce, ciphertext, b"")
 
 
 def _stream_key(dek: bytes, header: Header) -> bytes:
@@ -315,7 +478,7 @@ class Header:
     block_log2: int
     flags: int
     salt: bytes
-    chain: list[Descriptor]
+    chain: tuple[str, ...]
     identity: Identity | None
     seal: bytes
     digest: bytes
@@ -352,8 +515,8 @@ def _parse_header(data: bytes) -> Header:
     _require(len(data) >= checked + 4, "header", "the header is cut off")
     _require(U32.unpack_from(data, checked)[0] == crc32c(data[:checked]), "header", "wrong CRC")
 
-    chain = _parse_chain(data[HEADER_FIXED.size : chain_end])
-    keyed_chain = any(item.name == ENCRYPT for item in chain)
+    chain = _split_chain(data[HEADER_FIXED.size : chain_end])
+    keyed_chain = any(text.partition("/")[0] == ENCRYPT for text in chain)
     _require(keyed_chain == bool(flags & KEYED), "header", "the flag 'keyed' does not agree with the chain")
     identity = _parse_identity(data[chain_end:hashed]) if flags & BOUND else None
     digest = hashlib.sha256(data[:hashed]).digest()
@@ -399,14 +562,18 @@ class Block:
     end: int
 
 
-def _undo_chain(header: Header, block: Block, key: bytes) -> bytes:
+def _undo_chain(header: Header, chain: Sequence[Descriptor], block: Block, key: bytes) -> bytes:
     """Undo all codecs for one block, the last of the chain first, and check the size that comes out."""
     data = block.stored
-    codecs = [item for item in header.chain if not item.foreign]
+    codecs = [item for item in chain if not item.foreign]
     for place, item in reversed(list(enumerate(codecs))):
         limit = header.limit if place else header.block_size
-        data = _undo(item, data, block, limit, key)
-        _require(len(data) <= limit, "codec", f"block {block.number}: {item.text} gave more than the limit")
+        try:
+            data = _undo(item, data, block, limit, key)
+            _require(len(data) <= limit, "codec", f"{item.text} gave more than the limit")
+        except FormatError as error:
+            layer = f"codec:{item.name.removeprefix('streamxf.')}" if error.layer == "codec" else error.layer
+            raise FormatError(layer, f"block {block.number}: {error.message}") from error
     _check_block_size(header.block_size, block, len(data))
     return data
 
@@ -414,10 +581,10 @@ def _undo_chain(header: Header, block: Block, key: bytes) -> bytes:
 def _check_block_size(block_size: int, block: Block, size: int) -> None:
     where = f"block {block.number} decodes to {size} bytes"
     if not block.last:
-        _require(size == block_size, "block", f"{where} instead of {block_size}")
+        _require(size == block_size, "size", f"{where} instead of {block_size}")
     else:
         smallest = 0 if block.number == 0 else 1
-        _require(smallest <= size <= block_size, "block", f"{where}, which the last block cannot")
+        _require(smallest <= size <= block_size, "size", f"{where}, which the last block cannot")
 
 
 def _undo(item: Descriptor, data: bytes, block: Block, limit: int, key: bytes) -> bytes:
@@ -467,8 +634,9 @@ def _inflate(data: bytes, size: int) -> bytes:
 def _undo_lz4(data: bytes, limit: int) -> bytes:
     """Decompress a raw LZ4 block, whose size is known only by its limit."""
     _require(len(data) > 0, "codec", "lz4: not even a token")
+    room = 16  # LZ4 takes the end of the memory for the block's
     try:
-        return bytes(lz4.block.decompress(data, uncompressed_size=limit))
+        return bytes(lz4.block.decompress(data, uncompressed_size=limit + room))
     except lz4.block.LZ4BlockError as error:
         raise FormatError("codec", f"lz4: {error}") from error
 
@@ -609,7 +777,7 @@ def _undo_encrypt(data: bytes, block: Block, key: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(nonce, data, None)
     except InvalidTag:
-        _refuse("codec", f"encrypt: block {block.number} is not authentic")
+        _refuse("tag", f"encrypt: block {block.number} is not authentic")
 
 
 # --- Index, footer and the container as a whole ---------------------------------------------------------------------
@@ -658,38 +826,80 @@ def _check_index(ends: Sequence[int], blocks_at: int, index_at: int) -> None:
     _require(before == index_at, "index", "the last block does not end where the index begins")
 
 
-def _read_block(data: bytes, at: int, number: int, header: Header, footer: Footer) -> Block:
-    """Read the block at an offset: its word, whether index and footer agree with it, and its CRC."""
+def _read_block(data: bytes, at: int, limit: int, number: int, header: Header) -> Block:
+    """Read the block at an offset, with its CRC; what it stores must end before `limit`."""
     where = f"block {number}"
-    _require(at + BLOCK_HEAD.size <= footer.index_at, "block", f"{where} is cut off")
+    _require(at + BLOCK_HEAD.size <= limit, "block", f"{where} is cut off")
     word, crc = BLOCK_HEAD.unpack_from(data, at)
     last, stored_len = bool(word >> 31), word & 0x7FFFFFFF
     _require(stored_len <= header.limit, "block", f"{where}: stored_len {stored_len} is above the limit")
     start = at + BLOCK_HEAD.size
     end = start + stored_len
-    _require(end <= footer.index_at, "block", f"{where} is cut off")
+    _require(end <= limit, "block", f"{where} is cut off")
     stored = data[start:end]
     expected = crc32c(header.digest[:16] + U32.pack(number) + U32.pack(word) + stored)
     _require(crc == expected, "block", f"{where}: wrong CRC")
-    _require(end == footer.ends[number], "index", f"{where} ends at {end}, not at {footer.ends[number]}")
-    _require(last == (number == len(footer.ends) - 1), "block", f"{where}: 'last' does not agree with the footer")
     return Block(number, last, stored, end)
 
 
-def _decode_blocks(data: bytes, header: Header, footer: Footer, key: bytes) -> bytes:
+def _decode_blocks(data: bytes, header: Header, chain: Sequence[Descriptor], footer: Footer, key: bytes) -> bytes:
     """Decode block after block; each begins where the one before it ended."""
     out = bytearray()
     at = header.size
-    for number in range(len(footer.ends)):
-        block = _read_block(data, at, number, header, footer)
-        out += _undo_chain(header, block, key)
+    for number, end in enumerate(footer.ends):
+        block = _read_block(data, at, footer.index_at, number, header)
+        _require(block.end == end, "index", f"block {number} ends at {block.end}, not at {end}")
+        last = number == len(footer.ends) - 1
+        _require(block.last == last, "block", f"block {number}: 'last' does not agree with the footer")
+        out += _undo_chain(header, chain, block, key)
         at = block.end
-    _require(len(out) == footer.raw_size, "footer", f"the stream is {len(out)} bytes, not {footer.raw_size}")
+    _require(len(out) == footer.raw_size, "size", f"the stream is {len(out)} bytes, not {footer.raw_size}")
     return bytes(out)
 
 
+def _decode_in_order(data: bytes, header: Header, chain: Sequence[Descriptor], key: bytes) -> Iterator[bytes]:
+    """Give what a reader that cannot look ahead may hand out, as soon as it may.
+
+    The last block is held back until index, footer and the end have checked out.
+    """
+    at, size, ends = header.size, 0, []
+    while True:
+        block = _read_block(data, at, len(data), len(ends), header)
+        content = _undo_chain(header, chain, block, key)
+        size += len(content)
+        at = block.end
+        ends.append(at)
+        if block.last:
+            break
+        yield content
+    _require(at + 8 * len(ends) <= len(data), "index", "cut off")
+    end = at + 8 * len(ends) + FOOTER.size
+    _require(end <= len(data), "footer", "cut off")
+    footer = _parse_footer(data[:end], header)
+    _require(footer.index_at == at, "footer", f"{len(footer.ends)} blocks instead of {len(ends)}")
+    _require(list(footer.ends) == ends, "index", "other ends than those of the blocks")
+    _require(size == footer.raw_size, "size", f"the stream is {size} bytes, not {footer.raw_size}")
+    _require(end == len(data), "trailing", f"{len(data) - end} bytes follow")
+    yield content
+
+
+def _open_chain(header: Header, key: AnyKey, fragment: str | None) -> tuple[list[Descriptor], bytes]:
+    """Find the stream's key, check the seal, and only then look at the codecs. The key is empty without encryption."""
+    chain = [_parse_descriptor(text) for text in header.chain]
+    stream_key = b""
+    if header.keyed:
+        for item in chain:
+            if item.name == ENCRYPT:
+                _check_codec(item)
+        if not fragment:
+            _refuse("fragment", f"the chain is keyed, but there is no fragment of {ENCRYPT}")
+        stream_key = _stream_key(_unwrap_dek(fragment, key), header)
+    _check_chain(chain)
+    return chain, stream_key
+
+
 def decode_container(
-    data: bytes, *, key: bytes | None = None, descriptors: Sequence[str] | None = None, fragment: str | None = None
+    data: bytes, *, key: AnyKey = None, descriptors: Sequence[str] | None = None, fragment: str | None = None
 ) -> Container:
     """Decode the container that `data` is, from its first byte to its last.
 
@@ -699,29 +909,49 @@ def decode_container(
     if descriptors is not None and fragment is not None:
         raise ValueError("give descriptors or fragment, not both")
     header = _parse_header(data)
+    _check_policy(header, key)
     if descriptors is not None:
-        fragment = _match_descriptors(descriptors, header.chain)
-    stream_key = b""
-    if header.keyed:
-        if fragment is None:
-            _refuse("key", f"the chain is keyed, but there is no fragment of {ENCRYPT}")
-        stream_key = _stream_key(_unwrap_dek(fragment, key), header)
-    footer = _parse_footer(data, header)
-    payload = _decode_blocks(data, header, footer, stream_key)
-    return Container(payload, [item.text for item in header.chain], header.flags, header.block_log2, header.identity)
+        fragment = _match_descriptors(descriptors, [_parse_descriptor(text) for text in header.chain])
+    chain, stream_key = _open_chain(header, key, fragment)
+    payload = _decode_blocks(data, header, chain, _parse_footer(data, header), stream_key)
+    return Container(payload, list(header.chain), header.flags, header.block_log2, header.identity)
+
+
+def _check_policy(header: Header, key: AnyKey) -> None:
+    """A reader that was given keys refuses what is not encrypted."""
+    keys = _keys(key)
+    refused = keys.held and not header.keyed and not keys.plain_too
+    _require(not refused, "policy", "keys were given, and the stream is not encrypted")
 
 
 # --- Plain file -----------------------------------------------------------------------------------------------------
 
 
-def decode_plain_file(data: bytes, *, key: bytes | None = None) -> Container:
+def decode_plain_file(data: bytes, *, key: AnyKey = None) -> Container:
     """Decode a file as `streamxf.open` writes it: a prefix with the wrapped keys, then one container."""
+    container, header, chain, stream_key = _open_plain_file(data, key)
+    payload = _decode_blocks(container, header, chain, _parse_footer(container, header), stream_key)
+    return Container(payload, list(header.chain), header.flags, header.block_log2, header.identity)
+
+
+def decode_plain_file_in_order(data: bytes, *, key: AnyKey = None) -> Iterator[bytes]:
+    """Decode a plain file as a pipe's reader does, and give each block as soon as it may be handed out."""
+    container, header, chain, stream_key = _open_plain_file(data, key)
+    yield from _decode_in_order(container, header, chain, stream_key)
+
+
+def _open_plain_file(data: bytes, key: AnyKey) -> tuple[bytes, Header, list[Descriptor], bytes]:
+    """Check all that stands before the blocks. Give the container, its header, its chain and the stream's key."""
     fragment, container_at = _parse_prefix(data)
     container = data[container_at:]
     header = _parse_header(container)
     _require(not header.flags & (BOUND | PUBLISHED), "header", "bound or published in a plain file")
+    _check_policy(header, key)
     _require(header.keyed == (container_at > 16), "prefix", "keys without a keyed chain, or the other way round")
-    return decode_container(container, key=key, fragment=fragment if header.keyed else None)
+    chain, stream_key = _open_chain(header, key, fragment)
+    for item in chain:
+        _require(not item.foreign, "unknown-codec", f"{item.text!r} is no block codec")
+    return container, header, chain, stream_key
 
 
 def _parse_prefix(data: bytes) -> tuple[str, int]:
@@ -741,30 +971,43 @@ def _parse_prefix(data: bytes) -> tuple[str, int]:
 # --- Metadata -------------------------------------------------------------------------------------------------------
 
 
-def split_metadata(data: bytes, *, key: bytes | None = None) -> tuple[bytes, dict[str, Any]]:
-    """Split a `.metadata` with a trailer into the pickle's bytes, which are never unpickled here, and its manifest."""
+def split_metadata(data: bytes, *, key: AnyKey = None, rank: int | None = None) -> tuple[bytes, dict[str, Any] | None]:
+    """Split a `.metadata` into the pickle's bytes, which are never unpickled here, and its manifest.
+
+    `rank` is given for `__<rank>.metadata`. The metadata of another writer has no trailer, and so no manifest.
+    """
+    keys = _keys(key)
+    _require(len(data) > 0, "trailer", "the file is empty")
+    if data[-8:] != METADATA_MAGIC:
+        _require(not keys.held or keys.plain_too, "policy", "keys were given, and the metadata has no trailer")
+        _check_pickle_end(data)
+        return data, None
     tail_at = len(data) - METADATA_TAIL.size
     _require(tail_at >= 0, "trailer", "too short")
-    manifest_len, tag, magic = METADATA_TAIL.unpack_from(data, tail_at)
-    _require(magic == METADATA_MAGIC, "trailer", "wrong magic")
+    manifest_len, tag, _ = METADATA_TAIL.unpack_from(data, tail_at)
     _require(manifest_len <= MAX_MANIFEST_LEN, "trailer", f"manifest_len {manifest_len} is out of range")
     _require(manifest_len <= tail_at, "trailer", "manifest_len reaches before the file")
     manifest_at = tail_at - manifest_len
     manifest = _parse_manifest(data[manifest_at:tail_at])
-    expected = _tag(data[: tail_at + 4], manifest["key"], key)
-    _require(hmac.compare_digest(tag, expected), "tag", "pickle or manifest are not those that were tagged")
+    refused = keys.held and manifest["key"] is None and not keys.plain_too
+    _require(not refused, "policy", "keys were given, and the checkpoint is not encrypted")
+    _check_tag(data[: tail_at + 4], tag, manifest["key"], key)
+    _require(manifest["rank"] == rank, "manifest", "the metadata of another rank")
     pickle = data[:manifest_at]
     _check_pickle_end(pickle)
     return pickle, manifest
 
 
-def _tag(tagged: bytes, descriptor: str | None, key: bytes | None) -> bytes:
-    """Compute the tag: keyed where the manifest names a key, a plain hash elsewhere."""
+def _check_tag(tagged: bytes, tag: bytes, descriptor: str | None, key: AnyKey) -> None:
+    """Compare the tag: keyed where the manifest names a key, a plain hash elsewhere."""
     if descriptor is None:
-        return hashlib.sha256(tagged).digest()
+        right = hmac.compare_digest(tag, hashlib.sha256(tagged).digest())
+        _require(right, "digest", "pickle or manifest are not those that were hashed")
+        return
     fragment = descriptor.partition("#")[2]
     mac = _hkdf(_unwrap_dek(fragment, key), b"streamxf/1 metadata", 32)
-    return hmac.new(mac, tagged, hashlib.sha256).digest()
+    right = hmac.compare_digest(tag, hmac.new(mac, tagged, hashlib.sha256).digest())
+    _require(right, "mac", "pickle or manifest are not those that were tagged")
 
 
 def _check_pickle_end(pickle: bytes) -> None:
@@ -774,8 +1017,8 @@ def _check_pickle_end(pickle: bytes) -> None:
         for _ in pickletools.genops(stream):
             pass
     except Exception as error:  # pickletools raises whatever its readers of arguments happen to raise
-        raise FormatError("trailer", f"no pickle before the manifest: {error}") from error
-    _require(stream.tell() == len(pickle), "trailer", "bytes between pickle and manifest")
+        raise FormatError("pickle", f"no pickle before the manifest: {error}") from error
+    _require(stream.tell() == len(pickle), "pickle", "bytes between pickle and manifest")
 
 
 def _parse_manifest(raw: bytes) -> dict[str, Any]:
@@ -830,8 +1073,8 @@ def _check_key(value: Any) -> None:
     if not isinstance(value, str):
         _refuse("manifest", "key is not a string")
     descriptor = _parse_descriptor(value, "manifest")
-    right = descriptor.name == ENCRYPT and descriptor.fragment is not None
-    _require(right, "manifest", f"key is not {ENCRYPT} with a fragment")
+    right = descriptor.text == f"{ENCRYPT}/1" and descriptor.fragment is not None
+    _require(right, "manifest", f"key is not {ENCRYPT}/1 with a fragment")
 
 
 def _check_packages(value: Any) -> None:
@@ -845,6 +1088,7 @@ def _check_path(path: str) -> None:
     _require("\\" not in path and "\0" not in path, "manifest", f"bad character in the path {path!r}")
     parts = path.split("/")
     _require(not {"", ".", ".."} & set(parts), "manifest", f"the path {path!r} has a part that is empty, . or ..")
+    _require(":" not in parts[0], "manifest", f"the path {path!r} has a colon in its first part")
 
 
 def _check_file(path: str, value: Any) -> None:

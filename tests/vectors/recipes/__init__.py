@@ -1,0 +1,1 @@
+"""What the vectors hold and how each of them is made, subject by subject."""

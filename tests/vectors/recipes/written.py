@@ -1,0 +1,91 @@
+"""Files that streamxf itself wrote, at the time when their codec was new; salts and data keys were drawn at random."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from functools import partial
+from typing import ClassVar
+
+import streamxf
+from recipes.data import BLOCK, integers, noise, numbers, payload, rows_of_zeros
+from recipes.vector import NO_KEYS, Keys, Vector, reads
+from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.codec import BlockInfo
+
+KEY = bytes(range(32))
+SECOND_KEY = bytes(range(32, 64))
+
+
+class Told(FloatZip):
+    """FloatZip that is told what streamxf's DCP writer tells it about a tensor."""
+
+    row: ClassVar[int | None] = None
+
+    def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        stream = dataclasses.replace(info.stream, dtype="float32", row=self.row)
+        return super().encode(block, dataclasses.replace(info, stream=stream))
+
+
+class ToldOfRows(Told):
+    """FloatZip that is told of a matrix, too."""
+
+    row: ClassVar[int | None] = 128
+
+
+BF16, FP16, FP32, FP64 = (2, 7), (2, 10), (4, 23), (8, 52)
+
+_FILES: list[tuple[str, list[streamxf.Codec], bytes, bytes | None]] = [
+    ("empty", [], payload(0), None),
+    ("none", [], payload(100), None),
+    ("zstd", [ZStandard(3)], payload(5000), None),
+    ("zstd-fast-two-blocks", [ZStandard(-7)], payload(BLOCK + 1), None),
+    ("lz4", [LZ4()], payload(5000), None),
+    ("lz4-high", [LZ4(12)], payload(5000), None),
+    ("checksum-crc32c", [Checksum()], payload(1000), None),
+    ("checksum-sha256", [Checksum("sha256")], payload(1000), None),
+    ("encrypt", [Encrypt(KEY)], payload(1000), KEY),
+    ("encrypt-empty", [Encrypt(KEY)], payload(0), KEY),
+    ("full", [ZStandard(3), Checksum(), Encrypt(KEY)], payload(5000), KEY),
+    ("full-three-blocks", [ZStandard(3), Checksum(), Encrypt(SECOND_KEY)], payload(2 * BLOCK + 77), SECOND_KEY),
+    ("full-block-edge", [LZ4(9), Encrypt(KEY), Checksum("sha256")], payload(2 * BLOCK), KEY),
+    ("six-codecs", [Checksum(), LZ4(), ZStandard(1), Checksum("sha256"), Encrypt(KEY), Checksum()], payload(3000), KEY),
+    ("floatzip-empty", [FloatZip()], b"", None),
+    ("floatzip-stored", [FloatZip()], noise(1000), None),
+    ("floatzip-text", [FloatZip()], b"".join(b"line %d of a text. " % number for number in range(500)), None),
+    ("floatzip-text-and-noise", [FloatZip()], payload(5000), None),
+    ("floatzip-integers", [FloatZip()], integers(10_000), None),
+    ("floatzip-bf16-odd", [FloatZip()], numbers(10_002, *BF16) + b"\x01", None),
+    ("floatzip-bf16-phase", [FloatZip()], b"\x01" + numbers(10_000, *BF16), None),
+    ("floatzip-fp16", [FloatZip()], numbers(10_000, *FP16), None),
+    ("floatzip-fp32-outside", [FloatZip()], b"\x01\x02\x03" + numbers(10_001, *FP32, outside=300), None),
+    ("floatzip-fp32-zeros", [FloatZip()], rows_of_zeros(10_000), None),
+    ("floatzip-fp64-phase", [FloatZip()], b"\x01\x02\x03\x04\x05" + numbers(20_000, *FP64), None),
+    ("floatzip-rows", [Told()], numbers(40_000, *FP32, row=128), None),
+    ("floatzip-columns", [ToldOfRows()], numbers(40_004, *FP32, row=128), None),
+    ("floatzip-blocks", [FloatZip()], numbers(BLOCK, *BF16) + bytes(BLOCK) + numbers(7777, *FP32), None),
+    ("floatzip-full", [FloatZip(), Checksum(), Encrypt(KEY)], numbers(10_000, *BF16), KEY),
+    ("floatzip-full-blocks", [FloatZip(), Checksum(), Encrypt(SECOND_KEY)], numbers(BLOCK + 77, *BF16), SECOND_KEY),
+]
+
+
+def _write(codecs: list[streamxf.Codec], data: bytes) -> bytes:
+    target = io.BytesIO()
+    with streamxf.open(target, "wb", chain=codecs, block_size=BLOCK) as file:
+        file.write(data)
+    return target.getvalue()
+
+
+def vectors() -> list[Vector]:
+    """All of them."""
+    return [
+        reads(
+            name,
+            "written by streamxf.open",
+            [codec.descriptor().bound for codec in codecs],
+            partial(_write, codecs, data),
+            data,
+            Keys((("aeskw", key),)) if key else NO_KEYS,
+        )
+        for name, codecs, data, key in _FILES
+    ]
