@@ -56,45 +56,70 @@ def pack_tail(header_digest: bytes, ends: Sequence[int], raw_size: int) -> bytes
     return index + sizes + struct.pack("<I", crc32c.crc32c(header_digest[:16] + index + sizes)) + FOOTER_MAGIC
 
 
-def parse_tail(
-    data: bytes, header_digest: bytes, header_size: int, container_size: int, block_size: int, stage_limit: int
-) -> tuple[Footer, array[int]]:
-    """Read index and footer, which are exactly `data`, and check them against the container's size.
+class IndexParser:
+    """Reads an index in pieces and refuses it at the first entry that cannot be.
 
-    Returns
-    -------
-    footer : Footer
+    So a container that is mostly a hole, with an index as large as itself, fails at the first zeros.
+
+    Parameters
+    ----------
+    header_digest : bytes
+    header_size : int
+        Where the first block begins.
+    stage_limit : int
+        The most bytes of a stored payload.
+
+    Attributes
+    ----------
     ends : array of int
-        Where each block's payload ends, from the container's first byte.
-
-    Raises
-    ------
-    ContainerError
-        If they are damaged, or contradict the container.
+        Where each block's payload ends, from the container's first byte, as far as they were read.
     """
-    footer = Footer.parse(data[-FOOTER_BYTES:], block_size)
-    if len(data) != footer.tail_size or footer.container_size != container_size:
-        raise ContainerError(
-            f"the footer speaks of a container of {footer.container_size} bytes, this one has {container_size}: it "
-            "is truncated or continued"
-        )
-    index = data[: 8 * footer.blocks]
-    if crc32c.crc32c(header_digest[:16] + data[:-12]) != footer.crc:
-        raise ContainerError("the CRC of index and footer does not match: they are damaged, or another container's")
-    ends = array("Q", index)
-    if sys.byteorder == "big":
-        ends.byteswap()
-    _check_ends(ends, header_size, container_size - footer.tail_size, stage_limit)
-    return footer, ends
 
+    def __init__(self, header_digest: bytes, header_size: int, stage_limit: int) -> None:
+        self.ends = array("Q")
+        self._last = header_size
+        self._stage_limit = stage_limit
+        self._crc = crc32c.crc32c(header_digest[:16])
 
-def _check_ends(ends: array[int], start: int, stop: int, stage_limit: int) -> None:
-    for end in ends:
-        if not start + BLOCK_HEAD_BYTES <= end <= start + BLOCK_HEAD_BYTES + stage_limit:
-            raise ContainerError("the index is not well formed: blocks overlap, leave gaps or are too long")
-        start = end
-    if start != stop:
-        raise ContainerError("the index does not end where it stands itself")
+    def feed(self, data: bytes) -> None:
+        """Take the next entries, whole ones.
+
+        Raises
+        ------
+        ContainerError
+            If one of them is impossible.
+        """
+        ends = array("Q", data)
+        if sys.byteorder == "big":
+            ends.byteswap()
+        last = self._last
+        for end in ends:
+            if not last + BLOCK_HEAD_BYTES <= end <= last + BLOCK_HEAD_BYTES + self._stage_limit:
+                raise ContainerError("the index is not well formed: blocks overlap, leave gaps or are too long")
+            last = end
+        self._last = last
+        self._crc = crc32c.crc32c(data, self._crc)
+        self.ends.extend(ends)
+
+    def finish(self, data: bytes, container_size: int, block_size: int) -> Footer:
+        """Read the footer, which is exactly `data`, and compare it with the index before it.
+
+        Raises
+        ------
+        ContainerError
+            If they are damaged, or contradict the container.
+        """
+        footer = Footer.parse(data, block_size)
+        if len(self.ends) != footer.blocks or footer.container_size != container_size:
+            raise ContainerError(
+                f"the footer speaks of {footer.blocks} blocks in a container of {footer.container_size} bytes, this "
+                f"one has {len(self.ends)} in {container_size}: it is truncated or continued"
+            )
+        if crc32c.crc32c(data[:-12], self._crc) != footer.crc:
+            raise ContainerError("the CRC of index and footer does not match: they are damaged, or another container's")
+        if self._last != container_size - footer.tail_size:
+            raise ContainerError("the index does not end where it stands itself")
+        return footer
 
 
 def _pack_index(ends: Sequence[int]) -> bytes:

@@ -8,11 +8,12 @@ whoever decodes the last one must keep it back until the `End` event. After an e
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamxf.container.blocks import check_payload, parse_head
-from streamxf.container.footer import parse_tail
+from streamxf.container.footer import IndexParser
 from streamxf.container.header import Header, header_size
 from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_BLOCKS
 from streamxf.errors import ContainerError
@@ -60,7 +61,7 @@ class ContainerParser:
         self._buffer = bytearray()
         self._step: Callable[[], Event | NeedData] = self._header
         self._position = 0
-        self._ends: list[int] = []
+        self._ends = array("Q")
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, of any number."""
@@ -124,20 +125,24 @@ class ContainerParser:
         check_payload(head, self._parsed.digest, index, payload)
         self._ends.append(self._position)
         if head.last:
+            self._index = IndexParser(self._parsed.digest, self._header_size, self._limit)
             self._step = self._tail
         return Block(index, head.last, payload)
 
     def _tail(self) -> Event | NeedData:
-        size = 8 * len(self._ends) + FOOTER_BYTES
-        if len(self._buffer) < size:
+        missing = 8 * (len(self._ends) - len(self._index.ends))
+        if missing:  # each part is checked when it is there, so that nobody waits for what is wrong already
+            size = min(missing, len(self._buffer) // 8 * 8)
+            known = len(self._index.ends)
+            self._index.feed(self._take(size))
+            if self._index.ends[known:] != self._ends[known : known + size // 8]:
+                raise ContainerError("the index contradicts the blocks")
+            if size < missing:
+                return NEED_DATA
+        if len(self._buffer) < FOOTER_BYTES:
             return NEED_DATA
-        total = self._position + size
-        header = self._parsed
-        footer, ends = parse_tail(
-            self._take(size), header.digest, self._header_size, total, header.block_size, self._limit
-        )
-        if ends.tolist() != self._ends:
-            raise ContainerError("the index contradicts the blocks")
+        total = self._position + FOOTER_BYTES
+        footer = self._index.finish(self._take(FOOTER_BYTES), total, self._parsed.block_size)
         self._step = self._done
         return End(footer.raw_size)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.container.limits import METADATA_MAGIC
+from streamxf.dcp.limits import MAX_MANIFEST, MAX_NAME
 from streamxf.errors import AuthenticationError, MetadataError
 from streamxf.keys.datakey import DataKey
 
 MANIFEST_VERSION = 1
-MAX_MANIFEST = 64 * 2**20
 TAG_BYTES = 32
 _END_BYTES = 4 + TAG_BYTES + len(METADATA_MAGIC)
 
@@ -94,12 +94,13 @@ class Manifest:
         MetadataError
             If it is anything but a manifest.
         """
+        _check_density(data)
         try:
             content = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise MetadataError(f"the manifest is not JSON: {error}") from None
         _check_keys(content, {"version", "save_id", "rank", "key", "packages", "files"}, "the manifest")
-        if content["version"] != MANIFEST_VERSION:
+        if type(content["version"]) is not int or content["version"] != MANIFEST_VERSION:
             raise MetadataError(
                 f"the manifest has version {content['version']!r}; this streamxf reads version {MANIFEST_VERSION}"
             )
@@ -159,6 +160,7 @@ def append_trailer(pickled: bytes, manifest: Manifest, data_key: DataKey | None)
             f"the manifest would have {len(text)} bytes, {MAX_MANIFEST} are allowed: too many files; save fewer, "
             "larger ones"
         )
+    _check_density(text)
     body = pickled + text + len(text).to_bytes(4, "little")
     return body + _tag(memoryview(body), data_key) + METADATA_MAGIC
 
@@ -191,8 +193,8 @@ def check_path(path: object) -> str:
     MetadataError
         If it is absolute, climbs out, or is no path at all.
     """
-    if not isinstance(path, str):  # and not shown: its repr may take for ever
-        raise MetadataError("the metadata names a file outside of the checkpoint: its path is no text")
+    if not isinstance(path, str) or len(path) > MAX_NAME:  # and not shown: its repr may take for ever
+        raise MetadataError("the metadata names a file outside of the checkpoint: its path is no text, or too long")
     parts = path.split("/")
     if "\\" in path or "\0" in path or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise MetadataError(f"the metadata names a file outside of the checkpoint: {path!r:.120}")
@@ -203,6 +205,15 @@ def _tag(tagged: memoryview, data_key: DataKey | None) -> bytes:
     if data_key is None:
         return hashlib.sha256(tagged).digest()
     return hmac.new(data_key.metadata_key(), tagged, hashlib.sha256).digest()
+
+
+def _check_density(text: bytes) -> None:
+    """Refuse JSON of more objects and members than the manifest's files explain: parsed, each takes a hundred times its
+    bytes, and nobody has vouched for it yet.
+    """
+    opened = text.count(b"{") + text.count(b"[")
+    if opened > 16 + len(text) // 40 or text.count(b",") > 1024 + len(text) // 20:
+        raise MetadataError("the manifest is denser than the files of a checkpoint make it; it was refused")
 
 
 def _parse_facts(path: str, facts: Any) -> FileFacts:

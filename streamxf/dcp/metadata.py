@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
-from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata
 
-from streamxf.dcp.manifest import Manifest, append_trailer, check_path, split
+from streamxf.dcp.limits import MAX_METADATA
+from streamxf.dcp.manifest import Manifest, append_trailer, split
 from streamxf.dcp.unpickle import load_metadata
+from streamxf.dcp.whole import check_items, check_places
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
@@ -20,8 +22,29 @@ MANIFEST_ATTRIBUTE = "streamxf_manifest"
 
 
 def dump(content: Metadata, manifest: Manifest, data_key: DataKey | None) -> bytes:
-    """The bytes of a metadata file."""
-    return append_trailer(pickle.dumps(content), manifest, data_key)
+    """The bytes of a metadata file.
+
+    Raises
+    ------
+    MetadataError
+        If it would be too large to be read.
+    """
+    data = append_trailer(pickle.dumps(content), manifest, data_key)
+    _check_size(len(data))
+    return data
+
+
+def read_file(file: IO[bytes]) -> bytes:
+    """The whole of a metadata file.
+
+    Raises
+    ------
+    MetadataError
+        If it is larger than any is; then it was not read.
+    """
+    _check_size(file.seek(0, io.SEEK_END))
+    file.seek(0)
+    return file.read()
 
 
 def load(data: bytes, keys: KeyRing, *, rank: int | None = None, published: bool = False) -> Metadata:
@@ -63,10 +86,8 @@ def load(data: bytes, keys: KeyRing, *, rank: int | None = None, published: bool
         parts.check_tag(_data_key(parts.manifest, keys))
         _check_rank(parts.manifest, rank)
     content = load_metadata(parts.pickled)
-    try:
-        _check_files(content, parts.manifest)
-    except AttributeError as error:  # a pickle fills its objects as it likes, and may leave something out
-        raise MetadataError(f"the metadata is not complete: {error}") from error
+    check_places(content, parts.manifest)
+    check_items(content, rank)
     setattr(content, MANIFEST_ATTRIBUTE, parts.manifest)
     return content
 
@@ -108,21 +129,9 @@ def _data_key(manifest: Manifest, keys: KeyRing) -> DataKey | None:
         raise KeyMissingError(f"this checkpoint is {error.message}") from None
 
 
-def _check_files(content: Metadata, manifest: Manifest | None) -> None:
-    if content.storage_data is None:
-        return
-    if not isinstance(content.storage_data, dict):
-        raise MetadataError("the metadata's storage data is no table")
-    for index, info in content.storage_data.items():
-        if not isinstance(info, filesystem._StorageInfo) or not isinstance(index, metadata.MetadataIndex):
-            raise MetadataError("the metadata's storage data holds something other than places of items")
-        path = check_path(info.relative_path)
-        if manifest is not None and path not in manifest.files:
-            raise MetadataError(
-                f"the metadata places an item in {path!r}, which the manifest does not list", item=str(index.fqn)
-            )
-        if type(info.offset) is not int or type(info.length) is not int or info.offset < 0 or info.length < 0:
-            raise MetadataError("the metadata gives an item an impossible place", item=str(index.fqn))
+def _check_size(size: int) -> None:
+    if size > MAX_METADATA:
+        raise MetadataError(f"the metadata has {size} bytes, {MAX_METADATA} are allowed; save fewer items or shards")
 
 
 class UnreadableMetadata(Metadata):

@@ -29,6 +29,7 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import Manifest, split
 from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.dcp.whole import check_items
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.report import SaveReport
@@ -153,6 +154,7 @@ class ChainWriterMixin:
             {record.path: record.facts for record in known},
         )
         name = metadata_name(rank)
+        check_items(metadata, rank)  # a planner of somebody's own may leave out what nobody could load then
         before = self._files_of_previous(name, set(manifest.files))
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
         self.report = report
@@ -187,7 +189,7 @@ class ChainWriterMixin:
             return set()
         try:
             with self.fs.create_stream(path, "rb") as file:
-                manifest = split(file.read()).manifest
+                manifest = split(metadata_file.read_file(file)).manifest
             if manifest is not None:
                 return {path for path in manifest.files if _OWN_FILE.fullmatch(path)} - new
             ls = getattr(self.fs, "ls", lambda _: ())  # torch 2.7 has none

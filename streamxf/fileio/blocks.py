@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import partial
 
@@ -9,13 +10,16 @@ from streamxf.buffers import Scratch, ScratchPool
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder, stage_limit
 from streamxf.container.blocks import check_payload, parse_head
-from streamxf.container.footer import Footer, parse_tail
+from streamxf.container.footer import Footer, IndexParser
 from streamxf.container.header import Header, header_size
 from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.errors import BlockError
 from streamxf.fileio.source import FileSlice
 
 TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
+CheckSize = Callable[[int], None]
+
+INDEX_STEP = 2**16  # bytes of an index that are read before they are checked
 
 _scratch = ScratchPool(keep=16)
 
@@ -49,6 +53,8 @@ class BlockReader:
         As `read_header` gave it; identity and chain were checked by the caller.
     coder : StreamCoder
         Its seal was checked by the caller.
+    check_size : callable, optional
+        Is told how many bytes the stream has, by the footer, before anything else is read; raises if it cannot be.
 
     Attributes
     ----------
@@ -70,7 +76,9 @@ class BlockReader:
         If index or footer are damaged, or contradict the container.
     """
 
-    def __init__(self, source: FileSlice, header: Header, coder: StreamCoder) -> None:
+    def __init__(
+        self, source: FileSlice, header: Header, coder: StreamCoder, check_size: CheckSize | None = None
+    ) -> None:
         self._source = source
         self._coder = coder
         self._digest = header.digest
@@ -79,16 +87,26 @@ class BlockReader:
         self.block_size = header.block_size
         self.keyed = header.keyed
         self.stored_size = source.length
-        # in one read, where the index is not unusually long: files that fetch ahead would fetch anew for each step back
-        end = source.read_at(max(0, source.length - TAIL_GUESS), min(source.length, TAIL_GUESS))
-        footer = Footer.parse(end[-FOOTER_BYTES:], header.block_size)
-        size = footer.tail_size
-        tail = end[-size:] if size <= len(end) else source.read_at(source.length - size, size)
-        footer, self._ends = parse_tail(
-            tail, header.digest, self._start, source.length, header.block_size, self._stage_limit
-        )
+        footer, self._ends = self._read_tail(check_size)
         self.size = footer.raw_size
         self.count = footer.blocks
+
+    def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, array[int]]:
+        length = self._source.length
+        # in one read, where the index is not unusually long: files that fetch ahead would fetch anew for each step back
+        end = self._source.read_at(max(0, length - TAIL_GUESS), min(length, TAIL_GUESS))
+        footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
+        if check_size is not None:
+            check_size(footer.raw_size)
+        index = IndexParser(self._digest, self._start, self._stage_limit)
+        if footer.tail_size <= len(end):
+            index.feed(end[-footer.tail_size : -FOOTER_BYTES])
+        else:
+            at, stop = length - footer.tail_size, length - FOOTER_BYTES
+            while at < stop:
+                index.feed(self._source.read_at(at, min(INDEX_STEP, stop - at)))
+                at += INDEX_STEP
+        return index.finish(end[-FOOTER_BYTES:], length, self.block_size), index.ends
 
     def size_of(self, index: int) -> int:
         """Bytes that block `index` decodes to."""
