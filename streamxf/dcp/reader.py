@@ -186,6 +186,7 @@ class ChainReaderMixin:
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
             metadata.raise_error()
+        self._check_save(metadata_file.manifest_of(metadata))  # somebody may have read it in another way
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         providers = tuple(providers_in(getattr(metadata.storage_meta, "modules", None)))
         self._opener = ItemOpener(self._registry, self._require, metadata_file.manifest_of(metadata), providers)

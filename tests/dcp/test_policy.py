@@ -1,0 +1,138 @@
+"""The requirement "With keys given, published is the default; bound and encrypted relax it by name": each of its parts,
+with each reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from streamxf import Checksum, ZStandard
+from streamxf.dcp.manifest import split
+from streamxf.errors import MetadataError, PolicyError, StreamxfError
+
+from .helpers import KEY, assert_same, error_of, full_chain, load_with, refused, rewrite_metadata
+
+STATE = {"w": torch.arange(20.0), "o": {"text": "one"}}
+READERS: dict[str, Callable[..., Any]] = {
+    "own": streamxf.FileSystemReader,
+    "fsspec": lambda path, **options: streamxf.FsspecReader(str(path), **options),
+    "attached": lambda path, **options: streamxf.attach(dcp.FileSystemReader(path), **options),
+}
+WORDS = ("published", "bound", "encrypted")
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def words_for(reader: str) -> tuple[str | None, ...]:
+    """What may be required; None is the default."""
+    return (None, *(WORDS if reader != "attached" else WORDS[1:]))
+
+
+def save_own(path: Path, chain: list[Any]) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(path, _extensions=chain, sync_files=False))
+
+
+def save_attached(path: Path, chain: list[Any]) -> None:
+    dcp.save(STATE, storage_writer=streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), chain))
+
+
+def save_stock(path: Path, chain: list[Any] | None) -> None:
+    dcp.save(STATE, storage_writer=dcp.FileSystemWriter(path, _extensions=chain, sync_files=False))
+
+
+def check_words(path: Path, reader: str, accepted: set[str | None], words: tuple[str, ...]) -> None:
+    """Only the words that are `accepted` read the checkpoint; the refusals say all of `words`."""
+    for require in words_for(reader):
+        options = {} if require is None else {"require": require}
+        made = READERS[reader](path, keys=KEY, **options)
+        if require in accepted:
+            assert_same(load_with(STATE, made), STATE)
+        else:
+            with refused(PolicyError, *words):
+                load_with(STATE, made)
+
+
+UNENCRYPTED: dict[str, Callable[[Path], None]] = {
+    "own, codecs": lambda path: save_own(path, [ZStandard(), Checksum()]),
+    "own, bare": lambda path: save_own(path, []),
+    "attached": lambda path: save_attached(path, [Checksum()]),
+    "stock": lambda path: save_stock(path, None),
+    "stock with a codec": lambda path: save_stock(path, [ZStandard()]),
+}
+
+
+@pytest.mark.parametrize("how", UNENCRYPTED)
+def test_unencrypted_items_are_refused(checkpoint: Path, reader: str, how: str) -> None:
+    UNENCRYPTED[how](checkpoint)
+    check_words(checkpoint, reader, set(), ("leave keys= out",))
+    assert_same(load_with(STATE, READERS[reader](checkpoint)), STATE)
+
+
+def test_unbound_items_are_refused(checkpoint: Path, reader: str) -> None:
+    save_stock(checkpoint, full_chain())
+    check_words(checkpoint, reader, {"encrypted"}, ("require='encrypted'",))
+
+
+def test_unpublished_items_are_refused(checkpoint: Path, reader: str) -> None:
+    save_attached(checkpoint, full_chain())
+    accepted = {"bound", "encrypted"} | ({None} if reader == "attached" else set())
+    check_words(checkpoint, reader, accepted, ("'bound'",))
+
+
+def test_published_items_are_accepted(checkpoint: Path, reader: str) -> None:
+    save_own(checkpoint, full_chain())
+    check_words(checkpoint, reader, set(words_for(reader)), ())
+
+
+@pytest.mark.parametrize("what", ["descriptors", "descriptors, plain item"])
+def test_stripped_items_are_refused(checkpoint: Path, reader: str, what: str) -> None:
+    """No word relaxes this: encrypted items whose chain was taken away, or that were replaced by plain ones."""
+    save_own(checkpoint, full_chain())
+    if what == "descriptors":
+
+        def strip(metadata: Any) -> None:
+            for info in metadata.storage_data.values():
+                info.transform_descriptors = None
+
+        rewrite_metadata(checkpoint, strip)
+        words: tuple[str, ...] = ("descriptors were removed",)
+        kind: type[StreamxfError] = MetadataError
+    else:
+        plain = checkpoint.parent / "plain"
+        save_stock(plain, None)
+        for file in checkpoint.iterdir():
+            file.unlink()
+        for file in plain.iterdir():
+            file.rename(checkpoint / file.name)
+        words, kind = ("leave keys= out",), PolicyError
+    for require in words_for(reader):
+        with refused(kind, *words):
+            load_with(STATE, READERS[reader](checkpoint, keys=KEY, **({"require": require} if require else {})))
+
+
+def test_a_stripped_trailer_is_refused(checkpoint: Path, reader: str) -> None:
+    """An attached reader reads the metadata past its trailer, and misses nothing."""
+    save_own(checkpoint, full_chain())
+    file = checkpoint / ".metadata"
+    file.write_bytes(bytes(split(file.read_bytes()).pickled))
+    for require in words_for(reader):
+        options = {} if require is None else {"require": require}
+        error = error_of(lambda options=options: load_with(STATE, READERS[reader](checkpoint, keys=KEY, **options)))
+        if reader == "attached":
+            assert error is None
+        elif require in (None, "published"):
+            assert isinstance(error, PolicyError)
+            assert "require='encrypted' (or 'bound'" in str(error)
+        else:
+            assert isinstance(error, MetadataError)
+            assert "trailer was removed" in str(error)

@@ -1,0 +1,207 @@
+"""The requirement "dtype, shape and kind of the stored item must match the metadata", for every way of storing one."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+import streamxf
+from streamxf import Checksum, ZStandard
+from streamxf.dcp.manifest import split
+from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
+
+from .helpers import KEY, Xor, data_files, error_of, load, load_with, refused, rewrite_metadata, save
+from .test_loads_like_stock import Into
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=[Checksum()], sync_files=False),
+    "own, bare": lambda path: streamxf.FileSystemWriter(path, _extensions=[], sync_files=False),
+    "own, foreign": lambda path: streamxf.FileSystemWriter(path, _extensions=[Xor()], sync_files=False),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [ZStandard()]),
+    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
+    "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
+}
+SIZES = {"small": (6, 4), "large": (600, 400)}
+ALTERED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "another dtype": (lambda tensor: tensor.to(torch.float64), "torch.float64"),
+    "another dtype of the same size": (lambda tensor: tensor.view(torch.int32), "torch.int32"),
+    "more rows": (lambda tensor: torch.cat([tensor, tensor]), "shape"),
+    "fewer rows": (lambda tensor: tensor[:-1].clone(), "shape"),
+    "another order of dimensions": (lambda tensor: tensor.t().contiguous(), "shape"),
+    "a dimension more": (lambda tensor: tensor[None], "shape"),
+    "nothing": (lambda tensor: tensor[:0], "shape"),
+}
+
+
+def reader_of(path: Path) -> Any:
+    registry = streamxf.Registry()
+    registry.register(Xor)
+    return streamxf.FileSystemReader(path, registry)
+
+
+def relabel(path: Path, describe: Callable[[Any], None]) -> None:
+    """Change what the metadata says of the tensors; without a key anybody can."""
+    file = path / ".metadata"
+    if split(file.read_bytes()).manifest is not None:
+        rewrite_metadata(path, describe)
+        return
+    content = pickle.loads(file.read_bytes())
+    describe(content)
+    file.write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", ALTERED)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_stored_tensor_that_is_another_than_the_metadata_says(
+    checkpoint: Path, writer: str, how: str, size: str
+) -> None:
+    described = torch.rand(SIZES[size])
+    change, word = ALTERED[how]
+    stored = change(described)
+    dcp.save({"t": stored}, storage_writer=WRITERS[writer](checkpoint))
+
+    def describe(content: Any) -> None:
+        item = content.state_dict_metadata["t"]
+        item.properties.dtype = described.dtype
+        item.size = described.size()
+        (chunk,) = item.chunks
+        old, new = chunk.offsets, torch.Size([0] * described.ndim)
+        chunk.offsets, chunk.sizes = new, described.size()
+        content.storage_data = {
+            MetadataIndex("t", new, index.index): info
+            for index, info in content.storage_data.items()
+            if index.offset == old
+        }
+
+    relabel(checkpoint, describe)
+    target = {"t": torch.full(SIZES[size], 7.0)}
+    error = error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
+    # a container says itself how many dimensions its item has
+    bound = writer in ("own", "attached") and how == "a dimension more"
+    assert isinstance(error, IdentityError if bound else MetadataError), repr(error)
+    if not bound:
+        for expected in (word, "the stored tensor is", "the metadata says torch.float32", str(SIZES[size])):
+            assert expected in str(error), str(error)
+    if (writer, size) != ("own", "large"):  # there the frame is compared while blocks are on their way to the target
+        assert bool((target["t"] == 7).all())
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_part_of_a_tensor_is_compared_too(checkpoint: Path, writer: str) -> None:
+    """Silently narrowed, a larger tensor would give rows of another place."""
+    dcp.save({"t": torch.rand(600, 400)}, storage_writer=WRITERS[writer](checkpoint))
+
+    def describe(content: Any) -> None:
+        item = content.state_dict_metadata["t"]
+        item.size = item.chunks[0].sizes = torch.Size([500, 400])
+
+    relabel(checkpoint, describe)
+    reader = reader_of(checkpoint)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    (index,) = metadata.storage_data
+    zero, start = torch.Size([0, 0]), torch.Size([490, 0])
+    request = ReadItem(LoadItemType.TENSOR, MetadataIndex("t", index=0), zero, index, start, torch.Size([5, 400]))
+    target = torch.zeros(5, 400)
+    with refused(MetadataError, "(600, 400)", "(500, 400)"):
+        reader.read_data(LoadPlan([request]), Into([target]))
+    assert not target.any()
+
+
+@pytest.mark.parametrize("writer", ["own, bare", "own, foreign", "stock", "stock with a codec"])
+def test_an_object_where_a_tensor_belongs(checkpoint: Path, writer: str) -> None:
+    """Where no container says what it holds."""
+
+    class Slips(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            file = io.BytesIO()
+            torch.save([1, 2, 3], file)
+            return file if write_item.index.fqn == "o" else super().resolve_data(write_item)
+
+    state = {"o": "text", "t": torch.zeros(3)}
+    dcp.save(state, storage_writer=WRITERS[writer](checkpoint), planner=Slips())
+
+    def describe(content: Any) -> None:
+        places = {index.fqn: info for index, info in content.storage_data.items()}
+        content.storage_data = {index: places["o" if index.fqn == "t" else "t"] for index in content.storage_data}
+
+    relabel(checkpoint, describe)
+    with refused(MetadataError, "holds a list, the metadata says a tensor"):
+        load_with({"t": torch.zeros(3)}, reader_of(checkpoint))
+    found = {"o": "untouched"}
+    with refused(MetadataError, "holds a tensor, the metadata says an object"):
+        dcp.load(found, storage_reader=reader_of(checkpoint))
+    assert found == {"o": "untouched"}
+
+
+@pytest.mark.parametrize("wanted", ["t", "o"])
+def test_an_item_that_is_asked_for_as_another_kind(checkpoint: Path, wanted: str) -> None:
+    save({"o": "text", "t": torch.zeros(3)}, checkpoint, [])
+    reader = reader_of(checkpoint)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    index = next(index for index in metadata.storage_data if index.fqn == wanted)
+    kind = LoadItemType.BYTE_IO if wanted == "t" else LoadItemType.TENSOR
+    none = torch.Size([0])
+    request = ReadItem(kind, MetadataIndex(wanted, index=0), none, index, none, torch.Size([3]))
+    with refused(MetadataError, "does not say that it is one"):
+        reader.read_data(LoadPlan([request]), Into([torch.zeros(3)]))
+
+
+@pytest.mark.parametrize("wanted", ["t", "o"])
+def test_an_item_that_the_metadata_describes_as_another_kind(checkpoint: Path, wanted: str) -> None:
+    state = {"o": "text", "t": torch.zeros(3)}
+    dcp.save(state, storage_writer=WRITERS["stock"](checkpoint))
+
+    def describe(content: Any) -> None:
+        items = content.state_dict_metadata
+        tensor = next(item for item in items.values() if isinstance(item, TensorStorageMetadata))
+        items[wanted] = BytesStorageMetadata() if wanted == "t" else tensor
+
+    relabel(checkpoint, describe)
+    target = {wanted: "text" if wanted == "t" else torch.zeros(3)}
+    error = error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
+    assert isinstance(error, StreamxfError), repr(error)
+
+
+@pytest.mark.parametrize("chain", [[], [Checksum()]])
+def test_a_save_that_would_not_load_is_refused(checkpoint: Path, chain: list[Any]) -> None:
+    """A planner that converts what it saves, after the metadata was made."""
+
+    class Converts(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            return super().resolve_data(write_item).to(torch.bfloat16)
+
+    writer = streamxf.FileSystemWriter(checkpoint, _extensions=chain, sync_files=False)
+    with refused(UnsupportedError, "torch.bfloat16", "torch.float32", "item t"):
+        dcp.save({"t": torch.zeros(3)}, storage_writer=writer, planner=Converts())
+    assert not (checkpoint / ".metadata").exists()
+    assert data_files(checkpoint) == []
+
+
+def test_what_is_not_altered_loads(checkpoint: Path) -> None:
+    """Scalars, empty ones, and views whose frame is not the usual one."""
+    state = {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(3, 0),
+        "conj": torch.randn(3, dtype=torch.complex64).conj(),
+        "neg": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    for name, writer in WRITERS.items():
+        dcp.save(state, storage_writer=writer(checkpoint / name))
+        found = load_with(state, reader_of(checkpoint / name))
+        assert all(torch.equal(found[key], value.resolve_conj().resolve_neg()) for key, value in state.items()), name
+    save(state, checkpoint / "keyed")
+    assert set(load(state, checkpoint / "keyed", KEY)) == set(state)
