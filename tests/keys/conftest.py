@@ -1,0 +1,52 @@
+"""A KMS that answers on loopback: moto's server, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from endpoints import CREDENTIALS, Kms
+
+
+@pytest.fixture(scope="session")
+def kms_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
+    pytest.importorskip("moto")
+    log = tmp_path_factory.mktemp("kms") / "log"
+    command = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0")
+    with log.open("wb") as sink, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, text=True) as server:
+        try:
+            yield Kms(_address(server, log.read_text))
+        finally:
+            server.kill()
+
+
+def _address(server: subprocess.Popen[str], said: Callable[[], str]) -> str:
+    """Where the server listens, which it says once it does."""
+    while True:
+        if found := re.search(r"http://127\.0\.0\.1:\d+", said()):
+            return found[0]
+        try:
+            code = server.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"moto's server ended with {code}: {said()}")
+
+
+@pytest.fixture
+def kms(kms_server: Kms, monkeypatch: pytest.MonkeyPatch) -> Kms:
+    """The server, which boto3 finds by its own environment variables; nothing else is asked for credentials."""
+    settings = {
+        "AWS_ENDPOINT_URL_KMS": kms_server.url,
+        **{name.upper(): value for name, value in CREDENTIALS.items()},
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return kms_server
