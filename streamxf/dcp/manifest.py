@@ -22,6 +22,8 @@ MANIFEST_VERSION = 1
 TAG_BYTES = 32
 _END_BYTES = 4 + TAG_BYTES + len(METADATA_MAGIC)
 
+_ALWAYS_NAMED = {"streamxf", "torch"}  # among the packages
+
 _HEX_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
 
@@ -110,6 +112,7 @@ class Manifest:
         _check(content["key"] is None or isinstance(content["key"], str), "key")
         _check(
             isinstance(content["packages"], dict)
+            and _ALWAYS_NAMED <= content["packages"].keys()
             and all(isinstance(text, str) for text in content["packages"].values()),
             "packages",
         )

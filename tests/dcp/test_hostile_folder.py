@@ -33,7 +33,7 @@ CLASSES = [
 def plant(folder: Path, names: list[str]) -> None:
     """A manifest that nobody vouches for, of a checkpoint that the next save will replace."""
     facts = FileFacts(1, "0" * 32, "crc32c:00000000")
-    manifest = Manifest("0" * 32, None, None, {}, dict.fromkeys(names, facts))
+    manifest = Manifest("0" * 32, None, None, {"streamxf": "1", "torch": "2"}, dict.fromkeys(names, facts))
     (folder / ".metadata").write_bytes(append_trailer(b"no pickle", manifest, None))
 
 
