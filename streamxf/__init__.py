@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
+    from streamxf.dcp.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode, open
@@ -54,6 +55,8 @@ _HOME = {
     "LoadReport": "streamxf.report",
     "PrivateKey": "streamxf.keys",
     "PublicKey": "streamxf.keys",
+    "Recipient": "streamxf.dcp.rekey",
+    "Recipients": "streamxf.dcp.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "SaveReport": "streamxf.report",
@@ -63,10 +66,14 @@ _HOME = {
     "VerifyKey": "streamxf.keys",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
+    "add_recipient": "streamxf.dcp.rekey",
     "attach": "streamxf.dcp.attach",
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
     "open": "streamxf.fileio",
+    "recipients": "streamxf.dcp.rekey",
+    "rekey": "streamxf.dcp.rekey",
+    "remove_recipient": "streamxf.dcp.rekey",
     "tune": "streamxf.tuning.tuner",
 }
 
@@ -89,6 +96,8 @@ __all__ = [
     "LoadReport",
     "PrivateKey",
     "PublicKey",
+    "Recipient",
+    "Recipients",
     "Recommendation",
     "Registry",
     "SaveReport",
@@ -98,12 +107,16 @@ __all__ = [
     "VerifyKey",
     "ZStandard",
     "__version__",
+    "add_recipient",
     "attach",
     "decode",
     "encode",
     "errors",
     "keys",
     "open",
+    "recipients",
+    "rekey",
+    "remove_recipient",
     "tune",
 ]
 

@@ -1,0 +1,133 @@
+"""A checkpoint's metadata files, for work on these alone: found, read whole, and replaced in one step."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.publish import LOCAL_PROTOCOLS, protocols, publish
+from streamxf.dcp.reader import FileSystemReader
+from streamxf.errors import MetadataError, UnsupportedError
+
+_NAME = re.compile(r"\.metadata|__(?:0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
+
+
+class Folder:
+    """Where a checkpoint is.
+
+    Parameters
+    ----------
+    path : path or str
+        A local folder, or a URL that fsspec knows.
+    storage_options : mapping, optional
+        fsspec's, for the URL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+        text = os.fspath(path)
+        reader: Any
+        if "://" in text or "::" in text or storage_options:
+            from streamxf.dcp.fsspec import FsspecReader
+
+            reader = FsspecReader(text, **(storage_options or {}))
+        else:
+            reader = FileSystemReader(text)
+        self._fs: Any = reader.fs
+        self._path: Any = reader.path
+        self._inner: Any = getattr(reader.fs, "fs", None)  # fsspec's
+
+    def names(self) -> list[str]:
+        """The metadata files that are there: the global one, then those of ranks in their order.
+
+        Raises
+        ------
+        MetadataError
+            If there is none.
+        UnsupportedError
+            If this is a file.
+        """
+        if self._is_file():
+            raise UnsupportedError(
+                "this is a file, and not a checkpoint's folder. A plain file keeps its wrapped keys in its own "
+                "beginning: read it with streamxf.open, and write it anew",
+                file=str(self._path),
+            )
+        found = [name for name in self._listed() if _NAME.fullmatch(name)]
+        if not found:
+            raise MetadataError("there is no checkpoint: the folder has no .metadata", file=str(self._path))
+        return sorted(found, key=lambda name: -1 if (rank := rank_of(name)) is None else rank)
+
+    def full(self, name: str) -> str:
+        """A file's whole path, for errors."""
+        path: str = os.fspath(self._fs.concat_path(self._path, name))
+        return path
+
+    def read(self, name: str) -> bytes:
+        """A metadata file's bytes.
+
+        Raises
+        ------
+        MetadataError
+            If it is gone, is no file, or is larger than any metadata.
+        """
+        path = self.full(name)
+        try:
+            if (local := self._local(path)) is not None and not stat.S_ISREG(os.lstat(local).st_mode):
+                raise MetadataError("this is a link, or no regular file at all; no writer made it", file=path)
+            self._forget_listings()
+            with self._fs.create_stream(path, "rb") as file:
+                return metadata_file.read_file(file)
+        except FileNotFoundError as error:
+            raise MetadataError("the metadata has gone: is somebody saving to this folder?", file=path) from error
+
+    def replace(self, name: str, old: bytes, new: bytes) -> None:
+        """Put `new` in the place of `old`.
+
+        Raises
+        ------
+        MetadataError
+            If something else than `old` stands there by now.
+        OSError
+            If it cannot be written. `old` is then still there.
+        """
+
+        def check() -> None:
+            if self.read(name) != old:
+                raise MetadataError(
+                    "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It "
+                    "was left as it is; try again when that is over",
+                    file=self.full(name),
+                )
+
+        publish(self._fs, self._path, name, new, True, check=check)
+
+    def _is_file(self) -> bool:
+        return bool(self._inner.isfile(self._path)) if self._inner is not None else self._path.is_file()
+
+    def _listed(self) -> list[str]:
+        self._forget_listings()
+        with suppress(FileNotFoundError):
+            if self._inner is None:
+                return os.listdir(self._path)
+            return [os.path.basename(path) for path in self._inner.ls(self._path, detail=False)]
+        return []
+
+    def _forget_listings(self) -> None:
+        """A file system of fsspec may remember sizes and names from before somebody else has changed them."""
+        if self._inner is not None:
+            self._inner.invalidate_cache()
+
+    def _local(self, path: str) -> str | None:
+        if self._inner is None:
+            return path
+        return str(self._inner._strip_protocol(path)) if LOCAL_PROTOCOLS.intersection(protocols(self._inner)) else None
+
+
+def rank_of(name: str) -> int | None:
+    """Whose rank-local metadata a file is by its name; None for the global one."""
+    return None if name == ".metadata" else int(name.removeprefix("__").removesuffix(".metadata"))
