@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-smoke bench-publish lint format docs clean
+.PHONY: help demo test fuzz bench bench-smoke bench-publish lint format docs clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -29,6 +29,10 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 
 test: $(STAMPS)/test ## Run the tests
 	$(RUN) pytest $(ARGS)
+
+# An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
+fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
+	PYTHONPATH=tests $(RUN) fuzz $(ARGS)
 
 # About 20 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
 bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (20 minutes, 12 GiB of memory, 10 GiB of disk)
@@ -54,7 +58,7 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet $(ARGS)
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.

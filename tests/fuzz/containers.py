@@ -1,0 +1,194 @@
+"""Mutations of a plain file, or of a container alone, by somebody who has the key: all that is computed is right again.
+
+A file is taken apart, its encryption is taken off, a few things are changed, and it is packed again with new CRCs, seal
+and tags. Blocks are changed at any depth of their chain: as they are stored, or within their compression.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forge import Parts, prefix_of, take_apart
+from samples import KEY
+
+from fuzz.target import Havoc
+from streamxf.buffers import Scratch
+from streamxf.chain import Chain
+from streamxf.codec import Codec, StreamInfo
+from streamxf.coder import StreamCoder
+from streamxf.descriptor import ENCRYPT
+from streamxf.errors import StreamxfError
+
+CHAINS = (
+    "",
+    "streamxf.zstd/1",
+    "streamxf.lz4/1",
+    "streamxf.floatzip/1",
+    "streamxf.checksum/1",
+    "streamxf.checksum/1?algorithm=sha256",
+    "streamxf.encrypt/1",
+    "streamxf.zstd/2",
+    "acme.delta/1",
+)
+EXTREMES = (0, 1, 2, 7, 8, 15, 16, 17, 24, 31, 32, 255, 256, 65535, 65536, 65537, 1 << 20, 1 << 31, 1 << 32, 1 << 48)
+_UNPARSED = (struct.error, IndexError, ValueError, OverflowError, StreamxfError)
+
+Blocks = list[tuple[bool, bytes]]
+
+
+@dataclass(frozen=True)
+class _Coding:
+    """The codecs of a file: those within the encryption, and the encryption with what follows it."""
+
+    inner: tuple[Codec, ...]
+    outer: tuple[Codec, ...]
+
+    @classmethod
+    def of(cls, parts: Parts) -> _Coding:
+        fragment = parts.prefix[12:-4].rstrip(b"\0").decode("ascii")
+        texts = parts.chain.decode("ascii").split("\n") if parts.chain else []
+        full = [f"{text}#{fragment}" if text.partition("/")[0] == ENCRYPT else text for text in texts]
+        codecs = tuple(Chain.from_descriptors(full, KEY))
+        at = next((at for at, codec in enumerate(codecs) if codec.name == ENCRYPT), len(codecs))
+        return cls(codecs[:at], codecs[at:])
+
+
+def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
+    """Change a plain file."""
+    if choose.random() < 0.05:
+        return havoc(data)
+    try:
+        parts = take_apart(data)
+        if not parts.blocks or choose.random() < 0.05:
+            return _change_fields(parts, choose, havoc).pack()
+        return _change(parts, choose, havoc).pack()
+    except _UNPARSED:
+        return havoc(data)
+
+
+def keyless(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
+    """Change a plain file as somebody does who has no key: CRCs are right again, seal and tags stay."""
+    try:
+        parts = take_apart(data)
+        for _ in range(choose.choice((1, 1, 2, 3))):
+            if choose.random() < 0.6:
+                parts = parts.change(blocks=tuple(_change_blocks(list(parts.blocks), choose, havoc)))
+            else:
+                parts = _change_fields(parts, choose, havoc)
+        return parts.pack()
+    except _UNPARSED:
+        return havoc(data)
+
+
+def _change(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
+    coding = _Coding.of(parts)
+    blocks = _each(_coder(parts, coding.outer).decode, parts.blocks)
+    for _ in range(choose.choice((1, 1, 1, 2, 3))):
+        kind = choose.random()
+        if kind < 0.25:
+            parts = _change_fields(parts, choose, havoc)
+        elif kind < 0.45:
+            blocks = _change_blocks(blocks, choose, havoc)
+        else:
+            blocks = _change_within(parts, coding, blocks, choose, havoc)
+    if choose.random() < 0.8:
+        parts = _with_size(parts, coding, blocks)
+    outer = _coder(parts, coding.outer)
+    return parts.change(blocks=tuple(_each(outer.encode, blocks)), seal=outer.seal or parts.seal)
+
+
+def _change_within(parts: Parts, coding: _Coding, blocks: Blocks, choose: random.Random, havoc: Havoc) -> Blocks:
+    """Change what a block holds at some depth of its chain."""
+    at = choose.randrange(len(blocks))
+    last, stored = blocks[at]
+    depth = choose.randint(0, len(coding.inner))
+    coder = _coder(parts, coding.inner[len(coding.inner) - depth :])
+    found = bytes(coder.decode(memoryview(stored), at, last, Scratch()))
+    changed = bytes(coder.encode(memoryview(havoc(found)), at, last, Scratch()))
+    return [*blocks[:at], (last, changed), *blocks[at + 1 :]]
+
+
+def _change_blocks(blocks: Blocks, choose: random.Random, havoc: Havoc) -> Blocks:
+    """Change the order of blocks, which one is last, or one as it is stored."""
+    blocks = list(blocks)
+    at = choose.randrange(len(blocks))
+    last, stored = blocks[at]
+    match choose.randrange(5):
+        case 0 if len(blocks) > 1:
+            del blocks[at]
+        case 1:
+            blocks.insert(choose.randint(0, len(blocks)), blocks[at])
+        case 2:
+            choose.shuffle(blocks)
+        case 3:
+            blocks[at] = (not last, stored)
+        case _:
+            blocks[at] = (last, havoc(stored))
+    return blocks
+
+
+def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
+    """Change one field of header, index, footer or prefix."""
+    match choose.randrange(12):
+        case 0:
+            return parts.change(version=choose.choice((0, 1, 2, 255)))
+        case 1:
+            return parts.change(block_log2=choose.choice((0, 15, 16, 16, 17, 20, 24, 25, 255)))
+        case 2:
+            return parts.change(flags=parts.flags ^ 1 << choose.randrange(8))
+        case 3:
+            return parts.change(reserved=choose.randrange(256))
+        case 4:
+            return parts.change(chain=havoc(parts.chain)[:1100])
+        case 5:
+            texts = [text for text in parts.chain.decode("ascii").split("\n") if text]
+            texts.insert(choose.randint(0, len(texts)), choose.choice(CHAINS))
+            if choose.random() < 0.5:
+                del texts[choose.randrange(len(texts))]
+            return parts.change(chain="\n".join(filter(None, texts)).encode())
+        case 6:
+            identity = havoc(parts.identity)[:5000]
+            return parts.change(identity=identity, flags=parts.flags & 5 | 2 * bool(identity))
+        case 7:
+            return parts.change(raw_size=_near(parts.raw_size, choose))
+        case 8:
+            return parts.change(count=_near(len(parts.blocks), choose) % (1 << 32))
+        case 9:
+            return parts.change(container_size=_near(len(parts.container()), choose))
+        case 10:
+            ends = list(struct.iter_unpack("<Q", havoc(struct.pack("<Q", len(parts.container()) - 40))[:8].ljust(8)))
+            return parts.change(ends=tuple(end for (end,) in ends))
+        case _:
+            return parts.change(prefix=prefix_of(havoc(parts.prefix[12:-4].rstrip(b"\0"))[:40000], 512))
+
+
+def _near(value: int, choose: random.Random) -> int:
+    changed = choose.choice((value + choose.randint(-9, 9), value ^ 1 << choose.randrange(64), choose.choice(EXTREMES)))
+    return changed % (1 << 64)
+
+
+def _with_size(parts: Parts, coding: _Coding, blocks: Blocks) -> Parts:
+    """The footer's size as it would be if the blocks are right."""
+    try:
+        return parts.change(raw_size=sum(len(data) for _, data in _each(_coder(parts, coding.inner).decode, blocks)))
+    except StreamxfError:
+        return parts
+
+
+def _coder(parts: Parts, codecs: tuple[Codec, ...]) -> StreamCoder:
+    # a block size beyond the real one: what is too long is for the reader to find
+    return StreamCoder(Chain(codecs), StreamInfo(4 << max(16, min(parts.block_log2, 18)), parts.salt, digest(parts)))
+
+
+def digest(parts: Parts) -> bytes:
+    """H of docs/format.md."""
+    body = parts.change(blocks=(), ends=()).container()[: 48 + len(parts.chain) + len(parts.identity)]
+    return hashlib.sha256(body).digest()
+
+
+def _each(step: Callable[[memoryview, int, bool, Scratch], memoryview], blocks: Blocks | tuple[()]) -> Blocks:
+    return [(last, bytes(step(memoryview(data), at, last, Scratch()))) for at, (last, data) in enumerate(blocks)]

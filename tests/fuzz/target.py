@@ -1,0 +1,62 @@
+"""What a target is made of, and how it is found by its name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+# Changes bytes in the way of libFuzzer, without any knowledge of what they are.
+Havoc = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to fuzz.
+
+    Attributes
+    ----------
+    run : callable
+        Takes an input; whatever it raises is a finding.
+    seeds : callable
+        Gives inputs that are accepted.
+    mutate : callable
+        From an input, a source of random choices and `Havoc` to another input.
+    max_len : int
+        Bytes of the longest input.
+    """
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+    mutate: Callable[[bytes, random.Random, Havoc], bytes]
+    max_len: int = 4096
+
+
+NAMES = (
+    "descriptor",
+    "prefix",
+    "framing",
+    "plain",
+    "keyed",
+    "tampered",
+    "codecs",
+    "floatzip",
+    "metadata",
+    "checkpoint",
+)
+
+
+def find(name: str) -> Target:
+    """The target of that name."""
+    found = import_module(f"fuzz.target_{name}").TARGET
+    assert isinstance(found, Target)
+    return found
+
+
+def corpus_of(name: str) -> list[Path]:
+    """The files of a target's corpus."""
+    return sorted((CORPUS / name).iterdir())

@@ -1,0 +1,89 @@
+"""FloatZip's payloads, which have a grammar of their own: tables, planes, exceptions, levels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge
+from samples import data_of, floats
+
+from fuzz.target import Havoc, Target
+from fuzz.target_codecs import decode
+from streamxf import FloatZip
+from streamxf.chain import Chain
+
+_CHAIN = Chain([FloatZip()])
+_HEAD = 5  # layout and raw_size; then 5 bytes for each plane
+
+
+def run(data: bytes) -> None:
+    decode(_CHAIN, data)
+
+
+def seeds() -> Iterable[bytes]:
+    yield b"\0" + data_of(40)
+    yield forge(floats(100, "e"), Shape(2, True, 0, ((RAW, 1), (PACKED, 1)), 200))
+    yield forge(b"a" + floats(90, "f") + b"bc", Shape(4, True, 1, ((RAW, 2), (ZSTD, 1), (LEVELLED, 1)), 3, b"\1\2", 7))
+    yield forge(floats(70, "d"), Shape(8, False, 0, ((RAW, 4), (ZSTD, 2), (PACKED, 1), (PACKED, 1)), 60))
+    yield forge(data_of(101), Shape(1, False, 0, ((LEVELLED, 1),), 9, b"\5\0\7", 64))
+
+
+def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
+    """Lay data out anew, or change a payload's table, a plane, or anything."""
+    kind = choose.random()
+    if kind < 0.25:
+        return _anew(choose, havoc)
+    rows = _rows(data)
+    if kind < 0.4 or not rows:
+        return havoc(data)
+    if kind < 0.5:
+        end = _HEAD + 5 * len(rows)
+        return havoc(data[:end])[:end].ljust(end, b"\0") + data[end:]
+    return _change_plane(data, rows, choose, havoc)
+
+
+def _anew(choose: random.Random, havoc: Havoc) -> bytes:
+    width = choose.choice((1, 2, 4, 8))
+    planes: list[tuple[int, int]] = []
+    while (left := width - sum(lane for _, lane in planes)) > 0:
+        lane = choose.choice([lane for lane in (1, 1, 2, 4) if lane <= left])
+        planes.append((choose.choice((RAW, ZSTD, PACKED, LEVELLED) if lane == 1 else (RAW, ZSTD)), lane))
+    phase = choose.randrange(width)
+    levels = choose.randbytes(choose.randint(1, 40))
+    shape = Shape(
+        width, width > 1 and choose.random() < 0.5, phase, planes, choose.randrange(256), levels, choose.randint(1, 200)
+    )
+    data = havoc(choose.choice((floats(60, "f"), floats(60, "e"), bytes(200))))[:1000]
+    return forge(data.ljust(phase + width, b"\1"), shape, choose.randrange(16))
+
+
+def _rows(data: bytes) -> list[tuple[int, int]]:
+    """Coding and stored size of each plane, where the table can be read."""
+    if len(data) < _HEAD or not data[0] & 0x40:
+        return []
+    rows: list[tuple[int, int]] = []
+    lanes = 0
+    while lanes < 1 << (data[0] & 3):
+        row = data[_HEAD + 5 * len(rows) :][:5]
+        if len(row) < 5:
+            return []
+        rows.append((row[0] & 3, int.from_bytes(row[1:], "little")))
+        lanes += 1 << (row[0] >> 2)
+    return rows
+
+
+def _change_plane(data: bytes, rows: list[tuple[int, int]], choose: random.Random, havoc: Havoc) -> bytes:
+    """Change one plane's data, and its size in the table."""
+    chosen = choose.randrange(len(rows))
+    order = sorted(range(len(rows)), key=lambda number: rows[number][0] != RAW)
+    end = _HEAD + 5 * len(rows)
+    at = end + -end % 8 + sum(rows[number][1] for number in order[: order.index(chosen)])
+    size = rows[chosen][1]
+    plane = havoc(data[at : at + size])[:4000]
+    row = _HEAD + 5 * chosen + 1
+    table = data[:row] + len(plane).to_bytes(4, "little") + data[row + 4 : end]
+    return table + data[end:at] + plane + data[at + size :]
+
+
+TARGET = Target(run, seeds, mutate, max_len=6000)

@@ -1,0 +1,97 @@
+"""A plain file without a key, through `streamxf.open`: seekable and as a pipe, against the second decoder."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from samples import BLOCK, KEY, OneWay, data_of, encode, floats
+
+import streamxf
+from fuzz import containers, second
+from fuzz.oracle import Finding, agree, attempt
+from fuzz.target import Target
+from streamxf import LZ4, Checksum, FloatZip, ZStandard
+from streamxf.errors import PolicyError
+from streamxf.fileio.prefix import START_BYTES
+
+_FLAGS_AT = 10
+
+
+def run(data: bytes) -> None:
+    read(data)
+
+
+def read(data: bytes) -> bytes | None:
+    """Read a plain file in every way; return what it holds, or None if it is refused."""
+    keyed = bool(flags_of(data) & 1)
+    keys = KEY if keyed else None
+    found, error = attempt(lambda: streamxf.decode(data, keys=keys))
+    for step in (1 << 30, 1 + len(data) // 7):
+        piped, _ = attempt(lambda step=step: _through_pipe(data, keys, step))
+        agree(piped == found, "a pipe and a seekable file give different streams")
+    _seek(data, keys, found)
+    if not keyed:
+        _, refused = attempt(lambda: streamxf.decode(data, keys=KEY))
+        agree(
+            isinstance(refused, PolicyError) if found is not None else refused is not None,
+            "a plain file passes for an encrypted one",
+        )
+    header = _header(data)
+    if len(header) > 48 and header[9] <= second.MAX_BLOCK_LOG2:
+        chain = header[48 : 48 + int.from_bytes(header[12:14], "little")].decode("latin-1")
+        verdict = second.plain_file(data, keyed)
+        second.compare(found, error, verdict, tuple(chain.split("\n")) if chain else ())
+    return found
+
+
+def flags_of(data: bytes) -> int:
+    """The flags in the header; 0 where there is none."""
+    return int.from_bytes(_header(data)[_FLAGS_AT : _FLAGS_AT + 1], "little")
+
+
+def _header(data: bytes) -> bytes:
+    return data[START_BYTES + int.from_bytes(data[8:START_BYTES], "little") + 4 :]
+
+
+def _through_pipe(data: bytes, keys: streamxf.Key | None, step: int) -> bytes:
+    with streamxf.open(OneWay(data, step), "rb", keys=keys) as file:
+        pieces = []
+        while piece := file.read(40_000):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def _seek(data: bytes, keys: streamxf.Key | None, whole: bytes | None) -> None:
+    """Read here and there. Where the file as a whole is refused, so may be any of these reads."""
+
+    def visit() -> None:
+        with streamxf.open(io.BytesIO(data), "rb", keys=keys) as file:
+            size = file.seek(0, io.SEEK_END)
+            for position in (size - 1, 0, size // 2, size // 3, size, size + 5):
+                if position < 0:
+                    continue
+                file.seek(position)
+                part = file.read(97)
+                if whole is not None and part != whole[position : position + 97]:
+                    raise Finding(f"reading at {position} gives something else than reading everything")
+
+    _, error = attempt(visit)
+    agree(whole is None or error is None, "a file that can be read cannot be sought")
+
+
+def seeds() -> Iterable[bytes]:
+    yield from (
+        encode(data_of(size), chain)
+        for chain in ([], [ZStandard()], [LZ4()], [Checksum()], [ZStandard(1), LZ4(), Checksum("sha256")])
+        for size in (0, 1, 300)
+    )
+    yield encode(bytes(2 * BLOCK + 5), [ZStandard()])
+    yield encode(bytes(2 * BLOCK), [LZ4(), Checksum()])
+    yield encode(floats(300, "e"), [FloatZip()])
+    yield encode(floats(600, "f"), [FloatZip(), Checksum()])
+    yield encode(bytes(BLOCK + 9), [FloatZip()])
+    yield encode(bytes(1 << 20), [ZStandard()], 1 << 24)
+
+
+TARGET = Target(run, seeds, containers.mutate)

@@ -1,0 +1,30 @@
+"""An encrypted plain file, changed by somebody who has no key: what can be read at all was written by who had it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from samples import BLOCK, KEY, data_of, encode
+
+from fuzz import containers
+from fuzz.oracle import agree
+from fuzz.target import Target
+from fuzz.target_plain import flags_of, read
+from streamxf import Checksum, Encrypt, ZStandard
+
+_WRITTEN = (b"", data_of(70), bytes(2 * BLOCK + 5))
+
+
+def run(data: bytes) -> None:
+    found = read(data)
+    if flags_of(data) & 1:
+        agree(found is None or found in _WRITTEN, "something is read that nobody with a key has written")
+
+
+def seeds() -> Iterable[bytes]:
+    for data in _WRITTEN:
+        yield encode(data, [ZStandard(), Encrypt(KEY)])
+        yield encode(data, [ZStandard(), Encrypt(KEY), Checksum()])
+
+
+TARGET = Target(run, seeds, containers.keyless)

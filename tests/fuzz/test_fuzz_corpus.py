@@ -1,0 +1,102 @@
+"""Every input that fuzzing found worth keeping, through its target, without atheris."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fuzz import oracle
+from fuzz.oracle import Finding
+from fuzz.target import CORPUS, NAMES, corpus_of, find
+from streamxf import LZ4, ZStandard
+from streamxf.descriptor import Descriptor
+
+MOST_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_comes_out_but_data_and_refusals(name):
+    run = find(name).run
+    files = corpus_of(name)
+    assert files
+    for file in files:
+        try:
+            run(file.read_bytes())
+        except Exception as error:
+            error.add_note(f"input: {file}")
+            raise
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seeds_are_accepted_and_can_be_changed(name):
+    target = find(name)
+    choose = random.Random(7)
+
+    def havoc(data: bytes) -> bytes:
+        at = choose.randint(0, len(data))
+        return data[:at] + choose.randbytes(choose.randint(0, 3)) + data[at + choose.randint(0, 3) :]
+
+    seeds = list(target.seeds())
+    for seed in seeds:
+        target.run(seed)
+    for number in range(60):
+        target.run(target.mutate(seeds[number % len(seeds)], choose, havoc))
+
+
+def test_the_corpus_is_small():
+    files = [file for name in NAMES for file in corpus_of(name)]
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert {folder.name for folder in CORPUS.iterdir()} == set(NAMES)
+
+
+# -- and what must not come out is noticed -------------------------------------------------------
+
+
+def run_seeds(name: str) -> None:
+    target = find(name)
+    for seed in target.seeds():
+        target.run(seed)
+
+
+def test_other_exceptions_pass(monkeypatch):
+    monkeypatch.setattr(Descriptor, "parse", lambda _: {}["missing"])
+    with pytest.raises(KeyError):
+        run_seeds("descriptor")
+
+
+def test_a_codec_that_stumbles_is_found_behind_its_error(monkeypatch):
+    monkeypatch.setattr(ZStandard, "decode", lambda *_: [][1])
+    with pytest.raises(Finding, match="IndexError"):
+        run_seeds("codecs")
+
+
+def test_other_bytes_are_found(monkeypatch):
+    right = LZ4.decode
+    monkeypatch.setattr(LZ4, "decode", lambda *arguments: right(*arguments)[::-1])
+    with pytest.raises(Finding, match="different bytes"):
+        run_seeds("codecs")
+
+
+def test_what_only_streamxf_refuses_is_found(monkeypatch):
+    monkeypatch.setattr("streamxf.codecs.frames.MAX_WINDOW", 1)
+    with pytest.raises(Finding, match="only streamxf refuses"):
+        run_seeds("codecs")
+
+
+def test_memory_is_watched(monkeypatch):
+    sizes = iter((0, oracle.MEMORY_CAP + 1))
+    monkeypatch.setattr(oracle, "_peak", lambda: next(sizes))
+    with pytest.raises(Finding, match="MiB"):
+        oracle.attempt(lambda: None)
+
+
+def test_memory_that_ran_out_is_found_behind_a_refusal():
+    def refuse() -> None:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise oracle.StreamxfError("damaged") from error
+
+    with pytest.raises(Finding, match="MemoryError"):
+        oracle.attempt(refuse)
