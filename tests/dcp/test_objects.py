@@ -307,6 +307,29 @@ def test_what_torch_does_not_load_under_any_name(checkpoint: Path, kind: str) ->
     assert load({"value": None}, checkpoint, weights_only=False) == {"value": (value,)}
 
 
+def test_integers_that_are_too_long(checkpoint: Path) -> None:
+    state = {"fits": 2**2039 - 1, "long": 2**2040}
+    save(state, checkpoint)
+    assert_same(load({"fits": 0}, checkpoint), {"fits": state["fits"]})
+    with refused(PolicyError, "opcode", *HINTS):
+        load(state, checkpoint)
+    assert_same(load(state, checkpoint, weights_only=False), state)
+
+
+class Tagged(torch.Tensor):
+    """A subclass without anything of its own."""
+
+
+@pytest.mark.parametrize("writer", ["own", "stock"])
+def test_tensors_of_a_subclass(checkpoint: Path, writer: str) -> None:
+    """Torch refuses them without a name, whatever `weights_only` says of objects."""
+    dcp.save({"t": torch.arange(6.0).as_subclass(Tagged)}, storage_writer=WRITERS[writer](checkpoint))
+    for options in ({}, {"weights_only": False}):
+        with refused(PolicyError, "item t", f"{__name__}.Tagged", "safe_globals=[...]"):
+            load({"t": torch.zeros(6)}, checkpoint, None, **options)
+    assert_same(load({"t": torch.zeros(6)}, checkpoint, None, safe_globals=[Tagged]), {"t": torch.arange(6.0)})
+
+
 def test_tensors_inside_of_objects(checkpoint: Path) -> None:
     state = {
         "tensors": (
