@@ -1,0 +1,101 @@
+"""Key pairs: HPKE with both KEMs, signatures, and data keys that were wrapped and signed once and for all."""
+
+from __future__ import annotations
+
+import pytest
+from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
+
+from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
+from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
+from streamxf.keys.b64url import decode_b64url
+from streamxf.keys.pair import HYBRID, X25519
+
+SECRET = bytes(range(32))
+DEK = bytes(range(100, 132))
+DEK_ID = bytes(range(200, 232))
+
+both = pytest.mark.parametrize("kind", [X25519, HYBRID])
+
+
+@both
+def test_round_trip(kind):
+    key = PrivateKey.generate(kind)
+    wrapped = key.public.wrap(DEK, DEK_ID)
+    assert len(wrapped) == {X25519: 80, HYBRID: 1168}[kind]
+    assert wrapped != key.public.wrap(DEK, DEK_ID)
+    assert key.unwrap(wrapped, DEK_ID) == DEK
+    assert PrivateKey(key.reveal(), kind) == key
+    assert key.public == PublicKey(key.public.data, kind)
+    assert (key.id, key.kind) == (key.public.id, kind)
+
+
+@both
+def test_what_does_not_open(kind):
+    key = PrivateKey(SECRET, kind)
+    wrapped = key.public.wrap(DEK, DEK_ID)
+    altered = [wrapped[:at] + bytes([wrapped[at] ^ 1]) + wrapped[at + 1 :] for at in range(0, len(wrapped), 11)]
+    for bad in (*altered, b"", wrapped[:-1], wrapped + b"x", wrapped[:32], bytes(len(wrapped)), bytes(6144)):
+        with pytest.raises(WrongKeyError, match=key.id):
+            key.unwrap(bad, DEK_ID)
+    with pytest.raises(WrongKeyError):
+        key.unwrap(wrapped, bytes(32))
+    with pytest.raises(WrongKeyError):
+        PrivateKey.generate(kind).unwrap(wrapped, DEK_ID)
+
+
+def test_the_kinds_do_not_mix():
+    pairs = [PrivateKey(SECRET, kind) for kind in (X25519, HYBRID)]
+    for key, other in (pairs, pairs[::-1]):
+        with pytest.raises(WrongKeyError):
+            key.unwrap(other.public.wrap(DEK, DEK_ID), DEK_ID)
+        assert key != other
+    assert len({key.id for key in (*pairs, SigningKey(SECRET), Key(SECRET))}) == 4
+    for make in (PrivateKey, PublicKey):
+        for kind in ("hpke-none", "aeskw", "", None):
+            with pytest.raises(ParameterError, match="no key pair of kind"):
+                make(SECRET, kind)
+    with pytest.raises(ParameterError, match="1216 bytes"):
+        PublicKey(SECRET)
+
+
+def test_what_was_wrapped_once_opens_for_ever():
+    """Recorded with the first version; files that exist depend on it."""
+    assert PrivateKey(SECRET, X25519).id == "948f1608a52fd128"
+    assert PrivateKey(SECRET).id == "7df4a79d949888a6"
+    assert SigningKey(SECRET).id == "fdf804b620a25ecc"
+    assert PrivateKey(SECRET, X25519).unwrap(decode_b64url(X25519_WRAPPED), DEK_ID) == DEK
+    assert PrivateKey(SECRET).unwrap(decode_b64url(HYBRID_WRAPPED), DEK_ID) == DEK
+    SigningKey(SECRET).verify_key.verify(decode_b64url(SIGNATURE), DEK_ID)
+    assert SigningKey(SECRET).sign(DEK_ID) == decode_b64url(SIGNATURE)
+
+
+def test_public_keys_are_those_of_other_implementations():
+    """RFC 8032, 7.1, test 1; draft-connolly-cfrg-xwing-kem, the first vector: how its public key begins."""
+    seed = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+    assert SigningKey(seed).verify_key == VerifyKey(bytes.fromhex(public))
+    seed = bytes.fromhex("7f9c2ba4e88f827d616045507605853ed73b8093f6efbc88eb1a6eacfa66ef26")
+    assert PrivateKey(seed).public.data.startswith(bytes.fromhex("e2236b35a8c24b39b10aa1323a96a919"))
+
+
+def test_signatures_are_of_one_data_key_by_one_key():
+    signer = SigningKey.generate()
+    signature = signer.sign(DEK_ID)
+    signer.verify_key.verify(signature, DEK_ID)
+    for verify_key, signed, dek_id in (
+        (SigningKey.generate().verify_key, signature, DEK_ID),
+        (signer.verify_key, signature, bytes(32)),
+        (signer.verify_key, signature[:-1], DEK_ID),
+        (signer.verify_key, b"", DEK_ID),
+        (signer.verify_key, bytes(64), DEK_ID),
+    ):
+        with pytest.raises(AuthenticationError):
+            verify_key.verify(signed, dek_id)
+
+
+def test_equality_and_hashes():
+    key = PrivateKey(SECRET)
+    assert key != key.public
+    assert len({key, PrivateKey(SECRET), key.public, PrivateKey(SECRET).public}) == 2
+    assert SigningKey(SECRET).verify_key == SigningKey(SECRET).verify_key
+    assert hash(SigningKey(SECRET)) == hash(SigningKey(SECRET))
