@@ -202,7 +202,7 @@ def test_unknown_attributes_that_are_plain_data_are_kept() -> None:
     [
         {"__class__": "x"},
         {"_private": 1},
-        {"__setstate__": None},
+        {"__setstate__": 1},
         {"no identifier": 1},
         {7: 1},
         {"list": [nested(MAX_DEPTH)]},
