@@ -60,6 +60,7 @@ MAX_DESCRIPTOR = 4096
 MAX_FRAGMENT = 32768
 MAX_WRAPPED_KEYS = 16
 MAX_PREFIX_LEN = 65536
+MAX_METADATA_LEN = 1 << 30
 MAX_MANIFEST_LEN = 64 << 20
 MAX_WINDOW = 1 << 27
 MAX_PERIOD = 65536
@@ -806,7 +807,7 @@ def _parse_footer(data: bytes, header: Header) -> Footer:
     _require(crc == expected, "footer", "wrong CRC")
     _check_raw_size(raw_size, count, header.block_size)
     ends = struct.unpack_from(f"<{count}Q", data, index_at)
-    _check_index(ends, header.size, index_at)
+    _check_index(ends, header, index_at)
     return Footer(raw_size, ends, index_at)
 
 
@@ -817,11 +818,12 @@ def _check_raw_size(raw_size: int, count: int, block_size: int) -> None:
     _require(fits or (count == 1 and raw_size == 0), "footer", f"{raw_size} bytes are not {count} blocks")
 
 
-def _check_index(ends: Sequence[int], blocks_at: int, index_at: int) -> None:
-    """The index rises, leaves room for every block's head, and ends where it stands itself."""
-    before = blocks_at
+def _check_index(ends: Sequence[int], header: Header, index_at: int) -> None:
+    """The index rises, leaves room for every block's head and no more than a block can take, and ends at itself."""
+    before = header.size
     for number, end in enumerate(ends):
-        _require(end >= before + BLOCK_HEAD.size, "index", f"no room for block {number}")
+        stored = end - before - BLOCK_HEAD.size
+        _require(0 <= stored <= header.limit, "index", f"block {number} would store {stored} bytes")
         before = end
     _require(before == index_at, "index", "the last block does not end where the index begins")
 
@@ -964,6 +966,7 @@ def _parse_prefix(data: bytes) -> tuple[str, int]:
     _require(len(data) >= end + 4, "prefix", "cut off")
     _require(U32.unpack_from(data, end)[0] == crc32c(data[:end]), "prefix", "wrong CRC")
     fragment = data[12:end].rstrip(b"\0")
+    _require(bool(fragment) == bool(length), "prefix", "filled up without a fragment")
     _require(fragment.isascii(), "prefix", "the fragment is not ASCII")
     return fragment.decode("ascii"), end + 4
 
@@ -977,10 +980,10 @@ def split_metadata(data: bytes, *, key: AnyKey = None, rank: int | None = None) 
     `rank` is given for `__<rank>.metadata`. The metadata of another writer has no trailer, and so no manifest.
     """
     keys = _keys(key)
-    _require(len(data) > 0, "trailer", "the file is empty")
+    _require(0 < len(data) <= MAX_METADATA_LEN, "trailer", "the file is empty or too long")
     if data[-8:] != METADATA_MAGIC:
         _require(not keys.held or keys.plain_too, "policy", "keys were given, and the metadata has no trailer")
-        _check_pickle_end(data)
+        _check_pickle(data)
         return data, None
     tail_at = len(data) - METADATA_TAIL.size
     _require(tail_at >= 0, "trailer", "too short")
@@ -994,7 +997,7 @@ def split_metadata(data: bytes, *, key: AnyKey = None, rank: int | None = None) 
     _check_tag(data[: tail_at + 4], tag, manifest["key"], key)
     _require(manifest["rank"] == rank, "manifest", "the metadata of another rank")
     pickle = data[:manifest_at]
-    _check_pickle_end(pickle)
+    _check_pickle(pickle)
     return pickle, manifest
 
 
@@ -1010,12 +1013,26 @@ def _check_tag(tagged: bytes, tag: bytes, descriptor: str | None, key: AnyKey) -
     _require(right, "mac", "pickle or manifest are not those that were tagged")
 
 
-def _check_pickle_end(pickle: bytes) -> None:
-    """Walk over the pickle's opcodes, executing none, to see that it ends where the manifest begins."""
+PICKLE_OPCODES = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE
+    BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS
+    GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET
+"""
+
+
+def _check_pickle(pickle: bytes) -> None:
+    """Walk over the pickle's opcodes, executing none: which they are, the memo's numbers, and where it ends."""
     stream = io.BytesIO(pickle)
+    allowed, memorised = set(PICKLE_OPCODES.split()), 0
     try:
-        for _ in pickletools.genops(stream):
-            pass
+        for opcode, argument, _ in pickletools.genops(stream):
+            _require(opcode.name in allowed, "pickle", f"the opcode {opcode.name} does not belong there")
+            _require(opcode.name != "PROTO" or 2 <= argument <= 5, "pickle", f"protocol {argument}")
+            if opcode.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+                _require(argument in (None, memorised), "pickle", f"object {memorised} is memorised as {argument}")
+                memorised += 1
+    except FormatError:
+        raise
     except Exception as error:  # pickletools raises whatever its readers of arguments happen to raise
         raise FormatError("pickle", f"no pickle before the manifest: {error}") from error
     _require(stream.tell() == len(pickle), "pickle", "bytes between pickle and manifest")
@@ -1024,6 +1041,9 @@ def _check_pickle_end(pickle: bytes) -> None:
 def _parse_manifest(raw: bytes) -> dict[str, Any]:
     """Parse the manifest and check every key and value of it."""
     _require(raw.isascii(), "manifest", "not ASCII")
+    opened, commas = raw.count(b"{") + raw.count(b"["), raw.count(b",")
+    few = opened <= 16 + len(raw) // 40 and commas <= 1024 + len(raw) // 20
+    _require(few, "manifest", f"{opened} objects and arrays, and {commas} commas, in {len(raw)} bytes")
     try:
         parsed = json.loads(raw.decode("ascii"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

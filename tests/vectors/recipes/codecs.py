@@ -129,6 +129,13 @@ def _lz4() -> list[Vector]:
     return [
         *(fails(f"lz4-{name}", about, chain, _file(chain, data, raw), "codec:lz4") for name, about, data, raw in bad),
         reads("lz4-literals-alone", "no match", chain, parts(chain, [stored_only], 100).pack, TEXT[:100]),
+        reads(
+            "lz4-last-token",
+            "four bits of the last token that no match needs",
+            chain,
+            parts(chain, [b"\xf5" + stored_only[1:]], 100).pack,
+            TEXT[:100],
+        ),
         reads("lz4-of-nothing", "a token alone is an empty block", chain, parts(chain, [b"\0"], 0).pack, b""),
     ]
 

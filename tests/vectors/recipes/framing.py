@@ -55,6 +55,7 @@ def _prefix() -> list[Vector]:
         ("length-beyond-file", "len is 4096, and the file is shorter", patched(FILE, 8, struct.pack("<I", 4096))),
         ("crc", "a bit of the CRC is another", patched(FILE, 12, bytes([FILE[12] ^ 1]))),
         ("not-ascii", "the fragment has a byte 80", keyed.change(prefix=prefix_of(b"dek=\x80")).pack()),
+        ("filled-with-nothing", "512 times NUL, and no fragment", _nothing() + PLAIN.container()),
         ("without-keyed-chain", "a fragment, and a chain that does not encrypt", exact.prefix + PLAIN.container()),
     ]
     return [
@@ -64,6 +65,14 @@ def _prefix() -> list[Vector]:
             "a chain that encrypts, and no fragment",
             ENCRYPT,
             keyed.change(prefix=NO_PREFIX).pack(),
+            "prefix",
+            keys=HELD,
+        ),
+        fails(
+            "prefix-filled-with-nothing-for-keyed-chain",
+            "a chain that encrypts, 512 times NUL, and no fragment",
+            ENCRYPT,
+            keyed.change(prefix=_nothing()).pack(),
             "prefix",
             keys=HELD,
         ),
@@ -78,6 +87,10 @@ def _prefix() -> list[Vector]:
         reads("prefix-not-rounded-up", "a fragment without any NUL", ENCRYPT, exact.pack, SMALL, HELD),
         reads("prefix-with-room", "a fragment in 4096 bytes", ENCRYPT, roomy.pack, SMALL, HELD),
     ]
+
+
+def _nothing() -> bytes:
+    return with_crc(PLAIN.prefix[:8] + struct.pack("<I", 512) + bytes(512))
 
 
 # -- header ----------------------------------------------------------------------------------------------------------
@@ -224,6 +237,7 @@ def _index() -> list[Vector]:
         ("last-one-more", "the last end is inside the index", (a, b, c + 1)),
         ("before-the-blocks", "the first end is inside the header", (40, b, c)),
         ("huge", "an end of 2^64 - 1", (a, 2**64 - 1, c)),
+        ("too-far", "the second end is E(b) + 9 bytes after the first", (a, a + BLOCK + BLOCK // 16 + 1024 + 9, c)),
     ]
     return [
         fails(f"index-{name}", about, ZSTD, THREE.change(ends=ends).pack(), "index", released=LARGE[: 2 * BLOCK])

@@ -40,7 +40,8 @@ DATA_FILE = "__0_0.distcp"
 
 def vectors() -> list[Vector]:
     """All of them."""
-    return [*_right(), *_trailers(), *_manifests(), *_tags(), *_keys(), *_signed(), *_pickles(), *_contents()]
+    headed = [*_trailers(), *_manifests(), *_tags(), *_keys(), *_signed()]
+    return [*_right(), *headed, *_pickles(), *_contents(), *_chunks(), *_limits()]
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
@@ -113,6 +114,12 @@ OPEN_FILE = assemble(PICKLE, OPEN_TEXT, None)
 def _reads(name: str, about: str, file: bytes, pickled: bytes, keys: Keys = NO_KEYS, rank: int | None = None) -> Vector:
     outcome = {"rank": rank, "holds": {"save_id": SAVE_ID, "pickle": digest_of(pickled)}}
     return Vector(name, about, lambda: file, keys, outcome)
+
+
+def _altered(name: str, about: str, change: Callable[[Metadata], object]) -> Vector:
+    """Metadata whose content is at fault, under a tag that is right."""
+    pickled = pickle.dumps(content(change), protocol=4)
+    return _fails(name, about, assemble(pickled, TEXT), "pickle", pickled=pickled)
 
 
 def _fails(name: str, about: str, file: bytes, layer: str, keys: Keys = HELD, pickled: bytes | None = None) -> Vector:
@@ -218,6 +225,13 @@ def _manifests() -> list[Vector]:
         ("nan", "a number that is none", TEXT.replace(b"2200", b"NaN")),
         ("infinity", "a number that is none", TEXT.replace(b"2200", b"Infinity")),
         ("deep", "5,000 arrays in each other", b"[" * 5000 + b"]" * 5000),
+        ("many-objects", "300 objects without any key", TEXT[:-1] + b',"x":[' + b",".join([b"{}"] * 300) + b"]}"),
+        (
+            "many-arrays",
+            "300 arrays in each other, in an unknown key",
+            TEXT[:-1] + b',"x":' + b"[" * 300 + b"]" * 300 + b"}",
+        ),
+        ("many-numbers", "2,000 numbers in an unknown key", TEXT[:-1] + b',"x":[' + b",".join([b"1"] * 2000) + b"]}"),
         ("key-twice", "a key twice, with the same value", TEXT[:-1] + b',"version":1}'),
         ("save-id-twice", "two save_ids", TEXT[:-1] + f',"save_id":"{WRITER}"}}'.encode()),
         ("file-twice", "a file twice", twice),
@@ -434,8 +448,133 @@ def _contents() -> list[Vector]:
         ("place-no-place", "a number in the place of a place", lambda made: made.storage_data.update(a=1)),
         ("no-places", "no places at all", lambda made: vars(made).pop("storage_data")),
     ]
-    made = [(name, about, pickle.dumps(content(change), protocol=4)) for name, about, change in cases]
+    return [_altered(f"content-{name}", about, change) for name, about, change in cases]
+
+
+def _chunk(offsets: list[int], sizes: list[int]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
+def _cut(*chunks: ChunkStorageMetadata, size: list[int] | None = None) -> Callable[[Metadata], None]:
+    """Give the tensor these chunks, each with a place, and perhaps another size."""
+
+    def change(made: Metadata) -> None:
+        tensor = made.state_dict_metadata["weight"]
+        tensor.chunks = list(chunks)
+        tensor.size = tensor.size if size is None else torch.Size(size)
+        made.storage_data = {index: place for index, place in made.storage_data.items() if index.fqn != "weight"}
+        for number, chunk in enumerate(chunks):
+            index = MetadataIndex("weight", chunk.offsets, number)
+            made.storage_data[index] = _StorageInfo(DATA_FILE, 100 * number, 100, ["streamxf.zstd/1"])
+
+    return change
+
+
+def _without_place(name: str, offset: list[int] | None) -> Callable[[Metadata], object]:
+    index = MetadataIndex(name, None if offset is None else torch.Size(offset))
+    return lambda made: made.storage_data.pop(index)
+
+
+def _chunks() -> list[Vector]:
+    """Chunks that do not tile their tensor of 4 x 3, and some that do."""
+    one, two = _chunk([0, 0], [2, 3]), _chunk([2, 0], [2, 3])
+    cases: list[tuple[str, str, Callable[[Metadata], object]]] = [
+        ("missing", "a chunk is missing", _cut(one)),
+        ("none", "no chunk at all", _cut()),
+        ("overlap", "two chunks share a row, and the last row is nobody's", _cut(one, _chunk([1, 0], [2, 3]))),
+        ("overlap-of-right-size", "two chunks share a row", _cut(one, _chunk([1, 0], [3, 3]))),
+        ("twice", "a chunk stands for two", _cut(one, one)),
+        ("outside", "a chunk reaches over the end", _cut(one, _chunk([3, 0], [2, 3]))),
+        ("beyond", "a chunk lies beyond the end", _cut(one, two, _chunk([4, 0], [2, 3]))),
+        ("gap-in-columns", "a column is missing in two rows", _cut(one, _chunk([2, 0], [2, 2]))),
+        ("other-dimensions", "a chunk of one dimension", _cut(one, _chunk([2], [6]))),
+        ("negative-size", "a chunk of fewer than no rows", _cut(one, two, _chunk([4, 0], [-1, 3]))),
+        ("negative-offset", "a chunk that begins before its tensor", _cut(_chunk([-2, 0], [4, 3]), two)),
+        ("without-place", "a chunk that lies nowhere", _without_place("weight", [2, 0])),
+        ("bytes-without-place", "an object that lies nowhere", _without_place("step", None)),
+        ("wraps", "sizes whose product is 2^64", _cut(_chunk([0, 0], [2**32, 2**32]), size=[2**32, 2**32])),
+        ("size-2-63", "a tensor of 2^63 elements", _cut(_chunk([0, 0], [2**62, 2]), size=[2**62, 2])),
+    ]
+    right: list[tuple[str, str, Callable[[Metadata], object]]] = [
+        ("scalar", "a tensor of no dimension", _cut(_chunk([], []), size=[])),
+        ("empty-tensor", "a tensor without elements", _cut(_chunk([0, 0], [0, 3]), size=[0, 3])),
+        ("empty-chunk", "a chunk without elements", _cut(one, two, _chunk([4, 0], [0, 3]))),
+        ("quarters", "chunks in two dimensions", _cut(*_quarters())),
+        ("wheel", "five chunks that no cut from side to side parts", _cut(*_wheel(), size=[3, 3])),
+    ]
+    made = [(name, about, pickle.dumps(content(change), protocol=4)) for name, about, change in right]
+    part = pickle.dumps(content(_cut(two)), protocol=4)
+    of_rank = assemble(part, text_of(manifest(rank=3)))
     return [
-        _fails(f"content-{name}", about, assemble(pickled, TEXT), "pickle", pickled=pickled)
-        for name, about, pickled in made
+        *(_altered(f"chunk-{name}", about, change) for name, about, change in cases),
+        *(_reads(f"chunks-{name}", about, assemble(pickled, TEXT), pickled, HELD) for name, about, pickled in made),
+        _reads("chunks-of-rank-3", "a rank has only its own", of_rank, part, HELD, 3),
+    ]
+
+
+def _quarters() -> list[ChunkStorageMetadata]:
+    return [_chunk([row, column], [2, 2 - column // 2]) for row in (0, 2) for column in (0, 2)]
+
+
+def _wheel() -> list[ChunkStorageMetadata]:
+    places = [([0, 0], [1, 2]), ([0, 2], [2, 1]), ([2, 1], [1, 2]), ([1, 0], [2, 1]), ([1, 1], [1, 1])]
+    return [_chunk(*place) for place in places]
+
+
+def _limits() -> list[Vector]:
+    """What the page limits, and what has another type than DCP gives it."""
+
+    def of_weight(**fields: Any) -> Callable[[Metadata], None]:
+        return lambda made: vars(made.state_dict_metadata["weight"]).update(fields)
+
+    def of_all(**fields: Any) -> Callable[[Metadata], None]:
+        return lambda made: vars(made).update(fields)
+
+    def of_step(**fields: Any) -> Callable[[Metadata], None]:
+        return lambda made: vars(made.storage_data[MetadataIndex("step")]).update(fields)
+
+    deep: Any = "the bottom"
+    for _ in range(40):
+        deep = [deep]
+    cases: list[tuple[str, str, Callable[[Metadata], object]]] = [
+        ("name-a-number", "an item whose name is a number", of_all(state_dict_metadata={7: BytesStorageMetadata()})),
+        ("item-a-text", "an item that is described by a text", of_all(state_dict_metadata={"weight": "tensor"})),
+        ("items-a-list", "items in a list", of_all(state_dict_metadata=[BytesStorageMetadata()])),
+        ("properties-a-text", "properties that are a text", of_weight(properties="float32")),
+        ("size-a-list", "a size that is a list", of_weight(size=[4, 3])),
+        ("chunks-a-table", "chunks in a table", of_weight(chunks={})),
+        ("chunk-a-tuple", "a chunk that is a tuple", of_weight(chunks=[((0, 0), (4, 3))])),
+        ("descriptors-a-text", "descriptors that are one text", of_step(transform_descriptors="streamxf.zstd/1")),
+        ("descriptors-17", "17 descriptors", of_step(transform_descriptors=["streamxf.checksum/1"] * 17)),
+        ("descriptor-a-number", "a descriptor that is a number", of_step(transform_descriptors=[1])),
+        ("offset-2-63", "a place at 2^63", of_step(offset=2**63)),
+        ("attribute-private", "an unknown attribute with an underscore", of_all(_hidden=1)),
+        ("attribute-special", "an attribute that a class has", of_all(__reduce__=1)),
+        ("attribute-no-data", "an unknown attribute that is no plain data", of_all(note=StorageMeta())),
+        ("nesting-40", "40 lists in each other", of_all(note=deep)),
+    ]
+    known = pickle.dumps(content(of_all(note={"written by": ["a later torch", 1.5, None]})), protocol=4)
+    dag = b"\x80\x04)" + b"".join(b"\x94h" + bytes([number]) + b"\x86" for number in range(60))
+    table = b"\x80\x04}" + dag[2:] + b"Ns."
+    raw = [
+        ("memo-skips", "the first object is memorised as the sixth", b"\x80\x04Nq\x05."),
+        ("memo-2-31", "an object is memorised as number 2^31 - 1", b"\x80\x04Nr\xff\xff\xff\x7f."),
+        ("memo-unknown", "an object that nobody memorised", b"\x80\x04h\x05."),
+        ("tuples-of-tuples", "a key that has 2^60 parts, by reference", table),
+        ("lists", "30,000 empty lists", b"\x80\x04(" + b"]" * 30_000 + b"t."),
+        ("number-of-2040-bits", "a number of 255 bytes", b"\x80\x04\x8a\xff" + b"\x7f" * 255 + b"."),
+        ("frame-too-long", "a frame that ends beyond the pickle", b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"N."),
+        ("protocol-0", "the metadata as text", pickle.dumps(content(), protocol=0)),
+        ("protocol-1", "the metadata by protocol 1", pickle.dumps(content(), protocol=1)),
+        ("protocol-6", "a protocol that does not exist", b"\x80\x06" + PICKLE[2:]),
+        ("frozenset", "a set that does not change", b"\x80\x04(\x91."),
+        ("bytearray", "bytes that change", b"\x80\x05\x96" + struct.pack("<Q", 1) + b"x."),
+        ("stack-underflow", "a tuple of what is not there", b"\x80\x04\x87."),
+        ("nothing-left", "STOP, and nothing on the stack", b"\x80\x04."),
+        ("two-left", "STOP, and two on the stack", b"\x80\x04NN."),
+    ]
+    return [
+        *(_altered(f"limit-{name}", about, change) for name, about, change in cases),
+        *(_fails(f"machine-{name}", about, assemble(data, TEXT), "pickle", pickled=data) for name, about, data in raw),
+        _reads("attribute-unknown", "an attribute that a later torch may add", assemble(known, TEXT), known, HELD),
     ]
