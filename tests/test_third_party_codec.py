@@ -1,4 +1,4 @@
-"""The package in tests/acme_codec, installed into a fresh environment: found by its name, and missed by its name."""
+"""The package in tests/acme_codec, installed into a fresh environment: found by its names, and missed by its names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COMMON = """
     import torch
     import torch.distributed.checkpoint as dcp
     import streamxf
+    from streamxf import keys
     from torch.distributed.checkpoint.api import CheckpointException
 
     KEY = streamxf.Key(bytes(range(32)))
@@ -30,6 +31,13 @@ COMMON = """
         state = {"weight": torch.zeros_like(WEIGHT)}
         dcp.load(state, storage_reader=streamxf.FileSystemReader(PATH, registry, keys=KEY))
         return state["weight"]
+
+    def refused(location):
+        try:
+            streamxf.KeyRing([location])
+        except streamxf.errors.ParameterError as error:
+            return str(error)
+        raise SystemExit("nothing was refused")
 
     def refusal(registry=None):
         try:
@@ -70,6 +78,44 @@ LOAD = """
 
 MISS = """
     print(refusal())
+"""
+
+
+KEY_PROVIDER = """
+    def imported():
+        return sorted(name for name in sys.modules if name.startswith("acme"))
+
+    keys.write_key(f"{PATH}/training", KEY)
+    keys.write_key(f"{PATH}/inference", streamxf.Key.generate())
+    assert not imported(), imported()
+    assert "acme-folder" in str(refused("acme-nothing:x"))
+    assert not imported(), imported()
+
+    writer = streamxf.FileSystemWriter(f"{PATH}/step", _extensions=[streamxf.Encrypt(f"acme-folder:{PATH}/training")])
+    dcp.save({"weight": WEIGHT}, storage_writer=writer)
+    assert "acme_codec.folder" in imported(), imported()
+
+    def load(where):
+        state = {"weight": torch.zeros_like(WEIGHT)}
+        dcp.load(state, storage_reader=streamxf.FileSystemReader(f"{PATH}/step", keys=where))
+        return state["weight"]
+
+    assert torch.equal(load(f"acme-folder:{PATH}/training"), WEIGHT)
+    assert torch.equal(load([KEY, f"acme-folder:{PATH}/training"]), WEIGHT)
+    for where, words in (
+        (f"acme-folder:{PATH}/inference", "KeyMissingError"),
+        (KEY, "(acme-folder)"),
+    ):
+        try:
+            load(where)
+        except CheckpointException as error:
+            assert words in str(error), error
+        else:
+            raise SystemExit("it was opened by another key")
+"""
+
+MISS_KEY_PROVIDER = """
+    print(refused("acme-folder:x"))
 """
 
 
@@ -124,6 +170,15 @@ def test_where_it_is_missing_the_error_says_what_to_install(checkpoint: Path) ->
     assert wanted in message
     # the page shows the message wrapped
     assert wanted in " ".join(PAGE.read_text().split())
+
+
+def test_its_key_provider_is_found_by_its_place(python: Path, tmp_path: Path) -> None:
+    script(python, KEY_PROVIDER, tmp_path)
+
+
+def test_where_the_key_provider_is_missing_the_error_lists_those_at_hand(tmp_path: Path) -> None:
+    message = script(Path(sys.executable), MISS_KEY_PROVIDER, tmp_path)
+    assert "begins with none of file, env, aws-kms" in message
 
 
 def test_its_own_tests_pass(python: Path, package: Path) -> None:
