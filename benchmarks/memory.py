@@ -110,10 +110,10 @@ def child(folder: str, layout: str, mib: int, block_size: int) -> dict[str, int]
         side.load(small, path / "small", 1)
         state = _state(layout, mib)
         before = _digest(state)
-        saving = _added(lambda: side.save(state, path / "large", 1))
+        saving = peak_added(lambda: side.save(state, path / "large", 1))
         for tensor in state.values():
             tensor.zero_()
-        loading = _added(lambda: side.load(state, path / "large", 1))
+        loading = peak_added(lambda: side.load(state, path / "large", 1))
         if _digest(state) != before:
             raise AssertionError(f"{side.name}: the load did not give back what was saved")
         return {"save": saving, "load": loading}
@@ -136,7 +136,8 @@ def _digest(state: State) -> list[int]:
     return [crc32c.crc32c(row.view(torch.uint8).numpy()) for tensor in state.values() for row in tensor]
 
 
-def _added(action: Any) -> int:
+def peak_added(action: Any) -> int:
+    """Bytes that the peak of an action is above the memory in use before."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = _status("VmRSS")
     action()

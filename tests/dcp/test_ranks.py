@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from .helpers import manifest_of
+import streamxf
+from streamxf.errors import KeyMissingError
+
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, load, manifest_of, refused
 from .rank_scenarios import run_ranks
 
 pytestmark = [
@@ -41,6 +46,18 @@ def test_a_model_that_two_ranks_saved_loads_on_others(saved: Path, count: int) -
     assert len(reports) == count
     for report in reports:
         check_loaded(report["load_model"])
+
+
+def test_a_model_that_two_ranks_saved_gets_another_key(saved: Path, tmp_path: Path) -> None:
+    """Each rank has a data key of its own."""
+    path = shutil.copytree(saved / "model", tmp_path / "model")
+    before = [(file.name, file.read_bytes()) for file in data_files(path)]
+    assert streamxf.rekey(path, KEY, OTHER_KEY) == (".metadata",)
+    whole = torch.load(saved / "whole.pt")
+    assert_same(load(whole, path, OTHER_KEY), whole)
+    with refused(KeyMissingError, OTHER_KEY.id):
+        load(whole, path, KEY)
+    assert [(file.name, file.read_bytes()) for file in data_files(path)] == before
 
 
 def test_errors_reach_every_rank(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Any sequence of adding, removing and rekeying: exactly the recipients of the moment can read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import streamxf
+from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey
+from streamxf.dcp.sealed import Sealed
+from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+
+from .helpers import assert_same, load
+from .writers import save_as_ranks
+
+SIGNERS = [SigningKey(bytes([number] * 32)) for number in range(2)]
+POOL: list[Any] = [Key(bytes([number] * 32)) for number in range(1, 4)]
+POOL += [PrivateKey(bytes([9] * 32)), PrivateKey(bytes([8] * 32)), PrivateKey(bytes([7] * 32), "hpke-x25519")]
+
+members = st.sampled_from(range(len(POOL)))
+groups = st.lists(members, min_size=1, max_size=3, unique=True)
+signers = st.none() | st.sampled_from(SIGNERS)
+
+
+def given_away(number: int) -> Any:
+    """The half of a pair that a writer has, or a key."""
+    key = POOL[number]
+    return key.public if isinstance(key, PrivateKey) else key
+
+
+class Rotation(RuleBasedStateMachine):
+    """The model: who may read, and who signed."""
+
+    @initialize(group=groups, signer=signers, local=st.booleans())
+    def save(self, group: list[int], signer: SigningKey | None, local: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "checkpoint"
+        self.readers = set(group)
+        self.signer = signer
+        self.local = local
+        recipients = [given_away(number) for number in group]
+        self.state = save_as_ranks(
+            2, self.path, lambda: [Encrypt(recipients, signer=signer)], items=1, use_collectives=not local
+        )
+        self.data = self.digests()
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            shutil.rmtree(self.folder)
+
+    def digests(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.path.glob("*.distcp")}
+
+    def ring(self, key: Any) -> KeyRing:
+        if self.signer is None:
+            return KeyRing([key], allow_unsigned=True)
+        return KeyRing([key], trust=self.signer.verify_key)
+
+    def opener(self, choice: int) -> KeyRing:
+        return self.ring(POOL[sorted(self.readers)[choice % len(self.readers)]])
+
+    @rule(choice=members, group=groups, signer=signers)
+    def rekey(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
+        streamxf.rekey(self.path, self.opener(choice), [given_away(number) for number in group], signer=signer)
+        self.readers = set(group)
+        self.signer = signer or self.signer
+
+    @rule(choice=members, group=groups, signer=signers)
+    def add(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
+        new = [given_away(number) for number in group]
+        written = streamxf.add_recipient(self.path, self.opener(choice), new, signer=signer)
+        assert bool(written) == bool(set(group) - self.readers or signer not in (None, self.signer))
+        self.readers |= set(group)
+        self.signer = signer or self.signer
+
+    @precondition(lambda self: len(self.readers) > 1)
+    @rule(choice=members, member=members)
+    def remove(self, choice: int, member: int) -> None:
+        if member in self.readers:
+            streamxf.remove_recipient(self.path, self.opener(choice), POOL[member].id)
+            self.readers.remove(member)
+        else:
+            with pytest.raises(ParameterError, match="no recipient"):
+                streamxf.remove_recipient(self.path, self.opener(choice), POOL[member].id)
+
+    @precondition(lambda self: len(self.readers) == 1)
+    @rule()
+    def remove_the_last(self) -> None:
+        (last,) = self.readers
+        with pytest.raises(ParameterError, match="last"):
+            streamxf.remove_recipient(self.path, self.ring(POOL[last]), POOL[last].id)
+
+    @rule(member=members, group=groups)
+    def try_from_outside(self, member: int, group: list[int]) -> None:
+        if member in self.readers:
+            return
+        new = [given_away(number) for number in group]
+        if {*group} != self.readers:
+            with pytest.raises(KeyMissingError):
+                streamxf.rekey(self.path, self.ring(POOL[member]), new)
+        with pytest.raises(KeyMissingError):
+            streamxf.add_recipient(self.path, self.ring(POOL[member]), new)
+
+    @rule(choice=members)
+    def load(self, choice: int) -> None:
+        state = {name: value for name, value in self.state.items() if not self.local or name.startswith("rank.0")}
+        assert_same(load(state, self.path, self.opener(choice)), state)
+
+    @invariant()
+    def exactly_the_readers_read(self) -> None:
+        if not hasattr(self, "path"):
+            return
+        assert self.digests() == self.data
+        files = sorted(file for file in self.path.iterdir() if file.suffix != ".distcp")
+        assert [file.name for file in files] == (["__0.metadata", "__1.metadata"] if self.local else [".metadata"])
+        for number, key in enumerate(POOL):
+            for file in files:
+                sealed = Sealed.parse(file.name, file.read_bytes())
+                if number in self.readers:
+                    sealed.open(self.ring(key))
+                    if isinstance(key, PrivateKey):
+                        with pytest.raises(PolicyError):
+                            sealed.open(KeyRing([key]))
+                else:
+                    with pytest.raises(KeyMissingError):
+                        sealed.open(self.ring(key))
+        found = streamxf.recipients(self.path)
+        assert set(found.whole) == {Recipient(POOL[number].kind, POOL[number].id) for number in self.readers}
+        assert found.part == ()
+        assert found.signers == (self.signer.id if self.signer is not None else None,)
+
+
+TestRotation = Rotation.TestCase
+TestRotation.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
