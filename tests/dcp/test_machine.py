@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import pickletools
@@ -226,3 +227,12 @@ def test_paths_become_texts() -> None:
         assert load_metadata(memoryview(pickle.dumps(content))).storage_meta.checkpoint_id == str(path)
     with pytest.raises(MetadataError, match="a path that is no text"):
         load_metadata(memoryview(pickle.dumps(Metadata({}, None, {}, StorageMeta(Path("/" + "a" * 70_000))))))
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    for wanted in (True, False, True):
+        (gc.enable if wanted else gc.disable)()
+        load_metadata(memoryview(real_pickle()))
+        with pytest.raises(MetadataError):
+            load_metadata(memoryview(b"\x80\x04?"))
+        assert gc.isenabled() is wanted
