@@ -919,6 +919,24 @@ def decode_container(
     return Container(payload, list(header.chain), header.flags, header.block_log2, header.identity)
 
 
+def decode_item(
+    data: bytes, *, key: AnyKey, descriptors: Sequence[str], place: Identity, writer_known: bool
+) -> Container:
+    """Decode a container of a checkpoint, once chain and identity have proved to be those of the metadata.
+
+    `place` says what the metadata says. With a manifest, the writer is known and the container is published.
+    """
+    header = _parse_header(data)
+    _match_descriptors(descriptors, [_parse_descriptor(text) for text in header.chain])
+    found = header.identity
+    published = bool(header.flags & PUBLISHED)
+    _require(published == writer_known, "mismatch", "published, and no manifest, or the other way round")
+    if found is not None:
+        expected = place if writer_known else dataclasses.replace(place, writer_id=found.writer_id)
+        _require(found == expected, "mismatch", f"the container of {found.name!r} at {found.offsets}")
+    return decode_container(data, key=key, descriptors=descriptors)
+
+
 def _check_policy(header: Header, key: AnyKey) -> None:
     """A reader that was given keys refuses what is not encrypted."""
     keys = _keys(key)

@@ -11,11 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from recipes import chains, codecs, encryption, framing, metadata, recipients, written
+from recipes import chains, codecs, encryption, framing, items, metadata, recipients, written
 from recipes.vector import Vector
 
 SUBJECTS = {
     "plain": (written, framing, chains, codecs, encryption, recipients),
+    "item": (items,),
     "metadata": (metadata,),
 }
 
