@@ -46,12 +46,18 @@ def fuzz(name: str, seconds: int, findings: Path, corpus: Path | None, merge: bo
         print(f"{name}: {_summary(ran.stderr)}" + (f"\n{ran.stdout[-4000:]}{ran.stderr[-4000:]}" if found else ""))
         sys.stdout.flush()
         if merge and not found:
-            smallest = Path(scratch) / "smallest"
-            smallest.mkdir()
-            _atheris(name, ["-merge=1"], smallest, grown, seeds, CORPUS / name).check_returncode()
-            shutil.rmtree(CORPUS / name)
-            shutil.copytree(smallest, CORPUS / name)
+            _keep_smallest(name, Path(scratch) / "smallest", grown, seeds)
         return not found
+
+
+def _keep_smallest(name: str, smallest: Path, *more: Path) -> None:
+    """Replace a target's corpus by the smallest that reaches all that it and `more` reach together."""
+    smallest.mkdir()
+    _atheris(name, ["-set_cover_merge=1"], smallest, *more).check_returncode()
+    if not any(smallest.iterdir()):
+        raise RuntimeError(f"{name}: libFuzzer kept nothing of the corpus")
+    shutil.rmtree(CORPUS / name)
+    shutil.copytree(smallest, CORPUS / name)
 
 
 def _atheris(name: str, arguments: list[str], *corpora: Path) -> subprocess.CompletedProcess[str]:

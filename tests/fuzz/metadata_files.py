@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import pickletools
 import random
 from typing import Any
@@ -30,7 +31,7 @@ def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     size = int.from_bytes(data[tail : tail + 4], "little")
     pickled, text = data[: max(0, tail - size)], data[max(0, tail - size) : tail]
     for _ in range(choose.choice((1, 1, 2, 3))):
-        if choose.random() < 0.6:
+        if choose.random() < 0.75:
             pickled = change_pickle(pickled, choose, havoc)
         else:
             text = _change_manifest(text, choose, havoc)
@@ -79,7 +80,25 @@ def change_pickle(pickled: bytes, choose: random.Random, havoc: Havoc) -> bytes:
             steps.insert(at, choose.choice(_OPCODES) + choose.randbytes(choose.choice((0, 1, 2, 4, 8))))
         case _:
             steps[at] = steps[at][:1] + havoc(steps[at][1:])
-    return b"".join(steps)
+    return b"".join(_renumbered(steps) if choose.random() < 0.8 else steps)
+
+
+def _renumbered(steps: list[bytes]) -> list[bytes]:
+    """Memo numbers rise one by one again, as pickling makes them, and what is fetched is what it was."""
+    numbers: dict[int, int] = {}
+    made = []
+    for step in steps:
+        number = int.from_bytes(step[1:], "little")
+        if step[:1] in (pickle.BINPUT, pickle.LONG_BINPUT):
+            number = numbers[number] = len(numbers)
+        elif step[:1] in (pickle.BINGET, pickle.LONG_BINGET):
+            number = numbers.get(number, number)
+        else:
+            made.append(step)
+            continue
+        size = len(step) - 1
+        made.append(step[:1] + (number % (1 << 8 * size)).to_bytes(size, "little"))
+    return made
 
 
 def _change_manifest(text: bytes, choose: random.Random, havoc: Havoc) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import shlex
 import sys
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def main(name: str, arguments: list[str]) -> None:
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         return target.mutate(bytes(data), random.Random(seed), havoc)[:max_size]
 
-    atheris.Setup([sys.argv[0], *arguments], target.run, custom_mutator=mutate)
+    # libFuzzer merges corpora in processes of its own, which it starts by handing the first argument to a shell
+    command = f"{shlex.quote(sys.executable)} -m fuzz.process {name}"
+    atheris.Setup([command, *arguments], target.run, custom_mutator=mutate)
     atheris.Fuzz()
 
 

@@ -13,6 +13,7 @@ from samples import BLOCK, data_of, encode
 from fuzz import containers
 from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
+from streamxf import ZStandard
 from streamxf.chain import Chain
 from streamxf.coder import StreamCoder, stage_limit
 from streamxf.container.header import Header, Identity, Kind
@@ -98,6 +99,7 @@ def seeds() -> Iterable[bytes]:
             for flags in (2, 6):
                 yield parts.change(identity=identity.pack(), flags=flags).container()
     yield take_apart(encode(data_of(BLOCK + 1), [])).container()
+    yield take_apart(encode(bytes(3 * BLOCK), [ZStandard()])).container()
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
