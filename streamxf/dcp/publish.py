@@ -75,7 +75,7 @@ def remove(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str]
 def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None] | None) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(draft, "xb", opener=None if check is None else _open_private) as file:
+        with draft.open("xb") if check is None else open(draft, "xb", opener=_open_private) as file:
             if check is not None:
                 _share_like(path, file.fileno())
             file.write(data)
