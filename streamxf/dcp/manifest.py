@@ -112,7 +112,7 @@ class Manifest:
         _check(content["key"] is None or isinstance(content["key"], str), "key")
         _check(
             isinstance(content["packages"], dict)
-            and _ALWAYS_NAMED <= content["packages"].keys()
+            and content["packages"].keys() >= _ALWAYS_NAMED
             and all(isinstance(text, str) for text in content["packages"].values()),
             "packages",
         )

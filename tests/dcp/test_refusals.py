@@ -221,7 +221,7 @@ def test_an_unknown_codec_is_named_with_its_package(checkpoint: Path, state: dic
     def change(metadata: Any) -> None:
         for info in metadata.storage_data.values():
             info.transform_descriptors = ["acme.shuffle/1", "streamxf.zstd/1"]
-        metadata.storage_meta.modules = ["acme.shuffle=acme-codecs==2.1", "nonsense", 3]
+        metadata.storage_meta.modules = ["acme.shuffle=acme-codecs==2.1", "nonsense"]
 
     rewrite_metadata(checkpoint, change)
     with refused(UnknownCodecError, "acme.shuffle", "acme-codecs==2.1"):
