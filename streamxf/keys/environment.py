@@ -11,8 +11,8 @@ from streamxf.keys.provider import KeyProvider
 from streamxf.keys.text import AnyKey
 from streamxf.keys.written import MAX_TEXT, key_line, read_line
 
-# shorter than a key in hexadecimal, so that no error shows one that was given in place of a name
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SHOWN = 40  # shorter than a key as text, in case one was given in place of a name
 
 
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
@@ -39,18 +39,22 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
         If the variable holds no key. What it holds is not shown.
     """
     if not _NAME.fullmatch(name):
-        raise ParameterError("this is no name of an environment variable: letters, digits and _, at most 63")
+        raise ParameterError("this is no name of an environment variable, which has letters, digits and _")
     text = os.environ.get(name)
     if text is None:
-        raise KeyMissingError(f"the environment variable {name} should hold a key, and is not set")
+        raise KeyMissingError(f"{_shown(name)} should hold a key, and is not set")
     if len(text) > MAX_TEXT:
-        raise ParameterError(f"the environment variable {name}: a key has at most {MAX_TEXT} characters")
+        raise ParameterError(f"{_shown(name)}: a key has at most {MAX_TEXT} characters")
     try:
         return read_line(key_line(text), passphrase)
     except ParameterError as error:
-        raise ParameterError(f"the environment variable {name} cannot be used: {error.message}") from None
+        raise ParameterError(f"{_shown(name)} cannot be used: {error.message}") from None
 
 
 def read_provider(name: str) -> KeyProvider:
     """What the location ``env:NAME`` leads to; raises as `read_environment`, and for keys that wrap nothing."""
-    return as_recipient(read_environment(name), f"the environment variable {name}")
+    return as_recipient(read_environment(name), _shown(name))
+
+
+def _shown(name: str) -> str:
+    return f"the environment variable {name}" if len(name) <= _SHOWN else "this environment variable"

@@ -61,7 +61,18 @@ def test_what_it_holds_is_not_shown(value, monkeypatch):
     assert not value or value not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "A=B", "1A", SECRET.hex(), "a" * 64, "A B", format_key(KEY), "Ä"])
+@pytest.mark.parametrize("name", ["abcdef" * 11, "abcdef" * 10 + "abc"])
+def test_a_key_in_place_of_a_name_is_not_shown(name):
+    with pytest.raises(KeyMissingError, match="this environment variable should hold a key"):
+        KeyRing.of(f"env:{name}")
+
+
+def test_long_names(monkeypatch):
+    monkeypatch.setenv("A" * 200, SECRET.hex())
+    assert read_environment("A" * 200) == KEY
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "1A", SECRET.hex(), "A B", format_key(KEY), "Ä"])
 def test_names_that_are_none_are_not_shown(name):
     with pytest.raises(ParameterError, match="no name of an environment variable") as caught:
         KeyRing.of(f"env:{name}")

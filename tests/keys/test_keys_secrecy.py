@@ -7,15 +7,27 @@ import copy
 import dataclasses
 import io
 import logging
+import os
 import pickle
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from endpoints import Kms, answering
 from samples import encode
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import Chain, Encrypt, Key, KeyRing
-from streamxf.errors import StreamxfError
+from streamxf import Chain, Encrypt, FileSystemReader, FileSystemWriter, Key, KeyRing
+from streamxf.errors import KeyServiceError, StreamxfError
+from streamxf.keys import AwsKms, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.passphrase import PassphraseCost, protect_key
+from streamxf.keys.text import format_key, parse_key
 
 SECRET = bytes.fromhex("c3a1f0e2d4b59687788796a5b4c3d2e1f00f1e2d3c4b5a69788796a5b4c3d2e1")
 
@@ -112,3 +124,249 @@ def test_a_key_does_not_change(key):
     with pytest.raises(AttributeError):
         key._material = bytes(32)
     assert not hasattr(key, "__dict__")
+
+
+# -- every kind of key -----------------------------------------------------------------------------
+
+PASSPHRASE = "Zwölf Boxkämpfer jagen Viktor"
+ALMOST = PASSPHRASE[:-1]
+CHEAP = PassphraseCost(8, 1, 1)
+SECRET_KEYS = [Key(SECRET), PrivateKey(SECRET), PrivateKey(SECRET, "hpke-x25519"), SigningKey(SECRET)]
+
+
+def leaks_passphrase(text: str | bytes) -> bool:
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    return leaks(data, ALMOST.encode()) or ascii(ALMOST).encode()[1:-1] in data
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all that led to it."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and one not in seen:
+            seen.append(one)
+            waiting += [one.__cause__, one.__context__]
+    return iter(seen)
+
+
+def everything_in(error: BaseException) -> bytes:
+    """What a log, a debugger or another rank may get of an error: texts, attributes and pickles of the whole chain."""
+    parts = ["".join(traceback.format_exception(error)).encode("utf-8", "surrogateescape")]
+    for one in chain_of(error):
+        parts.append(repr((str(one), one, one.args, vars(one))).encode("utf-8", "surrogateescape"))
+        parts.append(pickle.dumps(one))
+        holders = [value for value in vars(one).values() if hasattr(value, "__dict__")]
+        parts.append(repr([vars(holder) for holder in holders]).encode("utf-8", "surrogateescape"))
+    return b"\n".join(parts)
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS, ids=repr)
+def test_no_kind_of_secret_key_shows_or_travels(key):
+    codec = Encrypt(Key(bytes(32)), signer=key) if isinstance(key, SigningKey) else Encrypt(key)
+    for thing in (key, [key], {"key": key}, codec, Chain([codec])):
+        for text in (repr(thing), str(thing), f"{thing}", logging.Formatter().format(record(thing))):
+            assert not leaks(text, SECRET)
+    for thing in (codec, Chain([codec])):
+        assert not leaks(pickle.dumps(thing), SECRET)
+    with pytest.raises(TypeError, match="pickle") as caught:
+        pickle.dumps({"key": key})
+    assert not leaks(everything_in(caught.value), SECRET)
+    assert not hasattr(key, "__dict__")
+
+
+def test_the_search_finds_it_in_errors():
+    def fail() -> None:
+        try:
+            raise ValueError(SECRET.hex())
+        except ValueError:
+            raise KeyError("nothing to see") from None
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert leaks(everything_in(caught.value), SECRET)
+    assert leaks_passphrase(everything_in(ValueError(PASSPHRASE)))
+
+
+def damaged_texts(key: Any) -> Iterator[str]:
+    """A key as text, in ways in which it gets broken."""
+    line = format_key(key)
+    yield from (
+        line[:-1],
+        line + "A",
+        line.replace(key.id, "0" * 16),
+        line.replace("secret", "public"),
+        f"{line} {line}",
+    )
+    yield from (f"{line}\n{line}", line.replace(":", " "), SECRET.hex()[:-1], SECRET.hex() + "00", line.upper())
+    yield base64.b64encode(SECRET).decode()[:-2] + "/="
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS, ids=repr)
+def test_errors_about_keys_as_text(key, tmp_path, monkeypatch):
+    attempts = []
+    for number, text in enumerate(damaged_texts(key)):
+        path = tmp_path / str(number)
+        path.write_text(text)
+        path.chmod(0o600)
+        monkeypatch.setenv(f"STREAMXF_TEST_{number}", text)
+        attempts += [
+            lambda text=text: parse_key(text),
+            lambda path=path: read_key(path),
+            lambda number=number: read_environment(f"STREAMXF_TEST_{number}"),
+            lambda text=text: read_environment(text),
+            lambda text=text: KeyRing.of(text),
+            lambda text=text: KeyRing.of(f"env:{text}"),
+        ]
+    raw = tmp_path / "raw"
+    raw.write_bytes(b"\xff" + SECRET)
+    raw.chmod(0o600)
+    opened = tmp_path / "open to all"
+    opened.write_text(format_key(key))
+    opened.chmod(0o644)
+    attempts += [lambda: read_key(raw), lambda: read_key(opened), lambda: write_key(opened, key)]
+    for attempt in attempts:
+        with pytest.raises(StreamxfError) as caught:
+            attempt()
+        assert not leaks(everything_in(caught.value), SECRET, SECRET[:31])
+
+
+def test_errors_about_passphrases(tmp_path):
+    key = Key(SECRET)
+    line = protect_key(key, PASSPHRASE, CHEAP)
+    assert not leaks(line, SECRET)
+    assert not leaks_passphrase(line)
+    path = tmp_path / "key"
+    path.write_text(line)
+    path.chmod(0o600)
+    plain = tmp_path / "plain"
+    write_key(plain, key)
+    for attempt in (
+        lambda: read_key(path, ALMOST),
+        lambda: read_key(path, PASSPHRASE + "\n"),
+        lambda: read_key(plain, PASSPHRASE),
+        lambda: write_key(path, key, PASSPHRASE),
+        lambda: write_key(tmp_path / "new", key, PASSPHRASE + "\0"),
+        lambda: write_key(tmp_path / "new", key.reveal(), PASSPHRASE),
+    ):
+        with pytest.raises(StreamxfError) as caught:
+            attempt()
+        found = everything_in(caught.value)
+        assert not leaks(found, SECRET)
+        assert not leaks_passphrase(found)
+
+
+# -- a whole save and load -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spied(monkeypatch) -> dict[str, set[bytes]]:
+    """All secrets that come up: data keys, and what is derived from them."""
+    found: dict[str, set[bytes]] = {"data key": set(), "stream": set(), "metadata": set()}
+    stream_keys, metadata_key, made = DataKey.stream_keys, DataKey.metadata_key, DataKey.__init__
+
+    def init(self, secret):
+        made(self, secret)
+        found["data key"].add(secret)
+
+    def streams(self, salt, digest):
+        keys = stream_keys(self, salt, digest)
+        found["stream"].add(keys[0])  # the second one, the seal, stands in the header for everybody to see
+        return keys
+
+    def metadata(self):
+        key = metadata_key(self)
+        found["metadata"].add(key)
+        return key
+
+    monkeypatch.setattr(DataKey, "__init__", init)
+    monkeypatch.setattr(DataKey, "stream_keys", streams)
+    monkeypatch.setattr(DataKey, "metadata_key", metadata)
+    return found
+
+
+def test_a_whole_save_and_load(spied, kms: Kms, tmp_path, caplog, capfd, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("STREAMXF_TEST_KEY", SECRET.hex())
+    pair, signer = PrivateKey(os.urandom(32)), SigningKey.generate()
+    service = AwsKms(kms.new_key())
+    codec = Encrypt(["env:STREAMXF_TEST_KEY", pair.public, service], signer=signer)
+    state = {"weight": torch.arange(100_000.0), "step": 7}
+    writer = FileSystemWriter(tmp_path / "step", _extensions=[streamxf.FloatZip(), codec])
+    dcp.save(state, storage_writer=writer)
+    readers = []
+    for keys in ("env:STREAMXF_TEST_KEY", KeyRing([pair], trust=signer.verify_key), service):
+        reader = FileSystemReader(tmp_path / "step", keys=keys)
+        loaded = {"weight": torch.zeros(100_000), "step": 0}
+        dcp.load(loaded, storage_reader=reader)
+        assert torch.equal(loaded["weight"], state["weight"])
+        readers.append(reader)
+    errors = []
+    for keys in (Key.generate(), pair, KeyRing([service], trust=SigningKey.generate().verify_key)):
+        with pytest.raises(CheckpointException) as caught:
+            dcp.load({"weight": torch.zeros(100_000)}, storage_reader=FileSystemReader(tmp_path / "step", keys=keys))
+        errors.append(caught.value)
+
+    assert all(spied.values())
+    secrets = [SECRET, Key(SECRET).wrapping_key(), pair.reveal(), signer.reveal(), *set().union(*spied.values())]
+    places = {path.name: path.read_bytes() for path in Path(tmp_path / "step").iterdir()}
+    assert ".metadata" in places
+    output = capfd.readouterr()
+    places |= {
+        "log": caplog.text.encode("utf-8", "surrogateescape"),
+        "standard output": (output.out + output.err).encode("utf-8", "surrogateescape"),
+        "errors": b"".join(map(everything_in, errors)),
+        "reports": repr([writer.report, *(reader.report for reader in readers)]).encode(),
+        "report attributes": repr([vars(reader.report) for reader in readers]).encode(),
+        "descriptors": str(codec.descriptor()).encode(),
+        "pickled codec": pickle.dumps(codec),
+        "pickled metadata": pickle.dumps(readers[0].read_metadata()),
+    }
+    assert "kms" in caplog.text  # boto3 did log, and the rest of it stays
+    for place, data in places.items():
+        assert not leaks(data, *secrets), place
+
+
+def test_boto3_would_have_logged_the_data_key(kms: Kms, caplog, monkeypatch):
+    """So that the test above cannot pass because there was nothing to find."""
+    caplog.set_level(logging.DEBUG)
+    key = AwsKms(kms.new_key())
+    wrapped = key.wrap(SECRET, bytes(32))
+    assert key.unwrap(wrapped, bytes(32)) == SECRET
+    assert not leaks(caplog.text, SECRET)
+    monkeypatch.setattr(aws._Hush, "filter", lambda self, record: True)
+    key.wrap(SECRET, bytes(32))
+    assert leaks(caplog.text, SECRET)
+    caplog.clear()
+    key.unwrap(wrapped, bytes(32))
+    assert leaks(caplog.text, SECRET)
+
+
+def test_boto3_still_logs_what_others_do_with_it(kms: Kms, caplog):
+    key = AwsKms(kms.new_key())
+    key.wrap(SECRET, bytes(32))
+    caplog.set_level(logging.DEBUG)
+    kms.new_key()
+    assert "CreateKey" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["refuses", "fails", "answers nonsense", "is not there"])
+def test_errors_of_a_key_service(broken, kms: Kms, caplog, monkeypatch):
+    """botocore's exceptions hold the whole request, and a service may repeat what it was sent."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(aws, "ATTEMPTS", 1)
+    echo = base64.b64encode(SECRET).decode()
+    with answering() as answers:
+        arn = kms.new_key()
+        key = AwsKms(arn, endpoint_url=answers.url if broken != "is not there" else "http://127.0.0.1:1")
+        answers.set(
+            {"refuses": 400, "fails": 500}.get(broken, 200),
+            {"__type": "ValidationException" if broken != "fails" else echo, "message": f"no such value {echo}"},
+        )
+        for use in (key.wrap, key.unwrap):
+            with pytest.raises(KeyServiceError) as caught:
+                use(SECRET, bytes(32))
+            assert len(list(chain_of(caught.value))) == 1
+            assert not leaks(everything_in(caught.value), SECRET)
+    assert not leaks(caplog.text, SECRET)

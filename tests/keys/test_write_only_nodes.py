@@ -1,0 +1,126 @@
+"""A process without any key that reads writes and signs a checkpoint for two recipients; either key reads it elsewhere.
+
+The code is that of docs/keys.md. The node's folder has what its process may have: a public key and a signing key.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from page import ARN, titled
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf import FileSystemReader, KeyRing, PrivateKey, SigningKey
+from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
+from streamxf.keys import AwsKms, write_key
+
+WEIGHT = torch.arange(1000.0)
+TEAM = PrivateKey(b"t" * 32)
+TRAINER = SigningKey(b"s" * 32)
+STRANGER = SigningKey(b"x" * 32)
+
+
+class Place:
+    """Where checkpoints are written and read: the key in KMS, a node's folder and an evaluator's."""
+
+    def __init__(self, arn: str, folder: Path) -> None:
+        self.arn = arn
+        self.node = folder / "node"
+        self.evaluator = folder / "evaluator"
+        self.node.mkdir()
+        self.evaluator.mkdir()
+        write_key(self.node / "team.pub", TEAM.public)
+        write_key(self.evaluator / "team.key", TEAM)
+        write_key(self.evaluator / "trainer.pub", TRAINER.verify_key)
+
+    def training_code(self, signer: SigningKey | None) -> str:
+        """What the node runs, after it got its signing key."""
+        code = titled("train.py").replace(ARN, self.arn)
+        if signer is not None:
+            write_key(self.node / "trainer.sign", signer)
+            return code
+        signing = ', signer=keys.read_key("trainer.sign")'
+        assert signing in code
+        return code.replace(signing, "")
+
+
+def run(code: str, folder: Path, *arguments: str) -> None:
+    """Run a script in a process of its own."""
+    command = (sys.executable, "-c", code, *arguments)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def place(kms: Any, tmp_path: Path) -> Place:
+    return Place(kms.new_key(), tmp_path)
+
+
+def load(checkpoint: Path, keys: Any) -> torch.Tensor:
+    state = {"weight": torch.zeros(1000)}
+    dcp.load(state, storage_reader=FileSystemReader(checkpoint, keys=keys))
+    return state["weight"]
+
+
+def refusal(checkpoint: Path, keys: Any) -> BaseException:
+    with pytest.raises(CheckpointException) as caught:
+        load(checkpoint, keys)
+    (error, _) = next(iter(caught.value.failures.values()))
+    return error
+
+
+def test_either_recipient_reads_what_the_node_signed(place: Place):
+    run(place.training_code(TRAINER), place.node)
+    checkpoint = place.node / "step-100"
+    (place.evaluator / "step-100").symlink_to(checkpoint)
+    for location in ("file:team.key", f"aws-kms:{place.arn}"):
+        run(titled("evaluate.py"), place.evaluator, location)
+
+    # the node has nothing that reads
+    assert sorted(os.listdir(place.node)) == ["step-100", "team.pub", "trainer.sign"]
+    for keys in (TEAM.public, [TEAM.public, streamxf.Key.generate()]):
+        assert isinstance(refusal(checkpoint, keys), KeyMissingError)
+
+    # a key that shows who wrote needs no trust, and a private key does
+    assert torch.equal(load(checkpoint, AwsKms(place.arn)), WEIGHT)
+    assert isinstance(refusal(checkpoint, TEAM), PolicyError)
+    assert isinstance(refusal(checkpoint, KeyRing([TEAM], trust=STRANGER.verify_key)), PolicyError)
+    both = KeyRing([TEAM], trust=[STRANGER.verify_key, TRAINER.verify_key])
+    assert torch.equal(load(checkpoint, both), WEIGHT)
+
+
+@pytest.mark.parametrize("signer", [None, STRANGER], ids=["unsigned", "signed by a stranger"])
+def test_without_a_trusted_signature_it_is_refused(signer: SigningKey | None, place: Place):
+    with chdir(place.node):
+        exec(place.training_code(signer), {"__name__": "__page__"})
+    checkpoint = place.node / "step-100"
+    for keys in ([TEAM], [AwsKms(place.arn)], [AwsKms(place.arn), TEAM]):
+        assert isinstance(refusal(checkpoint, KeyRing(keys, trust=TRAINER.verify_key)), PolicyError)
+        unsigned = KeyRing(keys, trust=TRAINER.verify_key, allow_unsigned=True)
+        assert torch.equal(load(checkpoint, unsigned), WEIGHT)
+    assert isinstance(refusal(checkpoint, TEAM), PolicyError)
+    assert torch.equal(load(checkpoint, KeyRing([TEAM], allow_unsigned=True)), WEIGHT)
+
+
+def test_a_signature_cannot_be_moved_to_another_checkpoint(place: Place, tmp_path: Path):
+    """What somebody with the public key can do: write a checkpoint, and put a signature beside it that exists."""
+    real = streamxf.Encrypt(TEAM.public, signer=TRAINER).descriptor().fragment[-1]
+    forged = streamxf.Encrypt(TEAM.public, signer=STRANGER)
+    session = forged._current()
+    session.fragment = (*session.fragment[:-1], real)
+    path = tmp_path / "forged"
+    # keeps the data key that was drawn, as a forger's own writer would
+    object.__setattr__(forged, "renew", lambda: forged)
+    dcp.save({"weight": WEIGHT}, storage_writer=streamxf.FileSystemWriter(path, _extensions=[forged]))
+    error = refusal(path, KeyRing([TEAM], trust=TRAINER.verify_key))
+    assert isinstance(error, AuthenticationError), error
+    assert "not one of this data key" in str(error)
