@@ -7,12 +7,14 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
+from endpoints import Kms
 from samples import KEY
 
 import streamxf
-from streamxf import Chain, Encrypt, KeyRing, ZStandard
+from streamxf import Chain, Encrypt, KeyRing, PrivateKey, SigningKey, ZStandard
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError
+from streamxf.keys import AwsKms
 from streamxf.keys.b64url import encode_b64url
 
 
@@ -90,3 +92,61 @@ def test_renew_draws_another_data_key():
     chain = Chain([ZStandard(), codec])
     assert chain.renew().encryption.data_key.id not in ids
     assert chain.renew() == chain
+
+
+PAIR = PrivateKey(bytes(range(1, 33)))
+SIGNER = SigningKey(bytes(range(2, 34)))
+
+
+def write_and_read(pipe, codec, ring) -> None:
+    """Runs in a child: writes with what it got, and reads what the parent wrote."""
+    try:
+        pipe.send(streamxf.encode(b"by the child", [codec]))
+        pipe.send(streamxf.decode(pipe.recv(), keys=ring))
+    finally:
+        pipe.close()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_every_kind_of_key_reaches_a_child(method, kms: Kms):
+    service = AwsKms(kms.new_key())
+    codec = Encrypt([PAIR.public, service, KEY], signer=SIGNER)
+    ring = KeyRing([PAIR], trust=SIGNER.verify_key)
+    by_parent = streamxf.encode(b"by the parent", [codec])
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    child = context.Process(target=write_and_read, args=(there, codec, ring))
+    child.start()
+    there.close()
+    by_child = here.recv()
+    here.send(by_parent)
+    assert here.recv() == b"by the parent"
+    child.join(60)
+    assert child.exitcode == 0
+    for keys in (ring, service, KEY):
+        assert streamxf.decode(by_child, keys=keys) == b"by the child"
+
+
+@pytest.mark.parametrize("key", [PAIR, PrivateKey(bytes(range(1, 33)), "hpke-x25519"), SIGNER], ids=repr)
+def test_only_multiprocessing_carries_the_other_secrets(key):
+    again = ForkingPickler.loads(ForkingPickler.dumps(key))
+    assert (again, type(again), again.id) == (key, type(key), key.id)
+    with pytest.raises(TypeError, match="does not go into a pickle"):
+        pickle.dumps(key)
+
+
+def test_public_halves_and_services_travel_by_ordinary_pickle(kms: Kms):
+    service = AwsKms(kms.new_key())
+    for key in (PAIR.public, SIGNER.verify_key, service):
+        assert pickle.loads(pickle.dumps(key)) == key
+    arrived = pickle.loads(pickle.dumps(Encrypt([PAIR.public, service])))
+    assert streamxf.decode(streamxf.encode(b"data", [arrived]), keys=service) == b"data"
+
+
+def test_a_signing_key_that_was_lost_on_the_way():
+    """An Encrypt for public keys only would otherwise write checkpoints that nobody accepts."""
+    lost = pickle.loads(pickle.dumps(Encrypt(PAIR.public, signer=SIGNER)))
+    assert lost == Encrypt(PAIR.public, signer=SIGNER)
+    for use in (lambda: lost.data_key, lambda: streamxf.encode(b"", [lost])):
+        with pytest.raises(KeyMissingError, match=f"signing key {SIGNER.id} did not travel"):
+            use()
