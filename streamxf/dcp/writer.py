@@ -154,7 +154,7 @@ class ChainWriterMixin:
             {record.path: record.facts for record in known},
         )
         name = metadata_name(rank)
-        check_items(metadata, rank)  # a planner of somebody's own may leave out what nobody could load then
+        _check_whole(metadata, rank)
         before = self._files_of_previous(name, set(manifest.files))
         publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
         self.report = report
@@ -308,6 +308,18 @@ def _start(thread: threading.Thread) -> bool:
     except RuntimeError:  # no more threads are to be had; the others do its work
         return False
     return True
+
+
+def _check_whole(metadata: Metadata, rank: int | None) -> None:
+    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
+    try:
+        check_items(metadata, rank)
+    except MetadataError as error:
+        raise UnsupportedError(
+            f"the checkpoint would not be whole, so it was not published: {error.message}. Save shards together with "
+            "all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
+            item=error.item,
+        ) from error
 
 
 def _check_agreement(records: list[FileRecord]) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
@@ -210,6 +213,25 @@ def test_require_needs_keys_and_a_known_word(checkpoint: Path) -> None:
 def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) -> None:
     with refused(ParameterError, "does not see the manifest", "require='bound'"):
         streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY, require="published")
+
+
+# -- checkpoints that are not whole --------------------------------------------------------------
+
+
+def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
+    """Loaded elsewhere, it would leave the rest of the tensor as it was, and nobody would notice."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        half = distribute_tensor(
+            torch.ones(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
+        )  # of which this is rank 0, and nobody is rank 1
+        with refused(UnsupportedError, "not be whole", "no_dist=False", "use_collectives=False"):
+            dcp.save({"w": half}, storage_writer=streamxf.FileSystemWriter(tmp_path), no_dist=True)
+    finally:
+        dist.destroy_process_group()
+    assert not (tmp_path / ".metadata").exists()
 
 
 # -- codecs that nobody has ----------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_with_a_key_the_default_candidates_encrypt() -> None:
     assert [each.label for each in found.estimates][:2] == ["encrypt", "lz4:level=0+encrypt"]
     encryption = found.chain.encryption
     assert isinstance(encryption, Encrypt)
-    assert encryption.key == KEY
+    assert encryption.recipients == (KEY,)
 
 
 def test_the_text_form_takes_the_key() -> None:

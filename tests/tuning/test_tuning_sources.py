@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -266,15 +268,22 @@ def test_a_checkpoint_gives_the_bytes_of_its_tensors(tmp_path: Path, name: str) 
         assert data == raw(tensors[source.parts[place.part].name][slices])
 
 
-@pytest.mark.usefixtures("two_ranks")
 def test_each_chunk_of_a_sharded_tensor_is_a_part(tmp_path: Path) -> None:
-    # this rank's chunk and, because nobody is rank 1, no other one
     matrix = numbered(8, 6)
-    sharded = distribute_tensor(matrix, init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
-    dcp.save({"w": sharded}, storage_writer=streamxf.FileSystemWriter(tmp_path), no_dist=True)
+    halves = {0: matrix[:4], 4: matrix[4:]}
+    dcp.save({str(row): half for row, half in halves.items()}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    # as two ranks would have saved them: two chunks of one tensor
+    content = dcp.FileSystemReader(tmp_path).read_metadata()
+    tensors = content.state_dict_metadata
+    chunks = [ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([4, 6])) for row in halves]
+    content.state_dict_metadata = {"w": TensorStorageMetadata(tensors["0"].properties, matrix.size(), chunks)}
+    content.storage_data = {
+        MetadataIndex("w", torch.Size([int(index.fqn), 0])): place for index, place in content.storage_data.items()
+    }
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(content))
     source = Checkpoint(str(tmp_path))
-    assert [part.shape for part in source.parts] == [(4, 6)]
-    assert whole(source, 0) == raw(matrix[:4])
+    assert [part.shape for part in source.parts] == [(4, 6), (4, 6)]
+    assert [whole(source, number) for number in (0, 1)] == [raw(half) for half in halves.values()]
 
 
 def test_a_checkpoint_needs_its_key(tmp_path: Path) -> None:
