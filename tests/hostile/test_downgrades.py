@@ -1,0 +1,183 @@
+"""Weaker things in the place of what is encrypted: whole checkpoints, single items, files. No key is needed to make
+them, and a reader that was given one takes none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, data_files, full_chain, load, load_with, save
+from forge import join_metadata, split_metadata, take_apart, take_container_apart
+from samples import encode
+from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
+
+import streamxf
+from streamxf import Checksum, Encrypt, ZStandard
+from streamxf.errors import IdentityError, PolicyError, StreamxfError
+
+from .rows import Row
+from .targets import Checkpoint, PlainFile, content, small
+
+ROW = "downgrade"
+MEBIBYTES = 16
+
+TEXT = b"some text"
+REQUIRE = pytest.mark.parametrize("require", ["published", "bound", "encrypted"])
+WEAKER = [[ZStandard(), Checksum()], [Checksum("sha256")], [], [TorchZStandard()]]
+
+
+def stock(path: Path, chain: list[Any]) -> None:
+    dcp.save(small(), storage_writer=dcp.FileSystemWriter(path, _extensions=chain or None))
+
+
+def attached(path: Path, chain: list[Any]) -> None:
+    dcp.save(small(), storage_writer=streamxf.attach(dcp.FileSystemWriter(path), chain))
+
+
+def own(path: Path, chain: list[Any]) -> None:
+    save(small(), path, chain)
+
+
+@REQUIRE
+@pytest.mark.parametrize("write", [own, attached, stock])
+@pytest.mark.parametrize("chain", WEAKER, ids=range(len(WEAKER)))
+def test_a_checkpoint_rebuilt_without_encryption(
+    row: Row, checkpoint: Path, write: Any, chain: list[Any], require: Any
+) -> None:
+    """Of the same names and values, whoever wrote it, and whatever trailer it has."""
+    write(checkpoint, chain)
+    file = checkpoint / ".metadata"
+    whole = file.read_bytes()
+    forms = [whole]
+    save(small(), checkpoint.parent / "keyed")
+    _, keyed = split_metadata((checkpoint.parent / "keyed" / ".metadata").read_bytes())
+    if write is own:
+        pickled, manifest = split_metadata(whole)
+        forms += [pickled, join_metadata(pickled, manifest | {"key": keyed["key"]})]
+    else:
+        manifest = {"version": 1, "save_id": "0" * 32, "rank": None, "packages": {}}
+        size = {"size": data_files(checkpoint)[0].stat().st_size, "writer": "0" * 32, "digest": "crc32c:00000000"}
+        files = {data_files(checkpoint)[0].name: size}
+        forms += [join_metadata(whole, manifest | {"key": key, "files": files}) for key in (None, keyed["key"])]
+    for data in forms:
+        file.write_bytes(data)
+        error = row.refuse(len(data), load, small(), checkpoint, KEY, require=require)
+        if data is whole:
+            assert isinstance(error, PolicyError)
+            assert "not encrypted" in str(error) or "does not end in a manifest" in str(error)
+
+
+def test_metadata_that_nobody_published_is_not_even_unpickled(
+    row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpickled: list[object] = []
+    own(tmp_path / "unkeyed", [Checksum()])
+    own(tmp_path / "stripped", full_chain())
+    file = tmp_path / "stripped" / ".metadata"
+    file.write_bytes(split_metadata(file.read_bytes())[0])
+    attached(tmp_path / "attached", full_chain())
+    stock(tmp_path / "stock", full_chain())
+    monkeypatch.setattr("streamxf.dcp.metadata.load_metadata", unpickled.append)
+    for path in tmp_path.iterdir():
+        row.refuse(path.name, load, small(), path, KEY, kind=PolicyError)
+    assert not unpickled
+
+
+@pytest.mark.parametrize("require", ["bound", "encrypted"])
+@pytest.mark.parametrize("write", [attached, stock])
+def test_the_same_through_an_attached_reader(row: Row, checkpoint: Path, write: Any, require: Any) -> None:
+    for number, chain in enumerate(WEAKER[:3]):
+        path = checkpoint / str(number)
+        write(path, chain)
+
+        reader = streamxf.attach(dcp.FileSystemReader(path), keys=KEY, require=require)
+        row.refuse(number, load_with, small(), reader, kind=PolicyError)
+
+
+def bare(container: bytes, chain: bytes, payload: bytes) -> bytes:
+    """An unkeyed container with the identity, the salt and even the size of a keyed one."""
+    parts = take_container_apart(container)
+    made = parts.change(chain=chain, flags=parts.flags & ~1, seal=b"", blocks=((True, payload),), raw_size=len(payload))
+    filling = len(container) - len(made.container())
+    assert filling >= 0
+    padded = payload + bytes(filling)
+    return made.change(blocks=((True, padded),), raw_size=len(padded)).container()
+
+
+@pytest.mark.parametrize("writer", ["own", "attached"])
+def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, writer: str) -> None:
+    """For any of the items, in metadata that gives the item any chain."""
+    target = Checkpoint(tmp_path / "checkpoint", writer=writer)
+    containers = list(target.containers())
+    kept = target._reader.storage_data
+    texts = next(iter(kept.values())).transform_descriptors
+    for container in containers:
+        made = bare(container.intact, b"", b"")
+        row.refuse(container.name, container.load, made, kind=IdentityError)
+    # and under metadata that the attacker altered to match, item by item
+    for chosen in product((False, True), repeat=len(containers)):
+        if not any(chosen):
+            continue
+        for chain in ([], ["streamxf.checksum/1"], ["streamxf.zstd/1"]):
+            data = target.data
+            weak = {container.name for container, swap in zip(containers, chosen, strict=True) if swap}
+            for container in containers:
+                if container.name in weak:
+                    start, stop = target.places[container.name]
+                    header = b"\n".join(text.encode() for text in reversed(chain))
+                    data = data[:start] + bare(container.intact, header, b"x" * 8) + data[stop:]
+            target._reader.storage_data = {
+                index: replace(info, transform_descriptors=chain if index.fqn in weak else texts)
+                for index, info in kept.items()
+            }
+            error = row.refuse((chosen, chain), target.with_data, data)
+            assert isinstance(error, PolicyError) or not chain
+            target._reader.storage_data = kept
+
+
+@REQUIRE
+def test_what_an_item_lacks_is_named_by_the_word_that_relaxes_it(row: Row, tmp_path: Path, require: Any) -> None:
+    attached(tmp_path / "bound", full_chain())
+    stock(tmp_path / "encrypted", full_chain())
+    right = content(small())
+    for strength, accepted in (("bound", ("bound", "encrypted")), ("encrypted", ("encrypted",))):
+        path = tmp_path / strength
+        if require in accepted:
+            assert row.refuse_or_equal(strength, right, loaded, path, require) is None
+        else:
+            assert strength in str(row.refuse(strength, loaded, path, require, kind=PolicyError))
+
+
+def loaded(path: Path, require: Any) -> Any:
+    return content(load(small(), path, KEY, require=require))
+
+
+def test_a_plain_file_without_encryption(row: Row) -> None:
+    for pipe in (False, True):
+        keyed = PlainFile(TEXT, full_chain(), pipe=pipe)
+        for chain in ((), [ZStandard()], [Checksum()], [ZStandard(), Checksum()]):
+            weaker = take_apart(encode(TEXT, chain))
+            row.refuse(chain, keyed.load, weaker.pack(), kind=PolicyError)
+            prefixed = weaker.change(prefix=keyed.parts.prefix).pack()
+            row.refuse(chain, keyed.load, prefixed, kind=StreamxfError)
+        stripped = keyed.parts.change(chain=b"streamxf.zstd/1\nstreamxf.checksum/1", flags=0, seal=b"").pack()
+        row.refuse("stripped", keyed.load, stripped, kind=PolicyError)
+
+
+def test_encryption_under_a_key_that_the_attacker_drew(row: Row, tmp_path: Path) -> None:
+    """Encrypted, bound and published, and all of it under another key: whole, and with the id of the right one."""
+    mine = streamxf.Key(bytes(32))
+    save(small(), tmp_path / "whole", [ZStandard(), Checksum(), Encrypt(mine)])
+    row.refuse("whole", load, small(), tmp_path / "whole", kind=StreamxfError)
+    file = tmp_path / "whole" / ".metadata"
+    data = file.read_bytes().replace(mine.id.encode(), KEY.id.encode())
+    file.write_bytes(data)
+    row.refuse("named", load, small(), tmp_path / "whole", kind=StreamxfError)
+    named = encode(TEXT, [Encrypt(mine)])
+    fragment = take_apart(named).prefix.replace(mine.id.encode(), KEY.id.encode())
+    row.refuse("file", streamxf.decode, named.replace(take_apart(named).prefix, fragment), keys=KEY)

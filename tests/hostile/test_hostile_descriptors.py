@@ -1,0 +1,196 @@
+"""500 descriptors that no writer makes, in metadata, headers and prefixes: refused, or without any effect."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dcp.helpers import full_chain, rewrite_metadata
+from forge import join_metadata, prefix_of, split_metadata, take_container_apart
+
+from streamxf import Checksum, ZStandard
+
+from .rows import Row, share
+from .targets import Checkpoint, PlainFile
+
+ROW = "hostile descriptors"
+MEBIBYTES = 16
+COUNT = 500
+
+HUGE = "9" * 4000
+BY_HAND = [
+    "",
+    "/",
+    "#",
+    "?",
+    "\0",
+    "a",
+    "a.b",
+    "os.system/1",
+    "builtins.eval/1?code=1",
+    "streamxf/1",
+    "streamxf.zstd",
+    "streamxf.zstd/",
+    "streamxf.zstd/0",
+    "streamxf.zstd/01",
+    "streamxf.zstd/2",
+    "streamxf.zstd/65536",
+    f"streamxf.zstd/{HUGE}",
+    "streamxf.zstd/1#",
+    "streamxf.zstd/1?",
+    "streamxf.zstd/1?level=3",
+    "streamxf.zstd/1?level=3#level=3",
+    f"streamxf.zstd/1#level={HUGE}",
+    f"streamxf.zstd/1#level=-{HUGE}",
+    "streamxf.zstd/1#level=23",
+    "streamxf.zstd/1#level=-8",
+    "streamxf.zstd/1#level=3&level=3",
+    "streamxf.zstd/1#window=31",
+    "streamxf.zstd/1#level=3.0",
+    "streamxf.zstd/1#level=1e3",
+    "streamxf.zstd/1#level=\u0663",
+    "streamxf.zstd/\u0661",
+    "STREAMXF.zstd/1",
+    "streamxf.zstd /1",
+    " streamxf.zstd/1",
+    "streamxf.zstd/1\n",
+    "streamxf.zstd/1\nstreamxf.checksum/1",
+    "streamxf..zstd/1",
+    "streamxf.zstd/1/1",
+    "../../streamxf.zstd/1",
+    "streamxf.zstd/1?" + "&".join(f"k{number}=v" for number in range(2000)),
+    "streamxf.zstd/1#" + "&".join(f"k{number}=v" for number in range(5000)),
+    "streamxf.checksum/1?algorithm=md5",
+    "streamxf.checksum/1?algorithm=sha256",
+    "streamxf.checksum/1?algorithm=",
+    "streamxf.checksum/1#algorithm=crc32c",
+    "streamxf.floatzip/1?width=8",
+    "streamxf.floatzip/1#level=3",
+    "streamxf.lz4/1#level=13",
+    "streamxf.encrypt/1",
+    "streamxf.encrypt/1#dek=AAAA",
+    "streamxf.encrypt/1#w=aeskw:0000000000000000:AAAA",
+    "streamxf.encrypt/1#dek=" + "A" * 43 + "&w=aeskw:0000000000000000:" + "A" * 54,
+    "streamxf.encrypt/1#dek=" + "A" * 43 + "&w=aeskw:0000000000000000:AAAA" * 17,
+    "streamxf.encrypt/1#dek=" + "A" * 43 + "&w=aeskw:0000000000000000:AAAA" * 700,
+    "streamxf.encrypt/1#dek=" + "A" * 32_000,
+    "streamxf.encrypt/2#dek=AAAA",
+    "streamxf.unknown/1",
+    "stream.zstd/1",
+    "stream.zstd/2",
+    "stream.rot13/1",
+    "acme." + "x" * 64 + "/1",
+    "acme.x/1?k=" + "v" * 5000,
+    "acme.x/1#k=" + "v" * 40_000,
+    "x" * 1_000_000,
+    "a." * 500_000 + "b/1",
+    "streamxf.zstd/1#" + "a=b&" * 250_000,
+    "\ud800.b/1",
+    "é.b/1",
+]
+LETTERS = "abz019._-~:=&#?/+ \n\0%\\é"
+
+
+def hostile(honest: list[str]) -> Iterator[str]:
+    """Those above, then altered ones: letters changed, left out and added, pieces doubled, cut off and mixed."""
+    yield from BY_HAND
+    noise = random.Random(17)
+    seen = {*BY_HAND, *honest}
+    while True:
+        text = noise.choice(honest)
+        for _ in range(noise.choice((1, 1, 1, 2, 5))):
+            place = noise.randrange(len(text) + 1)
+            start, stop = sorted((noise.randrange(len(text) + 1), place))
+            text = noise.choice(
+                [
+                    text[:place] + noise.choice(LETTERS) + text[place + 1 :],
+                    text[:place] + noise.choice(LETTERS) + text[place:],
+                    text[:place] + text[place + 1 :],
+                    text[:place],
+                    text[:stop] + text[start:stop] * noise.choice((1, 3, 50)) + text[stop:],
+                    text[:place] + noise.choice(honest)[place:],
+                ]
+            )
+        if text not in seen:
+            seen.add(text)
+            yield text
+
+
+@pytest.fixture(params=[True, False], ids=["keyed", "unkeyed"])
+def keyed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def chain_of(keyed: bool) -> list[Any]:
+    return full_chain() if keyed else [ZStandard(), Checksum()]
+
+
+def replaced(honest: list[str], text: str) -> Iterator[list[str]]:
+    """The list with the hostile one in each place, and in addition to all."""
+    for number in range(len(honest)):
+        yield [*honest[:number], text, *honest[number + 1 :]]
+    yield [*honest, text]
+
+
+def test_where_nobody_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: bool) -> None:
+    target = Checkpoint(tmp_path / "attached", writer="attached", keyed=keyed, chain=chain_of(keyed))
+    kept = target._reader.storage_data
+    honest = list(next(iter(kept.values())).transform_descriptors)
+    for text in islice(hostile(honest), COUNT):
+        for texts in replaced(honest, text):
+            target._reader.storage_data = {
+                index: replace(info, transform_descriptors=texts) for index, info in kept.items()
+            }
+            row.refuse_or_equal(texts, target.right, target.load_data)
+
+
+def test_under_a_tag_that_matches(row: Row, tmp_path: Path, keyed: bool) -> None:
+    target = Checkpoint(tmp_path / "own", keyed=keyed, chain=chain_of(keyed))
+    honest = list(next(iter(target._reader.storage_data.values())).transform_descriptors)
+    for text in share(islice(hostile(honest), COUNT), 4):
+        (texts,) = islice(replaced(honest, text), len(honest), None)
+        for given in (texts, [text]):
+
+            def change(metadata: Any, given: list[str] = given) -> None:
+                for info in metadata.storage_data.values():
+                    info.transform_descriptors = given
+
+            try:
+                rewrite_metadata(target.folder, change)
+            except UnicodeEncodeError:
+                continue  # no pickle holds half a character
+            row.refuse_or_equal(given, target.right, target.load_metadata)
+            target.restore()
+
+
+def test_as_the_manifests_key(row: Row, tmp_path: Path) -> None:
+    target = Checkpoint(tmp_path / "own")
+    pickled, manifest = split_metadata(target.metadata)
+    for text in islice(hostile([manifest["key"]]), COUNT):
+        data = join_metadata(pickled, manifest | {"key": text})
+        row.refuse(text, target.with_metadata, data)
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+def test_in_headers_and_prefixes(row: Row, keyed: bool, pipe: bool) -> None:
+    file = PlainFile(b"some text", chain_of(keyed), pipe=pipe)
+    container = file.container()
+    parts = take_container_apart(container.intact)
+    honest = parts.chain.decode().split("\n")
+    for text in islice(hostile(honest), COUNT):
+        for texts in replaced(honest, text):
+            chain = "\n".join(texts).encode("utf-8", "surrogatepass")
+            if len(chain) < 2**16:
+                made = parts.change(chain=chain).container()
+                row.refuse_or_equal(texts, b"some text", container.load, made)
+    if keyed:
+        fragment = file.fragment.rstrip(b"\0").decode()
+        for text in islice(hostile([fragment]), COUNT):
+            altered = text.encode("utf-8", "surrogatepass")[: 2**16 + 1]
+            # the same wrapped key may stand there twice
+            row.refuse_or_equal(text, b"some text", file.load, prefix_of(altered, 1) + container.intact)

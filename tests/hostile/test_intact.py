@@ -1,0 +1,42 @@
+"""What the rows attack loads while nobody attacks it: a refusal is the fault's doing. So do CRCs that are made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import KEY, full_chain
+from forge import join_metadata, split_metadata, take_container_apart
+
+from streamxf import Checksum, Encrypt, ZStandard
+
+from .targets import Checkpoint, PlainFile
+
+TEXT = bytes(200_000)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("writer", ["own", "attached"])
+def test_checkpoints(tmp_path: Path, writer: str, keyed: bool) -> None:
+    state = {"w": torch.arange(50_000.0), "obj": "text"}
+    target = Checkpoint(tmp_path / "checkpoint", state, writer=writer, keyed=keyed)
+    assert target.load_whole() == target.load_metadata() == target.load_data() == target.right
+    for container in target.containers():
+        assert container.mended(container.intact) == container.intact
+        assert take_container_apart(container.intact).container() == container.intact
+        assert container.load(container.intact) == target.right
+    if writer == "own" and not keyed:
+        assert target.with_metadata(join_metadata(*split_metadata(target.metadata))) == target.right
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+@pytest.mark.parametrize("chain", [(), [ZStandard(), Checksum()], [Encrypt(KEY)], full_chain()], ids=range(4))
+def test_plain_files(chain: Any, pipe: bool) -> None:
+    file = PlainFile(TEXT, chain, pipe=pipe)
+    container = file.container()
+    assert file.parts.pack() == file.file
+    assert container.mended(container.intact) == container.intact
+    assert container.load(container.intact) == file.load(file.file) == TEXT
+    assert file.with_fragment(file.fragment) == file.file

@@ -1,0 +1,246 @@
+"""Six hostile values for each number of header, block, index, footer, prefix, trailer, manifest; CRCs are right."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dcp.helpers import full_chain
+from forge import Parts, join_metadata, prefix_of, split_metadata, take_apart, take_container_apart, with_crc
+from samples import BLOCK, KEY, OneWay, data_of, encode
+
+import streamxf
+from streamxf.errors import ContainerError
+
+from .rows import Row, six
+from .targets import Checkpoint, Container, PlainFile
+
+ROW = "hostile lengths"
+MEBIBYTES = 72  # who reads a plain file without a key and in one go takes it in steps of 64 MiB
+
+DATA = data_of(2 * BLOCK + 10)
+NUMBERS = {1: "B", 2: "<H", 4: "<I", 8: "<Q"}
+
+
+@pytest.fixture(params=["own, keyed", "own, unkeyed", "attached, keyed", "file, keyed", "pipe, keyed", "file", "pipe"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[Container], Any]:
+    """The containers that are attacked, and what they rightly hold."""
+    kind = request.param
+    if kind.startswith(("own", "attached")):
+        made = Checkpoint(tmp_path / "checkpoint", writer=kind.partition(",")[0], keyed="unkeyed" not in kind)
+        return list(made.containers()), made.right
+    file = PlainFile(DATA, full_chain() if "keyed" in kind else (), pipe="pipe" in kind)
+    return [file.container()], DATA
+
+
+def fields(container: Container) -> Iterator[tuple[str, int, int]]:
+    """Each number's name, place and size in bytes."""
+    yield from (
+        ("version", 8, 1),
+        ("block_log2", 9, 1),
+        ("flags", 10, 1),
+        ("reserved", 11, 1),
+        ("chain_len", 12, 2),
+        ("ident_len", 14, 2),
+    )
+    chain_len, ident_len = struct.unpack_from("<HH", container.intact, 12)
+    if ident_len:
+        identity = 48 + chain_len
+        yield "kind", identity + 16, 1
+        yield "ndim", identity + 17, 1
+        for number in range(container.intact[identity + 17]):
+            yield f"offset {number}", identity + 18 + 8 * number, 8
+    for number, (head, _) in enumerate(container.at.blocks):
+        yield f"stored_len {number}", head, 4
+        yield f"index {number}", container.at.index + 8 * number, 8
+    yield "raw_size", container.at.end - 32, 8
+    yield "container_size", container.at.end - 24, 8
+    yield "n", container.at.end - 16, 4
+
+
+LIMITS = {
+    "block_log2": 24,
+    "chain_len": 1024,
+    "ident_len": 4096,
+    "ndim": 64,
+    "raw_size": 2**48,
+    "n": 2**31,
+}
+
+
+def mended(container: Container, altered: bytes) -> Iterator[bytes]:
+    """With the header's CRC where it stood, and where its altered lengths say that it stands."""
+    yield container.mended(altered)
+    flags, (chain_len, ident_len) = altered[10], struct.unpack_from("<HH", altered, 12)
+    end = 48 + chain_len + ident_len + (32 if flags & 1 else 0)
+    if end != container.at.header_crc and end + 4 <= len(altered):
+        yield with_crc(altered[:end]) + altered[end + 4 :]
+
+
+def test_every_number_of_a_container(row: Row, target: tuple[list[Container], Any]) -> None:
+    containers, right = target
+    for container in containers:
+        for name, place, size in fields(container):
+            (value,) = struct.unpack_from(NUMBERS[size], container.intact, place)
+            limit = LIMITS.get(name) or (BLOCK + BLOCK // 16 + 1024 if "stored_len" in name else None)
+            last = value & 1 << 31 if "stored_len" in name else 0
+            for number in six(value - last, 8 * size - bool(last), limit=limit):
+                altered = bytearray(container.intact)
+                struct.pack_into(NUMBERS[size], altered, place, number | last)
+                for made in mended(container, bytes(altered)):
+                    what = f"{container.name}, {name} = {number}"
+                    if container.intact[10] & 1:
+                        row.refuse(what, container.load, made)
+                    else:  # a larger block_log2 does not matter to a stream of one block
+                        row.refuse_or_equal(what, right, container.load, made)
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+def test_every_number_of_a_prefix(row: Row, pipe: bool) -> None:
+    for chain in ((), full_chain()):
+        file = PlainFile(DATA, chain, pipe=pipe)
+        length = len(file.fragment)
+        for number in (*six(length, 32, limit=65536), 65536, 512):
+            if number == length:
+                continue
+            raw = file.file[:8] + struct.pack("<I", number) + file.file[12:]
+            row.refuse(number, file.load, raw)
+            if number <= 65537:
+                other = prefix_of((file.fragment + bytes(number))[:number], padded=1) + file.container().intact
+                row.refuse_or_equal(number, DATA, file.load, other)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_every_number_of_the_trailer_and_the_manifest(row: Row, tmp_path: Path, keyed: bool) -> None:
+    target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
+    pickled, manifest = split_metadata(target.metadata)
+    text = target.metadata[len(pickled) : -44]
+    for size in six(len(text), 32, limit=64 * 2**20):
+        data = join_metadata(pickled, text, size)
+        row.refuse(f"manifest_len = {size}", target.with_metadata, data)
+    (name,) = manifest["files"]
+    entry = manifest["files"][name]
+    for what, value in (("version", 1), ("rank", 0), ("size", entry["size"])):
+        for number in (*six(value, 64), -1, 2**200, 1e300, True, "1"):
+            altered = manifest | ({"files": {name: entry | {"size": number}}} if what == "size" else {what: number})
+            data = join_metadata(pickled, altered)
+            row.refuse(f"{what} = {number}", target.with_metadata, data)
+
+
+# -- numbers that contradict each other --------------------------------------------------------------------------------
+
+PLAIN = take_apart(encode(DATA, ()))
+KEYED = take_apart(encode(DATA, full_chain()))
+EITHER = pytest.mark.parametrize("parts", [PLAIN, KEYED], ids=["plain", "keyed"])
+BOTH = pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+
+
+def loading(parts: Parts, pipe: bool) -> Any:
+    file = parts.pack()
+    keys = KEY if parts.flags & 1 else None
+
+    def load() -> bytes:
+        with streamxf.open(OneWay(file) if pipe else io.BytesIO(file), keys=keys) as opened:
+            return opened.read()
+
+    return load
+
+
+@BOTH
+@EITHER
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 2**32 - 1, "raw_size": (2**32 - 2) * BLOCK + 1},
+        {"count": 2**31, "raw_size": 2**31 * BLOCK},
+        {"raw_size": 2 * BLOCK},
+        {"raw_size": 3 * BLOCK + 1},
+        {"ends": ()},
+        {"ends": (0, 0, 0)},
+        {"ends": (2**64 - 1,) * 3},
+        {"ends": (2**63, 1, 2**63)},
+    ],
+    ids=str,
+)
+def test_footers(row: Row, pipe: bool, parts: Parts, change: dict[str, Any]) -> None:
+    row.refuse(change, loading(parts.change(**change), pipe))
+
+
+@BOTH
+@pytest.mark.parametrize("which", range(3))
+def test_an_index_that_is_off(row: Row, pipe: bool, which: int) -> None:
+    places = [end for _, end in PlainFile(DATA, (), pipe=pipe).container().at.blocks]
+    assert loading(PLAIN.change(ends=tuple(places)), pipe)() == DATA
+    for shift in (-1, 1, 8, -8):
+        ends = tuple(end + shift * (number == which) for number, end in enumerate(places))
+        row.refuse(shift, loading(PLAIN.change(ends=ends), pipe))
+
+
+@BOTH
+@pytest.mark.parametrize("which", range(3))
+def test_blocks_of_the_wrong_size(row: Row, pipe: bool, which: int) -> None:
+    """Without a key the sizes are all that says whether a block is what it should be."""
+    for size in (0, 1, BLOCK - 1, BLOCK + 1):
+        blocks = list(PLAIN.blocks)
+        blocks[which] = (blocks[which][0], bytes(size))
+        row.refuse(size, loading(PLAIN.change(blocks=tuple(blocks)), pipe))
+
+
+@BOTH
+def test_a_small_file_that_claims_to_be_large(row: Row, pipe: bool) -> None:
+    """64 empty blocks of 16 MiB are 1 GiB by their footer, and 1 KiB by their weight."""
+    blocks = ((False, b""),) * 63 + ((True, b""),)
+    row.refuse("1 GiB", loading(PLAIN.change(block_log2=24, blocks=blocks, raw_size=64 << 24), pipe))
+
+
+def test_the_size_is_believed_only_where_a_block_vouches_for_it(row: Row) -> None:
+    """What a keyed file says is checked when it is opened, before anybody makes plans with it."""
+    blocks = KEYED.blocks[:2]
+    cut = KEYED.change(blocks=(blocks[0], (True, blocks[1][1])), raw_size=2 * BLOCK).pack()
+    row.refuse("cut", streamxf.open, io.BytesIO(cut), keys=KEY)
+
+
+def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:
+    class Endless(OneWay):
+        served = 0
+
+        def readinto(self, buffer: Any) -> int:
+            count = super().readinto(buffer)
+            if not count:
+                self.served += len(buffer)
+                assert self.served < 16 * 2**20, "reads on and on"
+                count = len(buffer)
+            return count
+
+    with streamxf.open(Endless(PLAIN.pack())) as file:
+        assert "follows" in str(row.refuse("endless", file.read, kind=ContainerError))
+
+
+def test_a_sparse_index_is_not_read_to_its_end(row: Row, tmp_path: Path) -> None:
+    """An index of 4 GiB that is all hole, in a file that takes a few KiB of the disk."""
+    blocks = 2**29
+    whole = PLAIN.change(count=blocks, raw_size=blocks * BLOCK).container()
+    head, tail = whole[:-32], bytearray(whole[-32:])
+    size = len(head) + 8 * blocks + 32
+    tail[8:16] = size.to_bytes(8, "little")
+    file = tmp_path / "sparse"
+    with file.open("wb") as raw:
+        raw.write(PLAIN.prefix + head)
+        raw.seek(len(PLAIN.prefix) + size - 32)
+        raw.write(tail)
+    row.refuse("sparse", lambda: streamxf.open(file).read())
+
+
+def test_items_in_a_container_whose_size_the_metadata_knows(row: Row, tmp_path: Path) -> None:
+    """A footer that claims more than the tensor can have, over blocks that decode to next to nothing."""
+    target = Checkpoint(tmp_path / "checkpoint", writer="attached", keyed=False, chain=[streamxf.ZStandard()])
+    for container in target.containers():
+        parts = take_container_apart(container.intact)
+        blocks = ((False, parts.blocks[0][1]),) * 1000 + ((True, parts.blocks[0][1]),)
+        for log2 in (16, 20, 24):
+            made = parts.change(block_log2=log2, blocks=blocks, raw_size=(1000 << log2) + 1).container()
+            row.refuse((container.name, log2), container.load, made)

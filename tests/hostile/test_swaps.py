@@ -1,0 +1,320 @@
+"""Items, files, checkpoints and saves in each other's places, every pair of them.
+
+They are caught by identity, seal or manifest, even where the metadata's tag matches.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import (
+    KEY,
+    OTHER_KEY,
+    assert_same,
+    data_files,
+    full_chain,
+    load,
+    manifest_of,
+    rewrite_metadata,
+    save,
+)
+from forge import take_container_apart
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+import streamxf
+from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf.container.header import Identity, Kind
+from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.framing import save_tensor
+from streamxf.dcp.output import OutputFile
+from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
+from streamxf.keys import KeyRing
+from streamxf.meter import Meter
+
+from .rows import Row
+from .targets import Checkpoint
+
+ROW = "swap"
+MEBIBYTES = 16
+
+CHAINS = {"full chain": full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
+
+
+@pytest.fixture(params=CHAINS)
+def chain(request: pytest.FixtureRequest) -> list[Any]:
+    return CHAINS[request.param]()
+
+
+def keys_for(chain: list[Any]) -> Key | None:
+    return KEY if len(chain) == 3 else None
+
+
+def three() -> dict[str, Any]:
+    return {"a": torch.zeros(5), "b": torch.ones(5), "c": torch.full((5,), 2.0), "o": "one", "p": "two"}
+
+
+# -- items ---------------------------------------------------------------------------------------
+
+
+def test_every_pair_of_entries(row: Row, checkpoint: Path, chain: list[Any]) -> None:
+    """Each item's entry is replaced by each other's, or exchanged with it, under a tag that matches."""
+    state = three()
+    save(state, checkpoint, chain)
+    whole = (checkpoint / ".metadata").read_bytes()
+    for one, other in permutations(state, 2):
+        for exchange in (True, False):
+
+            def change(metadata: Any, one: str = one, other: str = other, exchange: bool = exchange) -> None:
+                index = {key.fqn: key for key in metadata.storage_data}
+                places = dict(metadata.storage_data)
+                metadata.storage_data[index[one]] = places[index[other]]
+                if exchange:
+                    metadata.storage_data[index[other]] = places[index[one]]
+
+            rewrite_metadata(checkpoint, change)
+            error = row.refuse((one, other), load, state, checkpoint, keys_for(chain), kind=IdentityError)
+            assert "swapped" in str(error)
+            (checkpoint / ".metadata").write_bytes(whole)
+    assert row.cases == 40
+    assert_same(load(state, checkpoint, keys_for(chain)), state)
+
+
+def test_a_tensor_and_an_object_of_one_name(row: Row, tmp_path: Path) -> None:
+    """A tensor without dimensions has no offset, as an object has none, and attached writers' ids are not compared:
+    what is left is the kind.
+    """
+    states = {"tensor": {"x": torch.tensor(5.0)}, "object": {"x": "a string"}}
+    made = {
+        name: Checkpoint(tmp_path / name, state, writer="attached", keyed=False, chain=[Checksum()])
+        for name, state in states.items()
+    }
+    for place, other in permutations(made.values()):
+        (container,), (theirs,) = place.containers(), other.containers()
+        row.refuse(other.folder.name, container.load, theirs.intact, kind=IdentityError)
+
+
+def test_shards_of_one_tensor(row: Row, checkpoint: Path, chain: list[Any]) -> None:
+    """Two shards differ in their offset only."""
+    halves = [torch.zeros(4, 3), torch.ones(4, 3)]
+    save_shards(checkpoint, halves, chain)
+    wanted = torch.cat(halves)
+    assert_same(load({"w": wanted}, checkpoint, keys_for(chain)), {"w": wanted})
+
+    def change(metadata: Any) -> None:
+        (one, first), (other, second) = metadata.storage_data.items()
+        metadata.storage_data = {one: second, other: first}
+
+    rewrite_metadata(checkpoint, change)
+    error = row.refuse("shards", load, {"w": wanted}, checkpoint, keys_for(chain), kind=IdentityError)
+    assert "swapped" in str(error)
+
+
+def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any]) -> None:
+    """What a save by several ranks does, one after the other in this process: each has a shard of `w` along dim 0."""
+
+    size = torch.Size([sum(len(shard) for shard in shards), *shards[0].shape[1:]])
+    writers, plans, planners = [], [], []
+    start = 0
+    for rank, shard in enumerate(shards):
+        writer = streamxf.FileSystemWriter(path, _extensions=chain, sync_files=False)
+        writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
+        offsets = torch.Size([start] + [0] * (shard.ndim - 1))
+        data = TensorWriteData(
+            ChunkStorageMetadata(offsets, shard.shape), TensorProperties.create_from_tensor(shard), size
+        )
+        item = WriteItem(MetadataIndex("w", offsets, rank), WriteItemType.SHARD, tensor_data=data)
+        plans.append(writer.prepare_local_plan(SavePlan([item], planner_data={})))
+        planner = dcp.DefaultSavePlanner()
+        planner.resolve_data = lambda _, shard=shard: shard  # type: ignore[method-assign]
+        writers.append(writer)
+        planners.append(planner)
+        start += len(shard)
+    leader = dcp.DefaultSavePlanner()
+    leader.set_up_planner({}, None, True)
+    plans, metadata = leader.create_global_plan(plans)
+    results = [
+        writer.write_data(plan, planner).wait() for writer, plan, planner in zip(writers, plans, planners, strict=True)
+    ]
+    writers[0].finish(metadata, results)
+
+
+def same_size(keyed: bool) -> list[Any]:
+    """A chain under which equal sizes stay equal, so that only what is inside tells containers apart."""
+    return [Checksum(), Encrypt(KEY)] if keyed else [Checksum()]
+
+
+@pytest.mark.parametrize("writer", ["own", "attached"])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_every_pair_of_containers(row: Row, tmp_path: Path, writer: str, keyed: bool) -> None:
+    """Each container of two saves in the place of each other that has its size."""
+    made = [
+        Checkpoint(tmp_path / name, three(), writer=writer, keyed=keyed, chain=same_size(keyed))
+        for name in ("one", "two")
+    ]
+    one = made[0]
+    for place in one.containers():
+        row.refuse_or_equal(place.name, one.right, place.load, place.intact)
+        for origin, container in [(each, item) for each in made for item in each.containers()]:
+            mine = origin is one and container.name == place.name
+            if mine or len(container.intact) != len(place.intact):
+                continue
+            what = f"{container.name} of {origin.folder.name} for {place.name}"
+            if writer == "own" or container.name != place.name:
+                row.refuse(what, place.load, container.intact, kind=IdentityError)
+            elif keyed:  # another save of the same values, under another data key
+                row.refuse(what, place.load, container.intact, kind=AuthenticationError)
+
+
+@pytest.mark.parametrize("writer", ["own", "attached"])
+def test_every_pair_of_keyed_containers_made_out_for_their_new_place(row: Row, tmp_path: Path, writer: str) -> None:
+    """With the identity of the place that they come to, and the salt or seal of either, under CRCs that are right."""
+    checkpoint = Checkpoint(tmp_path / "one", three(), writer=writer, chain=same_size(True))
+    containers = list(checkpoint.containers())
+    for place, container in permutations(containers, 2):
+        mine, theirs = take_container_apart(place.intact), take_container_apart(container.intact)
+        for salt in (mine.salt, theirs.salt):
+            for seal in (mine.seal, theirs.seal):
+                made = theirs.change(identity=mine.identity, salt=salt, seal=seal).container()
+                row.refuse((place.name, container.name), place.load, made, kind=(AuthenticationError, ContainerError))
+
+
+# -- files, saves and checkpoints ------------------------------------------------------------------
+
+
+@pytest.fixture
+def saves(tmp_path: Path, chain: list[Any]) -> dict[str, Path]:
+    """Saves of one program: two with one key, one of other values, one of other names, and one with another key."""
+    plain = [codec for codec in chain if not isinstance(codec, ZStandard)]  # so that sizes do not depend on values
+    other_key = [codec if not isinstance(codec, Encrypt) else Encrypt(OTHER_KEY) for codec in plain]
+    states = {
+        "first": (three(), plain),
+        "again": (three(), plain),
+        "later": ({name: value + 1 if name in "abc" else value for name, value in three().items()}, plain),
+        "names": ({name.upper(): value for name, value in three().items()}, plain),
+        "stranger": (three(), other_key),
+    }
+    for name, (state, codecs) in states.items():
+        save(state, tmp_path / name, codecs)
+    return {name: tmp_path / name for name in states}
+
+
+def test_every_pair_of_data_files(row: Row, saves: dict[str, Path], chain: list[Any]) -> None:
+    """An old data file under new metadata, and so on: the same size, another save."""
+    for place, origin in permutations(saves.values(), 2):
+        (file,), (theirs,) = data_files(place), data_files(origin)
+        whole = file.read_bytes()
+        assert len(whole) == theirs.stat().st_size
+        shutil.copyfile(theirs, file)
+        state = upper(three()) if place.name == "names" else three()
+        key = None if keys_for(chain) is None else OTHER_KEY if place.name == "stranger" else KEY
+        error = row.refuse((place.name, origin.name), load, state, place, key, kind=IdentityError)
+        assert "swapped" in str(error)
+        file.write_bytes(whole)
+        load(state, place, key)
+
+
+def test_every_pair_of_metadata(row: Row, saves: dict[str, Path], chain: list[Any]) -> None:
+    """Metadata of another save, beside this one's data files under the names that it gives them."""
+    keys = None if keys_for(chain) is None else [KEY, OTHER_KEY]
+    for place, origin in permutations(saves.values(), 2):
+        whole = (place / ".metadata").read_bytes()
+        shutil.copyfile(origin / ".metadata", place / ".metadata")
+        state = upper(three()) if origin.name == "names" else three()
+        what = (place.name, origin.name)
+        assert "missing" in str(row.refuse(what, load, state, place, keys, kind=MetadataError))
+        (mine,), (theirs,) = data_files(place), data_files(origin)
+        shutil.copyfile(mine, place / theirs.name)
+        assert "swapped" in str(row.refuse(what, load, state, place, keys, kind=IdentityError))
+        (place / theirs.name).unlink()
+        (place / ".metadata").write_bytes(whole)
+        load(upper(three()) if place.name == "names" else three(), place, keys)
+
+
+def upper(state: dict[str, Any]) -> dict[str, Any]:
+    return {name.upper(): value for name, value in state.items()}
+
+
+def test_every_mixture_of_the_files_of_two_saves(row: Row, tmp_path: Path, chain: list[Any]) -> None:
+    """Several files each, and any of them from the other save: what a folder may hold when two saves were mixed."""
+    plain = [codec for codec in chain if not isinstance(codec, ZStandard)]
+    state = {name: torch.full((2000,), float(number)) for number, name in enumerate("abc")}
+    for name in ("old", "new"):
+        save(state, tmp_path / name, plain, single_file_per_rank=False)
+    old, new = data_files(tmp_path / "old"), data_files(tmp_path / "new")
+    intact = [file.read_bytes() for file in new]
+    others = [file.read_bytes() for file in old]
+    assert len(new) == 3
+    for chosen in product((False, True), repeat=len(new)):
+        for file, own, other, swap in zip(new, intact, others, chosen, strict=True):
+            file.write_bytes(other if swap else own)
+        if any(chosen):
+            row.refuse(chosen, load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
+    for order in permutations(range(3)):
+        for file, number in zip(new, order, strict=True):
+            file.write_bytes(intact[number])
+        if order != (0, 1, 2):
+            row.refuse(order, load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
+
+
+def test_files_of_two_ranks(row: Row, checkpoint: Path, chain: list[Any]) -> None:
+    plain = [codec for codec in chain if not isinstance(codec, ZStandard)]
+    halves = [torch.zeros(40, 3), torch.ones(40, 3)]
+    save_shards(checkpoint, halves, plain)
+    one, other = data_files(checkpoint)
+    assert one.stat().st_size == other.stat().st_size
+    first, second = one.read_bytes(), other.read_bytes()
+    for left, right in ((second, first), (second, second), (first, first)):
+        one.write_bytes(left)
+        other.write_bytes(right)
+        row.refuse("ranks", load, {"w": torch.zeros(80, 3)}, checkpoint, keys_for(chain), kind=IdentityError)
+
+
+def test_an_item_of_the_same_place_in_another_ranks_file(row: Row, checkpoint: Path) -> None:
+    """The right item, rightly placed and published, by a writer that did not write this file."""
+    shards = [torch.zeros(40, 3), torch.ones(40, 3)]
+    save_shards(checkpoint, shards, [Checksum()])
+    (path, facts), *_ = sorted(manifest_of(checkpoint).files.items())
+
+    file = checkpoint / path
+    with file.open("wb") as raw:
+        output = OutputFile(raw, Meter())
+        identity = Identity(b"\7" * 16, Kind.TENSOR, (0, 0), "w")
+        target = Extensions.of([Checksum()]).open(output, identity, published=True, dtype="float32")
+        save_tensor(torch.full((40, 3), 9.0), target)
+        target.close()
+    assert file.stat().st_size == facts.size
+    error = row.refuse("writer", load, {"w": torch.zeros(80, 3)}, checkpoint, None, kind=IdentityError)
+    assert "another process or save" in str(error)
+
+
+def test_unpublished_and_unbound_items_in_a_published_checkpoint(row: Row, tmp_path: Path) -> None:
+    """What torch's own writer, or an attached one, made with the same codecs, in the place of a published item."""
+    state = {"w": torch.zeros(30)}
+    save(state, tmp_path / "own", [Checksum()])
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock", _extensions=[Checksum()]))
+    dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(tmp_path / "attached"), [Checksum()]))
+    (file,) = data_files(tmp_path / "own")
+
+    for other, words in (("stock", "not bound"), ("attached", "another process or save")):
+        (theirs,) = data_files(tmp_path / other)
+        shutil.copyfile(theirs, file)
+        metadata = tmp_path / "own" / ".metadata"
+        manifest = manifest_of(tmp_path / "own")
+        content = metadata_file.load(metadata.read_bytes(), KeyRing())
+        vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
+        size = file.stat().st_size
+        for info in content.storage_data.values():
+            info.offset, info.length = 0, size
+        files = {name: replace(facts, size=size) for name, facts in manifest.files.items()}
+        metadata.write_bytes(metadata_file.dump(content, replace(manifest, files=files), None))
+        error = row.refuse(other, load, state, tmp_path / "own", None, kind=IdentityError)
+        assert words in str(error)

@@ -1,0 +1,182 @@
+"""A plugin for pytest (``-p mutants``) that takes one check out of the reader, named by ``STREAMXF_MUTANT``.
+
+Each check is found by its name, so one that was renamed or removed is an error before any test runs. What a run's tests
+came to is written to the file that ``STREAMXF_OUTCOMES`` names.
+
+Run as a program, it runs pytest once for each mutant, in processes that are forked from one that has imported what
+takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Make = Callable[[Any], Any]
+"""From what a name stands for to what takes its place."""
+
+
+# -- what takes the place of a check ---------------------------------------------------------------------------------
+
+
+def nothing(_: Any) -> Any:
+    return lambda *arguments, **options: None
+
+
+def decrypt_without_tag(_: Any) -> Any:
+    """AES-GCM decrypts in counter mode from 2 on, and the tag is the rest."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    def decode(self: Any, block: memoryview, info: Any) -> memoryview:
+        key, _ = self.data_key.stream_keys(info.stream.salt, info.stream.header_digest)
+        nonce = info.index.to_bytes(11, "big") + bytes([info.last])
+        decryptor = Cipher(algorithms.AES(key), modes.CTR(nonce + b"\0\0\0\2")).decryptor()
+        return memoryview(decryptor.update(bytes(block[:-16])))
+
+    return decode
+
+
+def open_without_seal(_: Any) -> Any:
+    return classmethod(lambda cls, chain, stream, seal, *, meter=None: cls(chain, stream, meter=meter))
+
+
+def nonce_without(part: str) -> Make:
+    """On both sides, so that what is intact still decrypts."""
+
+    def make(nonce: Any) -> Any:
+        return lambda info: nonce(replace(info, **{part: type(getattr(info, part))(0)}))
+
+    return make
+
+
+def size_without_last_block(init: Any) -> Any:
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self.keyed = False
+
+    return __init__
+
+
+def expecting_what_is_there(part: str) -> Make:
+    """The check of an identity, told to expect whatever `part` the header has."""
+
+    def make(check: Any) -> Any:
+        def checked(self: Any, header: Any, expected: Any) -> None:
+            found = header.identity
+            if found is not None:
+                changes = {
+                    "name": lambda: {"index": replace(expected.index, fqn=found.name)},
+                    "offset": lambda: {"index": replace(expected.index, offset=found.offsets)},
+                    "kind": lambda: {"kind": found.kind},
+                    "writer": lambda: {"writer": None},
+                }
+                expected = replace(expected, **changes[part]())
+            check(self, header, expected)
+
+        return checked
+
+    return make
+
+
+class _Agreeable(tuple):  # type: ignore[type-arg]
+    """A chain that differs from no other."""
+
+    __hash__ = tuple.__hash__
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def any_chain(read_header: Any) -> Any:
+    def read(source: Any) -> Any:
+        header = read_header(source)
+        return replace(header, chain=_Agreeable(header.chain))
+
+    return read
+
+
+def keys_for_what_is_keyed(coder: Any) -> Any:
+    def made(header: Any, fragment: str, ring: Any, registry: Any) -> Any:
+        return coder(header, fragment, ring if header.keyed else type(ring)(), registry)
+
+    return made
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+MUTANTS: dict[str, tuple[str, Make] | None] = {
+    "none": None,
+    "tag": ("streamxf.codecs.encrypt:Encrypt.decode", decrypt_without_tag),
+    "seal": ("streamxf.coder:StreamCoder.open", open_without_seal),
+    "block number": ("streamxf.codecs.encrypt:_nonce", nonce_without("index")),
+    "last block": ("streamxf.codecs.encrypt:_nonce", nonce_without("last")),
+    "last block first": ("streamxf.fileio.blocks:BlockReader.__init__", size_without_last_block),
+    "name": ("streamxf.dcp.items:ItemOpener._check_identity", expecting_what_is_there("name")),
+    "offset": ("streamxf.dcp.items:ItemOpener._check_identity", expecting_what_is_there("offset")),
+    "kind": ("streamxf.dcp.items:ItemOpener._check_identity", expecting_what_is_there("kind")),
+    "writer": ("streamxf.dcp.items:ItemOpener._check_identity", expecting_what_is_there("writer")),
+    "chain": ("streamxf.dcp.items:read_header", any_chain),
+    "trailer": ("streamxf.dcp.manifest:Parts.check_tag", nothing),
+    "file size": ("streamxf.dcp.reader:ChainReaderMixin._check_size", nothing),
+    "policy of items": ("streamxf.dcp.items:ItemOpener._check_policy", nothing),
+    "policy of metadata": ("streamxf.dcp.metadata:_check_published", nothing),
+    "policy of files": ("streamxf.fileio.plain:_coder", keys_for_what_is_keyed),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = os.environ["STREAMXF_MUTANT"]
+    mutant = MUTANTS[name]
+    if mutant is not None:
+        where, make = mutant
+        module, _, path = where.partition(":")
+        *owners, attribute = path.split(".")
+        owner: Any = import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        if attribute not in vars(owner):
+            raise pytest.UsageError(f"mutant {name!r}: {where} is gone; name the check that took its place")
+        setattr(owner, attribute, make(getattr(owner, attribute)))
+    config.pluginmanager.register(_Outcomes(Path(os.environ["STREAMXF_OUTCOMES"])))
+
+
+class _Outcomes:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            self._found[report.nodeid] = report.outcome if report.when == "call" else f"{report.when} {report.outcome}"
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text(json.dumps(self._found))
+
+
+def run_all(folder: Path, plans: dict[str, list[str]]) -> None:
+    """Run each mutant's tests; FOLDER/<mutant>.status and .json then say how it went, and .txt what pytest printed."""
+    import torch.distributed.checkpoint  # noqa: F401
+
+    for mutant, tests in plans.items():
+        child = os.fork()
+        if not child:
+            os.environ |= {"STREAMXF_MUTANT": mutant, "STREAMXF_OUTCOMES": str(folder / f"{mutant}.json")}
+            printed = os.open(folder / f"{mutant}.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(printed, 1)
+            os.dup2(printed, 2)
+            status = pytest.main(["-q", "-p", "mutants", "-p", "no:cacheprovider", *tests])
+            sys.stdout.flush()
+            os._exit(status)
+        (folder / f"{mutant}.status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]), json.loads(sys.argv[2]))
