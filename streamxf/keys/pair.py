@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import (
@@ -25,10 +26,13 @@ from cryptography.hazmat.primitives.hpke import (
 )
 from typing_extensions import Buffer
 
-from streamxf.errors import ParameterError, WrongKeyError
+from streamxf.errors import ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.derive import public_id
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import SECRET_BYTES, Secret, as_bytes
+
+HYBRID = "hpke-mlkem768-x25519"
+X25519 = "hpke-x25519"
 
 _INFO = b"streamxf/1 hpke"
 _MLKEM_SEED = 64
@@ -46,6 +50,18 @@ class _Kem:
     public_bytes: Callable[[Any], bytes]
 
 
+@contextmanager
+def _ml_kem() -> Iterator[None]:
+    try:
+        yield
+    except UnsupportedAlgorithm:
+        raise UnsupportedError(
+            f"the cryptography package here has no ML-KEM, which keys of kind {HYBRID} need: its OpenSSL is too old. "
+            f"Install cryptography 48 or later from PyPI, or take the kind {X25519}"
+        ) from None
+
+
+@_ml_kem()
 def _expand(seed: bytes) -> tuple[MLKEM768PrivateKey, X25519PrivateKey]:
     """X-Wing's key pair out of its 32-byte seed."""
     expanded = hashlib.shake_256(seed).digest(_MLKEM_SEED + 32)
@@ -55,6 +71,7 @@ def _expand(seed: bytes) -> tuple[MLKEM768PrivateKey, X25519PrivateKey]:
     )
 
 
+@_ml_kem()
 def _hybrid_public(data: bytes) -> MLKEM768X25519PublicKey:
     return MLKEM768X25519PublicKey(
         MLKEM768PublicKey.from_public_bytes(data[:_MLKEM_PUBLIC]),
@@ -65,9 +82,6 @@ def _hybrid_public(data: bytes) -> MLKEM768X25519PublicKey:
 def _hybrid_public_bytes(seed: bytes) -> bytes:
     return b"".join(key.public_key().public_bytes_raw() for key in _expand(seed))
 
-
-HYBRID = "hpke-mlkem768-x25519"
-X25519 = "hpke-x25519"
 
 _KEMS = {
     X25519: _Kem(
@@ -109,6 +123,8 @@ class PublicKey(KeyProvider):
     ------
     ParameterError
         If there is no such kind, or `data` is no such key.
+    UnsupportedError
+        If the cryptography package here has no ML-KEM.
     """
 
     unwraps: ClassVar[bool] = False
@@ -158,6 +174,8 @@ class PrivateKey(Secret, KeyProvider):
     ------
     ParameterError
         If there is no such kind, or `material` is not 32 bytes.
+    UnsupportedError
+        If the cryptography package here has no ML-KEM.
     """
 
     __slots__ = ("kind",)

@@ -12,11 +12,11 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
+from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.b64url import encode_b64url, try_decode
 from streamxf.keys.secret import SECRET_BYTES
 from streamxf.keys.text import SECRET, AnyKey, SecretKey, check_kind, kind_of, make_key
@@ -78,10 +78,17 @@ class PassphraseCost:
 
     def stretch(self, passphrase: str, salt: bytes) -> bytes:
         """The 32 bytes that Argon2id makes of a passphrase."""
-        kdf = Argon2id(
-            salt=salt, length=SECRET_BYTES, iterations=self.passes, lanes=self.lanes, memory_cost=self.memory
-        )
-        return kdf.derive(normalise(passphrase))
+        typed = normalise(passphrase)
+        try:
+            kdf = Argon2id(
+                salt=salt, length=SECRET_BYTES, iterations=self.passes, lanes=self.lanes, memory_cost=self.memory
+            )
+        except UnsupportedAlgorithm:
+            raise UnsupportedError(
+                "the cryptography package here has no Argon2id, which passphrases need: its OpenSSL is too old. "
+                "Install cryptography 48 or later from PyPI"
+            ) from None
+        return kdf.derive(typed)
 
 
 def _check_cost(name: str, value: int, low: int, high: int) -> None:

@@ -42,7 +42,11 @@ class KeyRing:
     """
 
     def __init__(self, keys: Iterable[KeyLike] = (), *, trust: TrustLike = (), allow_unsigned: bool = False) -> None:
-        self._keys = tuple(dict.fromkeys(map(as_provider, keys)))
+        found: list[KeyProvider] = []
+        for key in map(as_provider, keys):
+            if key not in found:  # not by a hash: a provider of others need not have one
+                found.append(key)
+        self._keys = tuple(found)
         self.trust = (trust,) if isinstance(trust, VerifyKey) else tuple(trust)
         self.allow_unsigned = allow_unsigned
         self._opened: dict[Parameters, DataKey] = {}

@@ -241,6 +241,17 @@ def test_a_ring_remembers_what_it_opened_and_asks_once():
     assert log == ["a"]
 
 
+def test_a_ring_has_each_key_once_also_those_without_a_hash():
+    class Unhashable(Fake):
+        def __eq__(self, other):
+            return type(other) is type(self) and other.id == self.id
+
+        __hash__ = None
+
+    ring = KeyRing([Unhashable("a"), KEY, Unhashable("b"), Key(KEY.reveal()), Unhashable("a")])
+    assert [key.id for key in ring] == ["a" * 16, KEY.id, "b" * 16]
+
+
 def test_rings_and_trust():
     ring = KeyRing([KEY], trust=TRUSTED)
     assert ring.trust == (TRUSTED,)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 
-from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
+from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
+from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, pair
 from streamxf.keys.b64url import decode_b64url
 from streamxf.keys.pair import HYBRID, X25519
 
@@ -76,6 +77,23 @@ def test_public_keys_are_those_of_other_implementations():
     assert SigningKey(seed).verify_key == VerifyKey(bytes.fromhex(public))
     seed = bytes.fromhex("7f9c2ba4e88f827d616045507605853ed73b8093f6efbc88eb1a6eacfa66ef26")
     assert PrivateKey(seed).public.data.startswith(bytes.fromhex("e2236b35a8c24b39b10aa1323a96a919"))
+
+
+def test_where_ml_kem_is_missing(monkeypatch):
+    public = PrivateKey(SECRET).public.data
+
+    class Missing:
+        def fail(data):
+            raise UnsupportedAlgorithm("ML-KEM-768 is not supported by this backend.")
+
+        from_seed_bytes = from_public_bytes = staticmethod(fail)
+
+    for name in ("MLKEM768PrivateKey", "MLKEM768PublicKey"):
+        monkeypatch.setattr(pair, name, Missing)
+    for make in (lambda: PrivateKey(SECRET), lambda: PublicKey(public), PrivateKey.generate):
+        with pytest.raises(UnsupportedError, match=r"no ML-KEM.*take the kind hpke-x25519"):
+            make()
+    assert PrivateKey(SECRET, X25519).public.wrap(DEK, DEK_ID)
 
 
 def test_signatures_are_of_one_data_key_by_one_key():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from frozen import PROTECTED_LINE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
+from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey, passphrase
 from streamxf.keys.b64url import encode_b64url
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
@@ -41,6 +42,16 @@ def test_what_was_protected_once_opens_for_ever():
     """Recorded with the first version; files that exist depend on it."""
     assert open_protected(PROTECTED_LINE, "pässwörd") == KEY
     assert open_protected(PROTECTED_LINE, "pa\u0308sswo\u0308rd") == KEY
+
+
+def test_where_argon2id_is_missing(monkeypatch):
+    def fail(**keywords):
+        raise UnsupportedAlgorithm("This version of OpenSSL does not support argon2id")
+
+    monkeypatch.setattr(passphrase, "Argon2id", fail)
+    for use in (lambda: protect_key(KEY, "correct horse"), lambda: open_protected(LINE, "correct horse")):
+        with pytest.raises(UnsupportedError, match="no Argon2id"):
+            use()
 
 
 def test_wrong_and_missing_passphrases():
