@@ -15,7 +15,7 @@ from streamxf.dcp.items import Require
 from streamxf.dcp.objects import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
-from streamxf.keys import KeysLike
+from streamxf.keys import KeyRing, KeysLike, TrustLike
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
@@ -81,7 +81,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, require, weights_only, safe_globals, expect_save_id
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
@@ -93,6 +93,8 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         _extension_registry: ExtensionRegistry | None = None,
         *,
         keys: KeysLike = None,
+        trust: TrustLike = (),
+        allow_unsigned: bool = False,
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
@@ -103,7 +105,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         self._storage_options = kwargs
         self._set_up_chain(
             _extension_registry,
-            keys,
+            KeyRing.of(keys, trust, allow_unsigned),
             require,
             objects=Objects(weights_only, safe_globals),
             expect_save_id=expect_save_id,

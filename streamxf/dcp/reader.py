@@ -48,7 +48,7 @@ from streamxf.errors import (
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import Access, FileSlice, Timed, access_to
-from streamxf.keys import KeysLike
+from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.registry import providers_in
 from streamxf.report import LoadReport
@@ -374,6 +374,11 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
+    trust : VerifyKey, or several
+        Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
+        here, so must everything else.
+    allow_unsigned : bool
+        Whether a checkpoint that a `PrivateKey` opens may lack that signature.
     require : {"published", "bound", "encrypted"}, optional
         The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
@@ -398,6 +403,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         _extension_registry: ExtensionRegistry | None = None,
         *,
         keys: KeysLike = None,
+        trust: TrustLike = (),
+        allow_unsigned: bool = False,
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
@@ -406,7 +413,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         super().__init__(path)
         self._set_up_chain(
             _extension_registry,
-            keys,
+            KeyRing.of(keys, trust, allow_unsigned),
             require,
             objects=Objects(weights_only, safe_globals),
             expect_save_id=expect_save_id,

@@ -13,9 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, ZStandard
+from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.dcp.manifest import split
-from streamxf.errors import MetadataError, PolicyError, StreamxfError
+from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 
 from .helpers import KEY, assert_same, error_of, full_chain, load_with, refused, rewrite_metadata
 
@@ -136,3 +136,33 @@ def test_a_stripped_trailer_is_refused(checkpoint: Path, reader: str) -> None:
         else:
             assert isinstance(error, MetadataError)
             assert "trailer was removed" in str(error)
+
+
+@pytest.mark.parametrize("reader", ["own", "fsspec"])
+def test_what_only_a_private_key_opens_must_be_signed(checkpoint: Path, reader: str) -> None:
+    """Anybody can have the public key, so it says nothing of who wrote."""
+    private, signer, stranger = PrivateKey.generate(), SigningKey.generate(), SigningKey.generate()
+    trust = {"trust": signer.verify_key}
+    cases: list[tuple[SigningKey | None, dict[str, Any], bool]] = [
+        (signer, trust, True),
+        (signer, {}, False),
+        (stranger, trust, False),
+        (stranger, {"trust": [signer.verify_key, stranger.verify_key]}, True),
+        (None, trust, False),
+        (None, {}, False),
+        (None, {"allow_unsigned": True}, True),
+    ]
+    for by, options, accepted in cases:
+        save_own(checkpoint, [Encrypt(private.public, signer=by)])
+        made = READERS[reader](checkpoint, keys=private, **options)
+        if accepted:
+            assert_same(load_with(STATE, made), STATE)
+        else:
+            with refused(PolicyError, "trust=", "allow_unsigned=True"):
+                load_with(STATE, made)
+
+
+def test_signers_need_keys(checkpoint: Path) -> None:
+    for options in ({"trust": SigningKey.generate().verify_key}, {"allow_unsigned": True}):
+        with pytest.raises(ParameterError, match="keys="):
+            streamxf.FileSystemReader(checkpoint, **options)
