@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dcp.helpers import error_of
@@ -12,7 +13,7 @@ from reference_decoder import FormatError, decode_plain_file
 from samples import FULL, KEY
 
 from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.errors import AuthenticationError, IdentityError, PolicyError
+from streamxf.errors import AuthenticationError, IdentityError, MetadataError, PolicyError
 
 from .rows import Row, share
 from .targets import Checkpoint, Container, PlainFile
@@ -113,6 +114,23 @@ def test_every_bit_of_keyed_metadata_under_a_digest_that_anybody_can_make(row: R
         for number, altered in share(flips(pickled), 7):
             data = join_metadata(altered, manifest | {"key": key})
             row.refuse(f"bit {number}", small.with_metadata, data, kind=(AuthenticationError, PolicyError))
+
+
+@on("own, unkeyed")
+def test_every_bit_of_unkeyed_metadata_under_a_digest_that_is_right(row: Row, small: Checkpoint) -> None:
+    """Nobody vouches for it then, and whoever meant harm could rewrite the data, too; but one bit is never enough."""
+    pickled, manifest = split_metadata(small.metadata)
+
+    def load(data: bytes) -> Any:
+        try:
+            return small.with_metadata(data)
+        except RuntimeError as error:
+            if not str(error).startswith("Missing key in checkpoint state_dict"):
+                raise
+            raise MetadataError("an item has another name, so DCP misses it") from error
+
+    for number, altered in share(flips(pickled), 3):
+        row.refuse_or_equal(f"bit {number}", small.right, load, join_metadata(altered, manifest))
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from dcp.helpers import KEY
 from forge import Parts, take_container_apart
+from reference_decoder import FormatError, decode_plain_file
 from samples import data_of
 
 from streamxf import Encrypt, ZStandard
@@ -161,6 +162,16 @@ def test_footers_that_lie_about_the_size(row: Row, tmp_path: Path, reader: str) 
     for size in (parts.raw_size - 1, parts.raw_size + 1, 2 * full + 1, 3 * full, 0, full):
         file = parts.change(raw_size=size).container()
         row.refuse(size, container.load, file)
+
+
+def test_the_second_decoder_refuses_them_too() -> None:
+    """The page says what is refused, and so does a decoder that was written from the page alone."""
+    file = PlainFile(matrix(4, BLOCK).numpy().tobytes(), [Encrypt(KEY)], pipe=False)
+    container = file.container()
+    for order in [*orders(4), (0, 0, 1, 2, 3), (0, 1, 2, 3, 3)]:
+        for full in (False, True):
+            with pytest.raises(FormatError):
+                decode_plain_file(file.parts.prefix + rebuilt(container, order, full), key=KEY.reveal())
 
 
 # -- without a key: storage that mixes up blocks, and leaves their CRCs as they were -----------------------------------
