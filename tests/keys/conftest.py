@@ -11,19 +11,29 @@ import pytest
 from endpoints import CREDENTIALS, Kms
 
 
+# ends with its input, and so with the process of these tests, however that ends
+SERVER = """
+import os, sys, threading
+from moto.server import main
+
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+main(["-H", "127.0.0.1", "-p", "0"])
+"""
+
+
 @pytest.fixture(scope="session")
 def kms_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
     pytest.importorskip("moto")
     log = tmp_path_factory.mktemp("kms") / "log"
-    command = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0")
-    with log.open("wb") as sink, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, text=True) as server:
+    command = (sys.executable, "-c", SERVER)
+    with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sink, stderr=sink) as server:
         try:
             yield Kms(_address(server, log.read_text))
         finally:
             server.kill()
 
 
-def _address(server: subprocess.Popen[str], said: Callable[[], str]) -> str:
+def _address(server: subprocess.Popen[bytes], said: Callable[[], str]) -> str:
     """Where the server listens, which it says once it does."""
     while True:
         if found := re.search(r"http://127\.0\.0\.1:\d+", said()):
