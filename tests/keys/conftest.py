@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from endpoints import CREDENTIALS, Kms
 
-
 # ends with its input, and so with the process of these tests, however that ends
 SERVER = """
 import os, sys, threading
