@@ -6,5 +6,5 @@ passes if a typed error comes out, or exactly the right data where the fault can
 a second of CPU. pytest prints what each row tried at the end of its run.
 
 Some rows have more cases than a quick run has time for; it takes a fixed share of them, spread evenly.
-``STREAMXF_HOSTILE=all make test ARGS=tests/hostile`` runs every one, which takes about ten minutes.
+``STREAMXF_HOSTILE=all make test ARGS=tests/hostile`` runs every one, which takes about twelve minutes.
 """

@@ -58,7 +58,7 @@ def mended_flips(container: Container) -> Iterator[tuple[int, bytes]]:
 @on(*KINDS)
 def test_every_bit_of_the_data(row: Row, small: Checkpoint) -> None:
     named = set()
-    for number, data in share(flips(small.data), 1 if small.own else 5):
+    for number, data in share(flips(small.data), 1 if small.own else 10):
         error = row.refuse(f"bit {number}", small.with_data, data)
         named.add(error.item)
         if number % 1000 == 0:
@@ -85,7 +85,7 @@ def test_every_bit_of_the_metadata(row: Row, small: Checkpoint) -> None:
 def test_every_bit_of_keyed_containers_with_all_crcs_mended(row: Row, small: Checkpoint) -> None:
     reached = set()
     for container in small.containers():
-        for number, altered in share(mended_flips(container), 3 if small.own else 5):
+        for number, altered in share(mended_flips(container), 5):
             error = row.refuse(f"{container.name}, bit {number}", container.load, altered)
             reached.add(type(error))
     assert {AuthenticationError, IdentityError} <= reached

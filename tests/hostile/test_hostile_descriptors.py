@@ -15,7 +15,7 @@ from forge import join_metadata, prefix_of, split_metadata, take_container_apart
 
 from streamxf import Checksum, ZStandard
 
-from .rows import Row, share
+from .rows import ALL, Row, share
 from .targets import Checkpoint, PlainFile
 
 ROW = "hostile descriptors"
@@ -182,8 +182,9 @@ def test_in_headers_and_prefixes(row: Row, keyed: bool, pipe: bool) -> None:
     container = file.container()
     parts = take_container_apart(container.intact)
     honest = parts.chain.decode().split("\n")
-    for text in islice(hostile(honest), COUNT):
-        for texts in replaced(honest, text):
+    for number, text in enumerate(islice(hostile(honest), COUNT)):
+        places = list(replaced(honest, text))
+        for texts in places if ALL else [places[number % len(places)]]:
             chain = "\n".join(texts).encode("utf-8", "surrogatepass")
             if len(chain) < 2**16:
                 made = parts.change(chain=chain).container()
