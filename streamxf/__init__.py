@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
     from streamxf.dcp.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
+    from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
-    from streamxf.fileio import decode, encode, open
+    from streamxf.fileio import decode, encode
+    from streamxf.fileio import open as open  # exported by its name alone
     from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
@@ -63,6 +65,7 @@ _HOME = {
     "SigningKey": "streamxf.keys",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
+    "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
@@ -75,8 +78,10 @@ _HOME = {
     "rekey": "streamxf.dcp.rekey",
     "remove_recipient": "streamxf.dcp.rekey",
     "tune": "streamxf.tuning.tuner",
+    "unsafe_globals": "streamxf.dcp.unsafe",
 }
 
+# without `open`: a star import would replace the builtin function
 __all__ = [
     "LZ4",
     "BlockInfo",
@@ -104,6 +109,7 @@ __all__ = [
     "SigningKey",
     "StreamInfo",
     "StreamxfError",
+    "UnsafeGlobals",
     "VerifyKey",
     "ZStandard",
     "__version__",
@@ -113,11 +119,11 @@ __all__ = [
     "encode",
     "errors",
     "keys",
-    "open",
     "recipients",
     "rekey",
     "remove_recipient",
     "tune",
+    "unsafe_globals",
 ]
 
 
@@ -130,4 +136,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "open"])

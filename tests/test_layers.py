@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,12 @@ def test_importing_streamxf_imports_nothing_optional():
 def test_public_names_resolve(name: str):
     assert getattr(streamxf, name) is not None
     assert name in dir(streamxf)
+
+
+def test_a_star_import_leaves_the_builtins_alone():
+    assert not set(streamxf.__all__) & set(dir(builtins))
+    assert "open" in dir(streamxf)
+    assert streamxf.open is not open
 
 
 def test_other_names_do_not():

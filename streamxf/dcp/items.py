@@ -189,8 +189,8 @@ class ItemOpener:
 
     def _not_encrypted(self) -> PolicyError:
         return PolicyError(
-            f"the item is not encrypted, and keys were given, so {self.require!r} is required; to read a checkpoint "
-            "that is not encrypted, leave keys= out"
+            f"the item is not encrypted, and keys were given, so {self.require!r} is required; leave keys= out "
+            "if you know that it was not encrypted"
         )
 
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:

@@ -96,13 +96,13 @@ def _check_published(manifest: Manifest | None) -> None:
     if manifest is None:
         raise PolicyError(
             "the metadata does not end in a manifest. If streamxf's writer saved this checkpoint, the file was cut or "
-            "altered: restore it. If torch's own writer did, leave keys= out where it did not encrypt, and pass "
-            "require='encrypted' (or 'bound', for an attached writer) where it did"
+            "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
+            "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
     if manifest.key is None:
         raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; to read a checkpoint that is not encrypted, leave "
-            "keys= out"
+            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it "
+            "was not encrypted"
         )
 
 

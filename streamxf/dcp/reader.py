@@ -35,6 +35,7 @@ from streamxf.dcp.load import Loader, noted
 from streamxf.dcp.manifest import Manifest, check_path
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.dcp.objects import Objects
+from streamxf.dcp.places import check_local
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.stored import Geometry
 from streamxf.errors import (
@@ -369,7 +370,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     Parameters
     ----------
     path : path
-        The checkpoint's folder.
+        The checkpoint's folder. For URLs there is `FsspecReader`.
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
@@ -410,6 +411,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         safe_globals: Sequence[Any] = (),
         expect_save_id: str | None = None,
     ) -> None:
+        check_local(path, "FsspecReader")
         super().__init__(path)
         self._set_up_chain(
             _extension_registry,
@@ -418,6 +420,11 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
             objects=Objects(weights_only, safe_globals),
             expect_save_id=expect_save_id,
         )
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turn to another checkpoint; raises ParameterError for a URL."""
+        check_local(checkpoint_id, "FsspecReader")
+        super().reset(checkpoint_id)
 
 
 def check_require(require: Require | None, registry: Registry, default: Require = "published") -> Require | None:

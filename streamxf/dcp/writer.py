@@ -27,6 +27,7 @@ from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import Manifest, split
+from streamxf.dcp.places import check_local
 from streamxf.dcp.publish import publish, remove
 from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.whole import check_items
@@ -60,6 +61,7 @@ class ChainWriterMixin:
     _extensions: Extensions
     _block_log2: int
     _save: Save | None
+    _warned: set[frozenset[str]]
     #: What the last save did in this process; None before it is over, and if it failed.
     report: SaveReport | None
 
@@ -76,6 +78,7 @@ class ChainWriterMixin:
         self._extensions = Extensions.of(DEFAULT_CHAIN if extensions is None else extensions)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
+        self._warned = set()
         self.report = None
 
     # -- what DCP calls, in this order -------------------------------------------------------------
@@ -124,6 +127,7 @@ class ChainWriterMixin:
         except BaseException:
             remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
             raise
+        self._warn_of_objects(save)
         self.report = SaveReport.of(save.meter, perf_counter() - begin)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -171,6 +175,12 @@ class ChainWriterMixin:
             raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
         return self._save
 
+    def _warn_of_objects(self, save: Save) -> None:
+        needed, text = save.refused_objects()
+        if needed and needed not in self._warned:
+            self._warned.add(needed)
+            warnings.warn(text, stacklevel=2)
+
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as raw:
             results = save.write_file(raw, name, items, planner)
@@ -214,7 +224,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     Parameters
     ----------
     path : path
-        The checkpoint's folder.
+        The checkpoint's folder. For URLs there is `FsspecWriter`.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
@@ -245,6 +255,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         *,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     ) -> None:
+        check_local(path, "FsspecWriter")
         super().__init__(
             path,
             single_file_per_rank=single_file_per_rank,
@@ -255,6 +266,11 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
             overwrite=overwrite,
         )
         self._set_up_chain(_extensions, serialization_format, block_size)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turn to another checkpoint; raises ParameterError for a URL."""
+        check_local(checkpoint_id, "FsspecWriter")
+        super().reset(checkpoint_id)
 
 
 def _write_all(

@@ -198,8 +198,8 @@ def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry
         raise ContainerError("the file holds an item cut out of a checkpoint, which is no plain file")
     if len(ring) and not header.keyed:
         raise PolicyError(
-            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; to read a "
-            "file that is not encrypted, leave keys= out"
+            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
+            "keys= out if you know that it was not encrypted"
         )
     if bool(fragment) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")

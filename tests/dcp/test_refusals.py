@@ -172,7 +172,7 @@ def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
     assert len(folders) == 6
     for folder in folders:
         for require in ("bound", "encrypted"):
-            with refused(PolicyError, "not encrypted", "leave keys= out"):
+            with refused(PolicyError, "not encrypted", "leave keys= out if you know that it was not encrypted"):
                 load(state, folder, KEY, require=require)
         with refused(PolicyError):
             load(state, folder, KEY)
@@ -261,3 +261,17 @@ def test_a_version_that_nobody_has(checkpoint: Path, state: dict[str, Any]) -> N
     reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
     with refused(UnknownCodecError, "version 2"):
         load_with(state, reader)
+
+
+def test_urls_are_for_other_classes(checkpoint: Path) -> None:
+    """torch's own classes make folders of them: ``s3:/bucket/x``."""
+    for url in ("s3://bucket/x", "file:///bucket/x", "simplecache::s3://bucket/x"):
+        for cls in (streamxf.FileSystemWriter, streamxf.FileSystemReader):
+            other = cls.__name__.replace("FileSystem", "Fsspec")
+            with pytest.raises(ParameterError, match=f"'{url}' is a URL.* streamxf.{other}"):
+                cls(url)
+            made = cls(checkpoint)
+            with pytest.raises(ParameterError, match=other):
+                made.reset(url)
+            made.reset(str(checkpoint / "a:b"))
+            assert made.path == checkpoint / "a:b"
