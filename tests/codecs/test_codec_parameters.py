@@ -37,7 +37,7 @@ def test_key_lengths(size):
         Encrypt(bytes(size))
 
 
-@pytest.mark.parametrize("key", ["0" * 32, None, 32, [1] * 32])
+@pytest.mark.parametrize("key", ["0" * 32, None, 32])
 def test_key_types(key):
     with pytest.raises(ParameterError, match="32 bytes"):
         Encrypt(key)

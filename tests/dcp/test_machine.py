@@ -87,7 +87,8 @@ def metadata(draw: st.DrawFn) -> Metadata:
         for number, offset in enumerate(offsets):
             stored[MetadataIndex(name, offset, draw(st.none() | st.just(number)))] = shared
     meta = st.builds(StorageMeta, checkpoint_id=st.none() | names, save_id=st.none() | names, modules=st.lists(names))
-    data = draw(plain | st.dictionaries(names, paths, max_size=5))
+    # a table of tuples would be taken for DCP's paths, which are not just anything
+    data = draw(plain.map(lambda value: [value]) | st.dictionaries(names, paths, max_size=5))
     return Metadata(items, data, stored, draw(st.none() | meta), draw(st.none() | names))
 
 
