@@ -13,7 +13,7 @@ from streamxf.dcp.limits import MAX_METADATA
 from streamxf.dcp.manifest import Manifest, append_trailer, split
 from streamxf.dcp.unpickle import load_metadata
 from streamxf.dcp.whole import check_items, check_places
-from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor, Parameters
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
@@ -117,14 +117,28 @@ def manifest_of(content: Metadata) -> Manifest | None:
     return getattr(content, MANIFEST_ATTRIBUTE, None)
 
 
+def key_fragment(described: str) -> Parameters:
+    """The fragment of a manifest's key, an Encrypt descriptor.
+
+    Raises
+    ------
+    MetadataError
+        If it is another descriptor, or has parameters.
+    DescriptorError
+        If it is none.
+    """
+    descriptor = Descriptor.parse(described)
+    if descriptor.bound != f"{ENCRYPT}/1":
+        raise MetadataError(f"the manifest's key is no {ENCRYPT}/1 descriptor")
+    return descriptor.fragment
+
+
 def _data_key(manifest: Manifest, keys: KeyRing) -> DataKey | None:
     if manifest.key is None:
         return None
-    descriptor = Descriptor.parse(manifest.key)
-    if descriptor.name != ENCRYPT or descriptor.version != 1:
-        raise MetadataError(f"the manifest's key is no {ENCRYPT}/1 descriptor")
+    fragment = key_fragment(manifest.key)
     try:
-        return keys.unwrap(descriptor.fragment)
+        return keys.unwrap(fragment)
     except KeyMissingError as error:
         raise KeyMissingError(f"this checkpoint is {error.message}") from None
 

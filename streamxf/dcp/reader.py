@@ -148,13 +148,18 @@ class ChainReaderMixin:
         path = self.fs.concat_path(self.path, metadata_name(rank))
         try:
             data = self._read_file(path)
+        except StreamxfError as error:
+            return UnreadableMetadata(error.locate(file=os.fspath(path)))
+        try:  # from here on no exception may leave, not even FileNotFoundError: a key provider can raise anything
             content = metadata_file.load(data, self._registry.keys, rank=rank, published=self._require == "published")
             manifest = metadata_file.manifest_of(content)
             self._check_save(manifest)
+            content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
+            content.storage_meta.load_id = self.load_id
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
-        content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
-        content.storage_meta.load_id = self.load_id
+        except Exception as error:
+            return UnreadableMetadata(_unusable(error, os.fspath(path)))
         self.save_id = manifest.save_id if manifest is not None else None
         return content
 
@@ -375,7 +380,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
-    trust : VerifyKey, or several
+    trust : VerifyKey or location, or several
         Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
         here, so must everything else.
     allow_unsigned : bool
@@ -450,6 +455,12 @@ def _local(fs: Any, path: Any) -> str | None:
     protocol = getattr(inner, "protocol", ())
     local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
     return str(inner._strip_protocol(path)) if inner is not None and local else None
+
+
+def _unusable(error: Exception, path: str) -> MetadataError:
+    made = MetadataError(f"the metadata cannot be used: {type(error).__name__}: {error}", file=path)
+    made.__cause__ = error
+    return made
 
 
 def _is_save_id(value: object) -> bool:

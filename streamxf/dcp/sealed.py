@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from streamxf.dcp.folder import rank_of
 from streamxf.dcp.limits import MAX_METADATA
 from streamxf.dcp.manifest import Manifest, Parts, append_trailer, split
+from streamxf.dcp.metadata import key_fragment
 from streamxf.dcp.texts import Outline
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, UnsupportedError
@@ -62,10 +63,7 @@ class Sealed:
             )
         if parts.manifest.key is None:
             raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
-        descriptor = Descriptor.parse(parts.manifest.key)
-        if descriptor.bound != f"{ENCRYPT}/1":
-            raise MetadataError(f"the manifest's key is no {ENCRYPT}/1 descriptor")
-        return cls(name, data, Envelope.parse(descriptor.fragment), parts, parts.manifest)
+        return cls(name, data, Envelope.parse(key_fragment(parts.manifest.key)), parts, parts.manifest)
 
     def open(self, keys: KeyRing) -> Opened:
         """Unwrap all data keys, and check signatures and MAC.

@@ -1,0 +1,114 @@
+"""The requirement "metadata that is there and cannot be used is an error": DCP takes an exception of ``read_metadata``
+for a missing file, and would load older, rank-local metadata in its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from streamxf import Encrypt, Key, KeyProvider
+from streamxf.dcp.manifest import split
+from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.descriptor import Descriptor
+from streamxf.errors import KeyServiceError, MetadataError, StreamxfError
+
+from .helpers import KEY, blank, error_of, manifest_of, refused, retagged, save
+
+STATE = {"w": torch.full((4,), 2.0)}
+OLDER = {"w": torch.full((4,), 1.0)}
+ERRORS = [TimeoutError, FileNotFoundError, RuntimeError, KeyError, MemoryError, KeyServiceError]
+
+
+class Flaky(KeyProvider):
+    """Fails the first time that it unwraps, as a service does."""
+
+    kind = "acme-flaky"
+    authenticates_writer = True
+    id = "b" * 16
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return KEY.wrap(data_key, dek_id)
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        if (error := self.error) is not None:
+            self.error = None
+            raise error
+        return KEY.unwrap(wrapped, dek_id)
+
+
+@pytest.fixture
+def with_older(tmp_path: Path) -> Path:
+    """A checkpoint in whose folder rank-local metadata of an older one stands, too."""
+    path = tmp_path / "checkpoint"
+    for state, together in ((OLDER, False), (STATE, True)):
+        writer = streamxf.FileSystemWriter(path, _extensions=[Encrypt(Flaky())], sync_files=False, overwrite=True)
+        dcp.save(state, storage_writer=writer, use_collectives=together)
+    assert {".metadata", "__0.metadata"} <= {file.name for file in path.iterdir()}
+    return path
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_a_provider_that_fails_once_does_not_bring_older_metadata(with_older: Path, kind: type[Exception]) -> None:
+    error, target = kind("no answer"), blank(STATE)
+    found = error_of(lambda: dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Flaky(error))))
+    assert isinstance(found, KeyServiceError | MetadataError), repr(found)
+    assert (kind is KeyServiceError) <= isinstance(found, KeyServiceError)
+    assert ".metadata" in str(found)
+    assert not torch.equal(target["w"], OLDER["w"])
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
+    with_older: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind("no answer")
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("streamxf.dcp.metadata.load", fails)
+    reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
+    found = reader.read_metadata()
+    assert isinstance(found, UnreadableMetadata)
+    with pytest.raises(StreamxfError) as caught:
+        found.raise_error()
+    assert str(with_older) in str(caught.value)
+    assert caught.value is error or (type(caught.value) is MetadataError and caught.value.__cause__ is error)
+
+
+def test_only_metadata_that_is_not_there_gives_way_to_a_ranks_own(with_older: Path) -> None:
+    (with_older / ".metadata").unlink()
+    target = blank(STATE)
+    reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
+    with pytest.raises(FileNotFoundError):
+        reader.read_metadata()
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Flaky()), no_dist=True)
+    assert torch.equal(target["w"], OLDER["w"])
+
+
+# -- what reads and what changes recipients agree ------------------------------------------------------
+
+
+def test_a_manifests_key_with_parameters_is_refused_by_readers_and_by_rekey(tmp_path: Path) -> None:
+    save(STATE, tmp_path)
+    manifest = manifest_of(tmp_path)
+    assert Descriptor.parse(manifest.key).bound == "streamxf.encrypt/1"
+    changed = type(manifest)(**{**vars(manifest), "key": manifest.key.replace("encrypt/1#", "encrypt/1?x=1#")})
+    data = (tmp_path / ".metadata").read_bytes()
+    (tmp_path / ".metadata").write_bytes(retagged(tmp_path, bytes(split(data).pickled), changed))
+    for action in (
+        lambda: dcp.load(blank(STATE), storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY)),
+        lambda: streamxf.rekey(tmp_path, KEY, Key.generate()),
+        lambda: streamxf.recipients(tmp_path),
+    ):
+        with refused(MetadataError, "descriptor"):
+            action()
