@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,7 +18,11 @@ from typing import Any
 import torch
 
 from streamxf.dcp.archive import Archive, NotSavedByTorch
-from streamxf.dcp.vet import TooMuch, vet
+from streamxf.dcp.needs import name_of, names_in, shown
+from streamxf.dcp.stand_ins import ALL as STAND_INS
+from streamxf.dcp.stand_ins import stand_ins
+from streamxf.dcp.vet import vet
+from streamxf.dcp.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.fileio.locks import ForkLock
@@ -28,8 +33,11 @@ MAX_EXPANSION = 64
 _REMEMBERED = 1024  # objects of up to as many bytes, which is where the same ones come again and again
 _REMEMBERED_BYTES = 4096
 
+
 # Torch forgot the type of b"".
 _BASIC: frozenset[Any] = frozenset([bytes])
+_NAME = re.compile(r"GLOBAL (\S+) was not an allowed")
+_CLASS = re.compile(r"got <class '([^']+)'>")
 _allowing = ForkLock()
 
 
@@ -95,7 +103,7 @@ class Objects:
             If ``torch.save`` did not write it, or it is damaged.
         """
         try:
-            with _allowed(self._given) as trusted:
+            with _allowed(self._given, objects=False) as trusted:
                 return _load(file, size, stored, trusted, map_location="cpu")
         except (NotSavedByTorch, TooMuch) as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
@@ -107,17 +115,23 @@ class Objects:
 
     def _renew(self, data: bytes, stored: int) -> bytes:
         try:
-            with _allowed(self._given | _BASIC) as trusted:
+            with _allowed(self._given, objects=True) as trusted:
                 loaded = _load(io.BytesIO(data), len(data), stored, trusted)
             if isinstance(loaded, torch.Tensor):
                 raise MetadataError("the item holds a tensor, the metadata says an object")
             renewed = io.BytesIO()
             torch.save(loaded, renewed)
+        except NeverLoads as error:
+            raise PolicyError(
+                f"the object was not loaded: {error}, so it cannot be loaded with weights_only, whatever safe_globals= "
+                "names. Store a list, a dict or a text in its place, or pass weights_only=False, which unpickles "
+                "everything and lets whoever wrote the checkpoint run code here"
+            ) from None
         except (NotSavedByTorch, TooMuch, _NotAllowed) as error:
             raise PolicyError(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
-                "safe_globals=[...]; weights_only=False unpickles everything, which lets whoever wrote the checkpoint "
-                "run code here"
+                "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
+                "unpickles everything, which lets whoever wrote the checkpoint run code here"
             ) from None
         except StreamxfError:
             raise
@@ -138,50 +152,38 @@ def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) 
     file.seek(0)
     try:
         return torch.load(file, weights_only=True, **options)
-    except pickle.UnpicklingError:
-        raise _NotAllowed(_reason(file)) from None
+    except pickle.UnpicklingError as error:
+        raise _NotAllowed(_reason(archive.pickled, trusted, str(error))) from None
 
 
 @contextmanager
-def _allowed(entries: Set[Any]) -> Iterator[Set[str]]:
-    """Allow `entries` for a while, and nobody else's meanwhile; gives the names of all that is allowed beside torch's
-    own.
+def _allowed(given: Set[Any], *, objects: bool) -> Iterator[Set[str]]:
+    """Allow `given` for a while, for `objects` also what stands in for NumPy, and nobody else's meanwhile; gives the
+    names of all that is trusted, which is what somebody named.
 
     Torch has one list for the whole process. Readers in other threads wait, so that none sees another's; what stood on
     the list before stays there, which torch's own context manager would take off.
     """
-    before = frozenset(torch.serialization.get_safe_globals())
-    if not entries:  # nobody has to wait for a tensor
-        yield _names(before)
+    if not given and not objects:  # nobody has to wait for a tensor; an object may be loaded at the same time
+        yield _names(frozenset(torch.serialization.get_safe_globals()) - STAND_INS - _BASIC)
         return
     with _allowing.here():
         before = frozenset(torch.serialization.get_safe_globals())
-        with torch.serialization.safe_globals(list(entries - before)):
-            yield _names(before | (entries - _BASIC))
+        trusted = _names(before | given)
+        extra = stand_ins(trusted) | _BASIC if objects else frozenset()
+        with torch.serialization.safe_globals(list((given | extra) - before)):
+            yield trusted - _names(_BASIC)
 
 
 @lru_cache(16)
 def _names(entries: Iterable[Any]) -> Set[str]:
-    return frozenset(map(_name_of, entries))
+    return frozenset(map(name_of, entries))
 
 
-def _name_of(entry: Any) -> str:
-    """The name by which a pickle calls for it."""
-    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
-        return entry[1]
-    if not callable(entry) or not hasattr(entry, "__qualname__"):
-        raise ParameterError(
-            f"safe_globals holds classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
-        )
-    return f"{entry.__module__}.{entry.__qualname__}"
-
-
-def _reason(file: Any) -> str:
-    file.seek(0)
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    except Exception as error:  # torch could not read the pickle to its end
-        return f"torch does not read its pickle ({type(error).__name__})"
-    if not names:
-        return "it uses its classes in a way that torch does not allow"
-    return "it needs " + ", ".join(shorten(ascii(name)[1:-1]) for name in sorted(names)[:5])
+def _reason(pickled: bytes, trusted: Set[str], message: str) -> str:
+    names = sorted(name for name in names_in(pickled) if name not in trusted)
+    if not names and (found := _NAME.search(message)):  # one of NumPy's, where the caller named others of them
+        names = [found[1]]
+    if not names and (found := _CLASS.search(message)):
+        return f"it makes something of the class {shown([found[1]])}, and needs that"
+    return f"it needs {shown(names)}" if names else "it uses its classes in a way that torch does not allow"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -13,14 +14,17 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.container.header import WRITER_ID_BYTES
+from streamxf.dcp.archive import NotSavedByTorch
 from streamxf.dcp.datafile import DataFile
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.manifest import FileFacts
+from streamxf.dcp.needs import quick_needs, shown
 from streamxf.dcp.output import OutputFile
 from streamxf.errors import AbortedError, located
 from streamxf.meter import Meter
 
 RECORD_ATTRIBUTE = "streamxf_record"
+_REASONS = 3  # in a warning
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Save:
         )  # one object for all items: pickle then stores it once
         self._modules = tuple(self.extensions.providers())
         self.meter = Meter()
+        self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self._failed = threading.Event()
         self._begun = threading.Lock()
 
@@ -97,6 +102,24 @@ class Save:
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
         return f"__{rank}_{number}_{self.writer_id.hex()}.distcp"
+
+    def refused_objects(self) -> tuple[frozenset[str], str]:
+        """What readers refuse by default of the objects that were saved: the names that they need, and a text that says
+        so, or "" if there is nothing.
+        """
+        needs = sorted(self._needs.items())
+        names = sorted({name for _, (names, _) in needs for name in names})
+        reasons = {item: reason for item, (_, reason) in needs if reason}
+        if not needs:
+            return frozenset(), ""
+        text = f"readers will refuse objects of this checkpoint by default: {shown([item for item, _ in needs])}."
+        if names:
+            text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
+        for item, reason in list(reasons.items())[:_REASONS]:
+            text += (
+                f" {shown([item])} does not load then either: {reason}; store a list, a dict or a text in its place."
+            )
+        return frozenset([*names, *reasons.values()]), text
 
     def write_file(
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], planner: SavePlanner
@@ -124,6 +147,8 @@ class Save:
                     if self._failed.is_set():
                         raise AbortedError("another file of this save failed")
                     data: Any = planner.resolve_data(item)
+                    if item.type == WriteItemType.BYTE_IO:
+                        self._look_at(item.index.fqn, data)
                     file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
                 file.finish()
                 output.finish()
@@ -135,3 +160,9 @@ class Save:
             record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
+
+    def _look_at(self, item: str, data: Any) -> None:
+        with suppress(NotSavedByTorch, AttributeError):  # a planner's own bytes, for a planner's own load
+            names, reason = quick_needs(data.getbuffer())
+            if names or reason:
+                self._needs[item] = names, reason

@@ -3,7 +3,8 @@
 That mode decides which names a pickle may use, not how often or on what: a few bytes can ask for a ``bytearray`` of any
 size, double a text forty times, make a tensor of more elements than are stored, or use as a key a tuple of tuples that
 share their parts, which takes for ever to hash. `vet` follows the pickle with values that know their sizes only, and
-refuses what is out of proportion to what is stored. Which names are allowed is left to torch.
+refuses what is out of proportion to what is stored, and of NumPy all that is not numbers. Which names are allowed is
+left to torch.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from typing import Any
 
 import torch
 
-MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack; and dimensions of a tensor, as torch has it
+from streamxf.dcp.vet_values import MAX_DEPTH, OTHER, PLAIN, Box, NeverLoads, Plain, Text, TooMuch, Tuple
+from streamxf.descriptor import shorten
+
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage
 FREE_WORK = 2**24  # elements hashed or copied, besides those in proportion
 _SHORT = 32  # bytes; longer texts matter by their length only
-
-
-class TooMuch(ValueError):
-    """The pickle would take memory or time out of proportion, or torch cannot read it; says in which way."""
 
 
 def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str] = ()) -> None:
@@ -48,44 +47,6 @@ def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collecti
         raise TooMuch(f"its pickle is damaged ({type(error).__name__})") from None
 
 
-class _Text:
-    """A text, or bytes."""
-
-    __slots__ = ("size", "text")
-
-    def __init__(self, size: int, text: str | None = None) -> None:
-        self.size = size
-        self.text = text
-
-
-class _Tuple:
-    """Also what a call gives: then `items` is empty, and its arguments' weight is its own."""
-
-    __slots__ = ("depth", "items", "weight")
-    depth: int
-    weight: int
-
-    def __init__(self, items: tuple[Any, ...], like: _Tuple | None = None) -> None:
-        self.items = items
-        inner = [item for item in items if type(item) is _Tuple]
-        if like is not None:
-            self.weight, self.depth = like.weight, like.depth
-        else:
-            self.weight = 1 + len(items) - len(inner) + sum(item.weight for item in inner)
-            self.depth = 1 + max((item.depth for item in inner), default=0)
-        if self.depth > MAX_DEPTH:
-            raise TooMuch(f"its tuples are nested deeper than {MAX_DEPTH}")
-
-
-class _Box:
-    """A list, dict or set."""
-
-    __slots__ = ("weight",)
-
-    def __init__(self) -> None:
-        self.weight = 1
-
-
 class _Storage:
     __slots__ = ("itemsize", "nbytes")
 
@@ -102,8 +63,8 @@ class _Tensor:
 
 
 class _Scan:
-    """One pass. On the stack stand the values above, names of globals as `str`, numbers as `int`, and None for the
-    rest.
+    """One pass. On the stack stand the values above, names of globals as `str`, numbers as `int`, bools, None,
+    and `OTHER` for floats.
     """
 
     def __init__(self, data: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str]) -> None:
@@ -125,6 +86,8 @@ class _Scan:
             if opcode == 0x2E:  # STOP
                 return
             action = actions.get(opcode)
+            if opcode == 0x8B:  # LONG4
+                raise NeverLoads("it holds an integer of more than 255 bytes")
             if action is None:
                 raise TooMuch(f"its pickle has the opcode 0x{opcode:02x}, which weights_only does not know")
             action(self)
@@ -153,9 +116,9 @@ class _Scan:
     def _charge(self, value: Any) -> None:
         """Count what hashing or copying the value takes."""
         kind = type(value)
-        if kind is _Tuple or kind is _Box:
+        if kind is Tuple or kind is Box or kind is Plain:
             self._work -= value.weight
-        elif kind is _Text:
+        elif kind is Text:
             self._work -= value.size
         else:
             self._work -= 1
@@ -191,9 +154,12 @@ class _Scan:
     def get(self, size: int) -> None:
         self._stack.append(self._memo[self._number(size)])
 
-    def nothing(self, size: int = 0) -> None:
-        self._take(size)
-        self._stack.append(None)
+    def constant(self, value: bool | None) -> None:
+        self._stack.append(value)
+
+    def number(self) -> None:
+        self._take(8)
+        self._stack.append(OTHER)
 
     def integer(self, size: int, signed: bool = False) -> None:
         self._stack.append(self._number(size, signed))
@@ -204,10 +170,10 @@ class _Scan:
     def text(self, size: int) -> None:
         data = self._take(self._number(size))
         short = data.decode("utf-8", "surrogatepass") if len(data) <= _SHORT else None
-        self._stack.append(_Text(len(data), short))
+        self._stack.append(Text(len(data), short))
 
-    def box(self) -> None:
-        self._stack.append(_Box())
+    def box(self, name: str) -> None:
+        self._stack.append(Box(name))
 
     def tuple(self, count: int | None = None) -> None:
         if count is None:
@@ -217,28 +183,36 @@ class _Scan:
         else:
             items = self._stack[len(self._stack) - count :]
             del self._stack[len(self._stack) - count :]
-        self._stack.append(_Tuple(tuple(items)))
+        self._stack.append(Tuple(tuple(items)))
 
     def append(self, marked: bool) -> None:
-        for item in self._pop_mark() if marked else [self._stack.pop()]:
+        items = self._pop_mark() if marked else [self._stack.pop()]
+        self._check_fills(("list",))
+        for item in items:
             self._grow(item)
 
     def set_items(self, marked: bool) -> None:
         items = self._pop_mark() if marked else [self._stack.pop(-2), self._stack.pop()]
+        self._check_fills(_DICTS)
         for key in items[::2]:
-            if type(key) is _Tuple:
+            if type(key) is Tuple:
                 self._charge(key)
             self._grow(key)
 
+    def _check_fills(self, names: Collection[str]) -> None:
+        box = self._stack[-1]
+        if type(box) is not Box or box.name not in names:
+            raise NeverLoads(f"it fills {_name_of(box)} item by item, which torch does for lists and dicts only")
+
     def _grow(self, item: Any) -> None:
         box = self._stack[-1]
-        if type(box) is _Box:
-            box.weight += item.weight if type(item) is _Tuple else 1
+        if type(box) is Box:
+            box.weight += item.weight if type(item) is Tuple else 1
 
     def storage(self) -> None:
         pid = self._stack.pop()
-        items = pid.items if type(pid) is _Tuple else ()
-        if len(items) != 5 or type(items[1]) is not str or type(items[2]) is not _Text or type(items[4]) is not int:
+        items = pid.items if type(pid) is Tuple else ()
+        if len(items) != 5 or type(items[1]) is not str or type(items[2]) is not Text or type(items[4]) is not int:
             raise TooMuch("its pickle refers to something that is no storage")
         _, kind, key, _, count = items
         itemsize = _STORAGES.get(kind.rpartition(".")[2])
@@ -256,43 +230,57 @@ class _Scan:
         if type(self._stack[-1]) in (_Tensor, _Storage):
             raise TooMuch("its pickle changes a tensor after it was made")
         self._charge(state)
+        if type(self._stack[-1]) is Plain:
+            self._stack[-1].build(state)
+            self._charge(self._stack[-1])
 
     # -- calls -------------------------------------------------------------------------------------
 
     def _call(self, function: Any, arguments: Any) -> Any:
-        if type(function) is not str or type(arguments) is not _Tuple:
+        if type(function) is not str or type(arguments) is not Tuple:
             raise TooMuch("its pickle calls something that has no name")
         for argument in arguments.items:
             self._charge(argument)
         if function in self._trusted:
-            return _Tuple((), arguments)
+            return Tuple((), arguments, function)
         items = arguments.items
         if function == "torch._tensor._rebuild_from_type_v2" and len(items) == 4:
-            return self._call(items[0], items[2])
+            made = self._call(items[0], items[2])
+            if type(made) is Plain:
+                raise TooMuch("its pickle makes a tensor of something else than a storage")
+            return made
+        if function in PLAIN:
+            return Plain.call(function, items)
         if function in _TENSORS:
             return _tensor(items, function)
         if function in ("builtins.bytes", "builtins.bytearray"):
-            if any(type(item) is not _Text for item in items):
+            if any(type(item) is not Text for item in items):
                 raise TooMuch("its pickle makes bytes of something else than text")
+            if not items and function == "builtins.bytes":
+                return Text(0)
         elif function == "_codecs.encode":
-            if len(items) != 2 or any(type(item) is not _Text for item in items) or items[1].text not in _LATIN:
+            if len(items) != 2 or any(type(item) is not Text for item in items) or items[1].text not in _LATIN:
                 raise TooMuch("its pickle encodes a text in another way than bytes are stored")
-            return _Text(items[0].size)
+            return Text(items[0].size, encoded=items[0].text)
         elif function == "torch._utils._rebuild_device_tensor_from_cpu_tensor":
             if type(items[0]) is not _Tensor or items[0].expanded:
                 raise TooMuch("its pickle expands a tensor")
+        elif function == "torch._utils._rebuild_device_tensor_from_numpy" and any(
+            type(item) is Plain for item in items
+        ):
+            raise TooMuch("its pickle makes a tensor of a NumPy array")
         elif function == "torch._utils._rebuild_nested_tensor":
             raise TooMuch("its pickle makes a nested tensor, whose sizes nobody checks")
         elif function.startswith("torch.") and function.endswith(("Tensor", "Storage")):
             raise TooMuch(f"its pickle makes a {function} that is not stored")
-        return _Box() if function in _BOXES else _Tuple((), arguments)
+        return Box(function) if function in _BOXES else Tuple((), arguments, function)
 
 
 def _tensor(items: tuple[Any, ...], function: str) -> _Tensor:
     storage, offset, size, stride = items[:4] if len(items) >= 4 else (None,) * 4
-    if type(storage) is not _Storage or type(offset) is not int or type(size) is not _Tuple:
+    if type(storage) is not _Storage or type(offset) is not int or type(size) is not Tuple:
         raise TooMuch("its pickle makes a tensor of something else than a storage")
-    steps = stride.items if type(stride) is _Tuple and len(stride.items) <= MAX_DEPTH else (None,)
+    steps = stride.items if type(stride) is Tuple and len(stride.items) <= MAX_DEPTH else (None,)
     numbers = (offset, *size.items, *steps)
     if (
         len(size.items) != len(steps)
@@ -315,6 +303,10 @@ def _tensor(items: tuple[Any, ...], function: str) -> _Tensor:
     return _Tensor(expanded)
 
 
+def _name_of(value: Any) -> str:
+    return f"a {shorten(ascii(value.name)[1:-1])}" if type(value) in (Tuple, Box, Plain) else "something else"
+
+
 def _dtype_size(name: Any) -> int | None:
     dtype = getattr(torch, name.rpartition(".")[2], None) if isinstance(name, str) else None
     return dtype.itemsize if isinstance(dtype, torch.dtype) else None
@@ -333,6 +325,7 @@ _STORAGES = {
 }
 _TENSORS = {f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor")}
 _BOXES = {"builtins.set", "collections.OrderedDict", "collections.Counter"}
+_DICTS = ("dict", "collections.OrderedDict", "collections.Counter")
 _LATIN = ("latin1", "latin-1")
 _ACTIONS: dict[int, Callable[[_Scan], None]] = {
     opcode[0]: action
@@ -344,19 +337,19 @@ _ACTIONS: dict[int, Callable[[_Scan], None]] = {
         b"r": lambda scan: scan.put(4),
         b"h": lambda scan: scan.get(1),
         b"j": lambda scan: scan.get(4),
-        b"N": _Scan.nothing,
-        b"\x88": _Scan.nothing,
-        b"\x89": _Scan.nothing,
-        b"G": lambda scan: scan.nothing(8),
+        b"N": lambda scan: scan.constant(None),
+        b"\x88": lambda scan: scan.constant(True),
+        b"\x89": lambda scan: scan.constant(False),
+        b"G": _Scan.number,
         b"J": lambda scan: scan.integer(4, True),
         b"K": lambda scan: scan.integer(1),
         b"M": lambda scan: scan.integer(2),
         b"\x8a": _Scan.long,
         b"X": lambda scan: scan.text(4),
         b"U": lambda scan: scan.text(1),
-        b"]": _Scan.box,
-        b"}": _Scan.box,
-        b"\x8f": _Scan.box,
+        b"]": lambda scan: scan.box("list"),
+        b"}": lambda scan: scan.box("dict"),
+        b"\x8f": lambda scan: scan.box("builtins.set"),
         b")": lambda scan: scan.tuple(0),
         b"t": _Scan.tuple,
         b"\x85": lambda scan: scan.tuple(1),

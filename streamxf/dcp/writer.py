@@ -124,10 +124,10 @@ class ChainWriterMixin:
         begin = perf_counter()
         try:
             results = _write_all(write, files, self.thread_count, save.fail)
+            self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException:
             remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
             raise
-        self._warn_of_objects(save)
         self.report = SaveReport.of(save.meter, perf_counter() - begin)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)

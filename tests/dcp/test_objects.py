@@ -273,14 +273,14 @@ def test_what_has_to_be_named(checkpoint: Path, kind: str) -> None:
     assert_same(load({"value": None}, checkpoint, safe_globals=names), {"value": (value,)})
 
 
-NUMPY = [np.float64(1.5), np.int32(3), np.arange(6).reshape(2, 3), np.array(["a", "bc"])]
+NUMPY = [np.array(["a", "bc"]), np.zeros(2, "M8[s]"), np.zeros(2, "i4,f8"), np.void(b"ab")]
 
 
 @pytest.mark.parametrize("value", NUMPY, ids=lambda value: f"{type(value).__name__}-{value.dtype.kind}")
-def test_numpy_has_to_be_named(checkpoint: Path, value: Any) -> None:
+def test_numpy_that_is_not_numbers_has_to_be_named(checkpoint: Path, value: Any) -> None:
     core = np._core.multiarray
     save({"value": (value,)}, checkpoint)
-    with refused(PolicyError, "numpy", *HINTS):
+    with refused(PolicyError, "NumPy dtype that is not one of numbers", *HINTS):
         load({"value": None}, checkpoint)
     names = [core.scalar, core._reconstruct, np.ndarray, np.dtype, type(value.dtype)]
     (found,) = load({"value": None}, checkpoint, safe_globals=names)["value"]
@@ -300,10 +300,9 @@ def test_what_torch_does_not_load_under_any_name(checkpoint: Path, kind: str) ->
     """Its pickle fills an object in a way that weights_only keeps for lists and dicts."""
     value = NEVER[kind]
     save({"value": (value,)}, checkpoint)
-    with refused(PolicyError, kind, *HINTS):
-        load({"value": None}, checkpoint)
-    with refused(PolicyError, "in a way that torch does not allow", *HINTS):
-        load({"value": None}, checkpoint, safe_globals=[type(value), list])
+    for names in ([], [type(value), list]):
+        with refused(PolicyError, f"fills a collections.{kind}", "Store a list", "weights_only=False"):
+            load({"value": None}, checkpoint, safe_globals=names)
     assert load({"value": None}, checkpoint, weights_only=False) == {"value": (value,)}
 
 
@@ -311,7 +310,7 @@ def test_integers_that_are_too_long(checkpoint: Path) -> None:
     state = {"fits": 2**2039 - 1, "long": 2**2040}
     save(state, checkpoint)
     assert_same(load({"fits": 0}, checkpoint), {"fits": state["fits"]})
-    with refused(PolicyError, "opcode", *HINTS):
+    with refused(PolicyError, "integer of more than 255 bytes", "Store a list", "weights_only=False"):
         load(state, checkpoint)
     assert_same(load(state, checkpoint, weights_only=False), state)
 

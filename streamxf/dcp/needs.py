@@ -1,0 +1,107 @@
+"""What an object's pickle asks for beyond what readers allow, read from its opcodes: nothing is made of it."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import _weights_only_unpickler as torchs
+
+from streamxf.dcp.archive import Archive, NotSavedByTorch
+from streamxf.dcp.vet import vet
+from streamxf.dcp.vet_values import PLAIN, NeverLoads, TooMuch
+from streamxf.descriptor import shorten
+from streamxf.errors import ParameterError
+
+MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
+_BLOCKED = ("sys", "os", "posix", "nt")  # modules of which torch takes nothing, whatever is allowed
+# A global, or the opcode of a long integer; may also be found where none is.
+_SUSPECT = re.compile(rb"c([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n|\x8b")
+
+
+def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
+    """What the bytes of an object need: names to allow, and why it never loads with weights_only, or "".
+
+    The names are those that neither torch, nor ``torch.serialization.add_safe_globals``, nor streamxf allows.
+    """
+    try:
+        archive = Archive.read(io.BytesIO(data), len(data))
+    except NotSavedByTorch as error:
+        return (), str(error)
+    names = tuple(sorted(names_in(archive.pickled) - _named()))
+    blocked = [name for name in names if name.partition(".")[0] in _BLOCKED]
+    if blocked:
+        return names, f"torch takes nothing from the module of {shorten(ascii(blocked[0])[1:-1])}"
+    try:
+        vet(archive.pickled, archive.sizes, len(data), {*names, *_named()})
+    except NeverLoads as error:
+        return names, str(error)
+    except TooMuch as error:
+        return names, "" if names else str(error)
+    return names, ""
+
+
+def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
+    """As `needs_of`, for a save: only what it can find out at no cost that anybody would notice."""
+    view: Any = data
+    if len(data) > MAX_LOOKED_AT:
+        archive = Archive.read(io.BytesIO(data), len(data))
+        view = archive.pickled
+        if len(view) > MAX_LOOKED_AT:
+            return (), ""
+    allowed = torchs._get_allowed_globals()
+    for match in _SUSPECT.finditer(view):
+        if match[1] is None or _mapped(match[1].decode(), match[2].decode()) not in allowed:
+            return needs_of(data)
+    return (), ""
+
+
+def names_in(pickled: bytes) -> set[str]:
+    """The names in a pickle that neither torch nor streamxf allows by default; of a damaged one, those before the
+    damage.
+    """
+    allowed = {"builtins.bytes", *PLAIN, *torchs._get_allowed_globals()}
+    return {name for name in _globals(pickled) if name not in allowed}
+
+
+def name_of(entry: Any) -> str:
+    """The name by which a pickle calls for what stands in a list of ``safe_globals``."""
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
+        return entry[1]
+    if not callable(entry) or not hasattr(entry, "__qualname__"):
+        raise ParameterError(
+            f"safe_globals holds classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
+        )
+    return f"{entry.__module__}.{entry.__qualname__}"
+
+
+def shown(names: Sequence[str], most: int = 5) -> str:
+    """Names from a stranger, for people."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more
+
+
+def _named() -> set[str]:
+    return set(map(name_of, torch.serialization.get_safe_globals())) - PLAIN.keys()
+
+
+def _globals(pickled: bytes) -> Iterator[str]:
+    try:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            if opcode.name == "GLOBAL":
+                yield _mapped(*str(argument).split(" ", 1))
+    except (ValueError, IndexError, TypeError):  # torch does not read further, either
+        return
+
+
+def _mapped(module: str, name: str) -> str:
+    if (module, name) in NAME_MAPPING:
+        module, name = NAME_MAPPING[module, name]
+    else:
+        module = IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"
