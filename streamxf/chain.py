@@ -163,7 +163,7 @@ def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
         raise ChainError("chain text: encrypt takes no parameters")
     if len(ring) != 1:
         raise ChainError(f"chain text: 'encrypt' needs exactly one key in keys=, and there are {len(ring)}")
-    return Encrypt(next(iter(ring)))
+    return Encrypt(ring)
 
 
 def _format_codec(codec: Codec) -> str:

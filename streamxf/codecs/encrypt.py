@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
@@ -22,9 +23,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
 from streamxf.descriptor import Descriptor, Parameters
 from streamxf.errors import AuthenticationError, CodecError, DescriptorError, KeyMissingError, ParameterError
-from streamxf.keys import KeyProvider, KeyRing, KeysLike, SigningKey
+from streamxf.keys import KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope
+from streamxf.keys.location import as_signing_key
+from streamxf.keys.ring import as_providers
 
 TAG_BYTES = 16
 MAX_BLOCKS = 2**32
@@ -77,8 +80,9 @@ class Encrypt(Codec):
     recipients : KeyProvider, bytes or location, or several
         Who may read, at most 16: a `Key` or its 32 bytes, a `PublicKey`, a key service, ``"file:/run/secrets/key"``.
         Any one of them suffices.
-    signer : SigningKey, optional
-        Shows who wrote the checkpoint. Readers that open it with a private key ask for that.
+    signer : SigningKey or location, optional
+        Shows who wrote the checkpoint. Readers that open it with a private key ask for that, so there is a warning if
+        it is missing where no recipient shows who wrote.
 
     Raises
     ------
@@ -93,15 +97,22 @@ class Encrypt(Codec):
     signer: SigningKey | None
     _session: _Session | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __init__(self, recipients: KeysLike, *, signer: SigningKey | None = None) -> None:
-        made = tuple(KeyRing.of(recipients))
-        if not 1 <= len(made) <= MAX_RECIPIENTS:
-            raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
-        if signer is not None and not isinstance(signer, SigningKey | _AbsentSigner):
-            raise ParameterError(f"signer= takes a streamxf.SigningKey, not {type(signer).__name__}")
-        object.__setattr__(self, "recipients", made)
-        object.__setattr__(self, "signer", signer)
-        object.__setattr__(self, "_session", None)
+    def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
+        made = as_recipients(recipients)
+        by = as_signing_key(signer) if signer is not None else None
+        accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
+        if by is None and not accepted and not any(key.authenticates_writer for key in made):
+            warnings.warn(
+                "nothing will show who wrote this: anybody may have these public keys, and there is no signer=. "
+                "Readers will refuse it unless they say allow_unsigned=True; pass signer=, a SigningKey",
+                stacklevel=2,
+            )
+        self._take(made, by, None)
+
+    def _take(self, recipients: tuple[KeyProvider, ...], signer: Any, session: _Session | None) -> Self:
+        for name, value in (("recipients", recipients), ("signer", signer), ("_session", session)):
+            object.__setattr__(self, name, value)
+        return self
 
     # -- blocks ------------------------------------------------------------------------------------
 
@@ -142,7 +153,7 @@ class Encrypt(Codec):
 
     def renew(self) -> Self:
         self._check_writes()
-        return type(self)(self.recipients, signer=self.signer)
+        return self.__new__(type(self))._take(self.recipients, self.signer, None)
 
     def _check_writes(self) -> None:
         if not self.recipients:
@@ -184,11 +195,7 @@ class Encrypt(Codec):
         if not descriptor.fragment:
             raise DescriptorError(f"codec {cls.name}: the descriptor carries no wrapped key")
         session = _Session(keys.unwrap(descriptor.fragment), descriptor.fragment, None)
-        codec = cls.__new__(cls)
-        object.__setattr__(codec, "recipients", ())
-        object.__setattr__(codec, "signer", None)
-        object.__setattr__(codec, "_session", session)
-        return codec
+        return cls.__new__(cls)._take((), None, session)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> NoReturn:
@@ -252,12 +259,21 @@ def _did_not_travel(what: str) -> KeyMissingError:
 
 
 def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
-    if recipients:
-        return Encrypt(recipients, signer=signer)
-    codec = Encrypt.__new__(Encrypt)  # one that was opened to read
-    for name, value in (("recipients", ()), ("signer", None), ("_session", None)):
-        object.__setattr__(codec, name, value)
-    return codec
+    return Encrypt.__new__(Encrypt)._take(recipients, signer, None)
+
+
+def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
+    """Those for whom data keys are wrapped, 1 to 16, each once.
+
+    Raises
+    ------
+    ParameterError
+        If there are none or more, or one cannot be used.
+    """
+    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, name)))
+    if not 1 <= len(made) <= MAX_RECIPIENTS:
+        raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
+    return made
 
 
 def _to_own_child(codec: Encrypt) -> tuple[Any, ...]:

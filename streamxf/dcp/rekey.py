@@ -6,20 +6,30 @@ Wrapped data keys stand in the metadata only, so only that is rewritten; each fi
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from streamxf.codecs.encrypt import Encrypt
-from streamxf.dcp.folder import Folder
-from streamxf.dcp.sealed import Change, Opened, Sealed
-from streamxf.errors import KeyMissingError, ParameterError, PolicyError, located
-from streamxf.keys import KeyProvider, KeyRing, KeysLike, SigningKey
+from streamxf.codecs.encrypt import as_recipients
+from streamxf.dcp.folder import Folder, digest
+from streamxf.dcp.limits import MAX_ALL_METADATA
+from streamxf.dcp.sealed import Opened, Sealed
+from streamxf.dcp.vouch import Terms, verified_signer
+from streamxf.errors import KeyMissingError, MetadataError, ParameterError, located
+from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, VerifyKey
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope, Wrapped
+from streamxf.keys.location import as_provider, as_signing_key
 from streamxf.keys.ring import TrustLike
 
 StorageOptions = Mapping[str, Any] | None
+Change = Callable[[Envelope, DataKey], Envelope]
+"""What is to stand in the place of an envelope, given its data key."""
+
+T = TypeVar("T")
+
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -50,32 +60,52 @@ class Recipients:
     part : tuple of Recipient
         Those for whom only some are: somebody was interrupted while he changed rank-local metadata.
     signers : tuple of str or None
-        Ids of those who signed data keys; None where one is not signed.
+        Ids of those who signed data keys, as the metadata says; None where one is not signed.
     authenticated : bool
         Whether a key has shown that this is so. Otherwise it is what the storage says, which may not be true.
+    verified : tuple of str
+        Those among `signers` whose `VerifyKey` has shown that they signed. A key alone cannot show that: whoever can
+        read can name any signer.
     """
 
     whole: tuple[Recipient, ...]
     part: tuple[Recipient, ...]
     signers: tuple[str | None, ...]
     authenticated: bool
+    verified: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"recipient {recipient}" for recipient in self.whole]
         lines += [f"recipient {recipient} of a part only" for recipient in self.part]
-        lines += ["not signed" if signer is None else f"signed by {signer}" for signer in self.signers]
+        for signer in self.signers:
+            words = "signed by" if signer in self.verified else "claims to be signed by"
+            lines.append("not signed" if signer is None else f"{words} {signer}")
         lines.append("authenticated" if self.authenticated else "not authenticated: it is what the storage says")
         return "\n".join(lines)
 
     @classmethod
-    def _of(cls, envelopes: Collection[Envelope], authenticated: bool) -> Recipients:
-        each = [_readers(envelope) for envelope in envelopes]
-        found = dict.fromkeys(recipient for one in each for recipient in one)
-        whole = tuple(recipient for recipient in found if all(recipient in one for one in each))
+    def _of(cls, envelopes: Collection[_Read], authenticated: bool) -> Recipients:
+        found = dict.fromkeys(recipient for one in envelopes for recipient in one.readers)
+        whole = tuple(recipient for recipient in found if all(recipient in one.readers for one in envelopes))
         part = tuple(recipient for recipient in found if recipient not in whole)
-        signatures = [envelope.signature for envelope in envelopes]
-        signers = dict.fromkeys(None if signature is None else signature[0] for signature in signatures)
-        return cls(whole, part, tuple(signers), authenticated)
+        signers = tuple(dict.fromkeys(one.signer for one in envelopes))
+        claimed = {one.signer for one in envelopes if not one.verified}
+        verified = tuple(signer for signer in signers if signer is not None and signer not in claimed)
+        return cls(whole, part, signers, authenticated, verified)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is kept of an envelope for the list of recipients."""
+
+    readers: tuple[Recipient, ...]
+    signer: str | None
+    verified: bool
+
+    @classmethod
+    def of(cls, envelope: Envelope, trust: Iterable[VerifyKey] = ()) -> _Read:
+        signer = envelope.signature[0] if envelope.signature is not None else None
+        return cls(_readers(envelope), signer, verified_signer(envelope, trust) is not None)
 
 
 def recipients(
@@ -96,7 +126,7 @@ def recipients(
         To check that the list is authentic. Without keys it is what the metadata's manifest says of the process that
         wrote it.
     trust, allow_unsigned
-        As in `KeyRing`.
+        As in `KeyRing`. Only with the `VerifyKey` of who signed is a signature more than a claim.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -109,11 +139,9 @@ def recipients(
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
     folder = Folder(path, storage_options)
-    files = _sealed(folder)
     if not len(ring):
-        return Recipients._of([file.envelope for file in files], authenticated=False)
-    opened = [_open(folder, file, ring) for file in files]
-    return Recipients._of([envelope for file in opened for envelope in file.envelopes], authenticated=True)
+        return Recipients._of(_each(folder, lambda file: _Read.of(file.envelope)), authenticated=False)
+    return _recipients(folder, ring)
 
 
 def rekey(
@@ -121,9 +149,10 @@ def rekey(
     old: KeysLike,
     new: KeysLike,
     *,
-    signer: SigningKey | None = None,
+    signer: SignerLike | None = None,
     trust: TrustLike = (),
     allow_unsigned: bool = False,
+    vouch: bool = False,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
     """Wrap a checkpoint's data keys for `new`, and for nobody else.
@@ -141,27 +170,32 @@ def rekey(
         What opens the checkpoint now.
     new : KeyProvider, bytes or location, or several
         Who may read from now on, as in `Encrypt`.
-    signer : SigningKey, optional
+    signer : SigningKey or location, optional
         Signs the data keys, in the place of who signed them before: who changes keys then vouches for the checkpoint.
         Without it, signatures stay as they are.
-    trust : VerifyKey, or several
+    trust : VerifyKey or location, or several
         Whose signature counts when `old` opens the checkpoint, as in `KeyRing`.
     allow_unsigned : bool
         Whether data keys may lack a signature that readers ask for: those of `old`, and those of `new`.
+    vouch : bool
+        Whether you answer for a checkpoint that anybody can have written: without a signature that `trust` verifies,
+        and under a `PublicKey` alone. Readers of `new` with a `Key` or a key service will take it for authentic.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
     Returns
     -------
     tuple of str
-        The names of the metadata files that were rewritten.
+        The names of the metadata files that were rewritten. ``()`` means that nothing had to change; where everything
+        is wrapped for `new` already, and for nobody else, a key of `new` opens it, and `old` is not needed.
 
     Raises
     ------
     KeyMissingError, WrongKeyError, AuthenticationError, KeyServiceError
         If `old` does not open the checkpoint, or it was altered.
     PolicyError
-        If it is not encrypted, or lacks a signature that `old`, `trust` or the readers of `new` ask for.
+        If it is not encrypted, lacks a signature that `old`, `trust` or the readers of `new` ask for, or nothing shows
+        who wrote it, and readers of `new` would believe that something did.
     ParameterError
         If `new` or `signer` cannot be used, or there are too many recipients.
     MetadataError, DescriptorError
@@ -171,34 +205,35 @@ def rekey(
     OSError
         If metadata cannot be written. What was there is then still there.
     """
-    chosen = Encrypt(new, signer=signer)
+    chosen = as_recipients(new, "new")
+    by = as_signing_key(signer) if signer is not None else None
     ring = KeyRing.of(old, trust, allow_unsigned)
     if not len(ring):
         raise KeyMissingError("old= has no key that could open the checkpoint")
+    wanted = {Recipient(key.kind, key.id) for key in chosen}
+    own = _own(chosen, ring, by)
+    terms = Terms((*ring, *own), (*ring.trust, *own.trust), by, ring.allow_unsigned, vouch)
 
-    def change(envelope: Envelope, data_key: DataKey) -> Envelope:
-        made = replace(envelope, recipients=_wrapped(data_key, chosen.recipients), signature=_signed(envelope, signer))
-        return _checked(made, chosen.recipients, ring)
-
-    folder = Folder(path, storage_options)
-    wanted = {Recipient(key.kind, key.id) for key in chosen.recipients}
-    own = KeyRing([key for key in chosen.recipients if key.unwraps])
-    opened: list[Opened] = []
-    missing: KeyMissingError | None = None
-    for file in _sealed(folder):
+    def opened(file: Sealed) -> Opened:
         try:
-            opened.append(_open(folder, file, ring))
-        except KeyMissingError as error:
+            return file.open(ring)
+        except KeyMissingError:
             if set(_readers(file.envelope)) != wanted:
                 raise
-            # a call before this one got that far; public keys cannot show that, and then the file stays as it is
-            if len(own):
-                opened.append(_open(folder, file, KeyRing(own, trust=ring.trust, allow_unsigned=ring.allow_unsigned)))
-            else:
-                missing = error
-    if missing is not None and not opened:
-        raise missing
-    return _change(folder, opened, change)
+            if not len(own):
+                raise KeyMissingError(
+                    "it says that it is under the new recipients already, as after a call that was interrupted, and no "
+                    "key given shows that this is true: give a key that opens it, as new= a PrivateKey in the place of "
+                    "its public key"
+                ) from None
+        return file.open(own)
+
+    def change(envelope: Envelope, data_key: DataKey) -> Envelope:
+        terms.check(envelope, chosen)
+        made = replace(envelope, recipients=_wrapped(data_key, chosen), signature=terms.signed(envelope))
+        return made.checked()
+
+    return _change(Folder(path, storage_options), opened, change)
 
 
 def add_recipient(
@@ -206,9 +241,10 @@ def add_recipient(
     keys: KeysLike,
     new: KeysLike,
     *,
-    signer: SigningKey | None = None,
+    signer: SignerLike | None = None,
     trust: TrustLike = (),
     allow_unsigned: bool = False,
+    vouch: bool = False,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
     """Wrap a checkpoint's data keys for somebody more; those who may read already are left as they are.
@@ -219,7 +255,7 @@ def add_recipient(
         What opens the checkpoint.
     new : KeyProvider, bytes or location, or several
         Who may read, too. Somebody who may already stays so.
-    path, signer, trust, allow_unsigned, storage_options
+    path, signer, trust, allow_unsigned, vouch, storage_options
         As in `rekey`.
 
     Returns
@@ -232,23 +268,25 @@ def add_recipient(
     StreamxfError, OSError
         As `rekey`.
     """
-    chosen = Encrypt(new, signer=signer)
+    chosen = as_recipients(new, "new")
+    by = as_signing_key(signer) if signer is not None else None
     ring = KeyRing.of(keys, trust, allow_unsigned)
+    terms = Terms(tuple(ring), tuple(ring.trust), by, ring.allow_unsigned, vouch)
 
     def change(envelope: Envelope, data_key: DataKey) -> Envelope:
         there = _readers(envelope)
-        fresh = [key for key in chosen.recipients if Recipient(key.kind, key.id) not in there]
+        fresh = [key for key in chosen if Recipient(key.kind, key.id) not in there]
+        terms.check(envelope, fresh)
         wrapped = envelope.recipients + _wrapped(data_key, fresh)
-        return _checked(replace(envelope, recipients=wrapped, signature=_signed(envelope, signer)), fresh, ring)
+        return replace(envelope, recipients=wrapped, signature=terms.signed(envelope)).checked()
 
-    folder = Folder(path, storage_options)
-    return _change(folder, [_open(folder, file, ring) for file in _sealed(folder)], change)
+    return _change(Folder(path, storage_options), lambda file: file.open(ring), change)
 
 
 def remove_recipient(
     path: str | os.PathLike[str],
     keys: KeysLike,
-    key_id: str,
+    recipient: KeyLike,
     *,
     trust: TrustLike = (),
     allow_unsigned: bool = False,
@@ -263,8 +301,8 @@ def remove_recipient(
     ----------
     keys : Key, bytes, location, several of them or a KeyRing
         What opens the checkpoint; that recipient's own key may.
-    key_id : str
-        The recipient's, 16 hexadecimal digits; `recipients` lists them.
+    recipient : str, KeyProvider, bytes or location
+        The recipient's id, 16 hexadecimal digits, which `recipients` lists; or the key itself.
     path, trust, allow_unsigned, storage_options
         As in `rekey`.
 
@@ -280,13 +318,14 @@ def remove_recipient(
     StreamxfError, OSError
         As `rekey`.
     """
+    known = isinstance(recipient, str) and _ID.fullmatch(recipient)
+    key_id = recipient if known else as_provider(recipient).id
     ring = KeyRing.of(keys, trust, allow_unsigned)
     folder = Folder(path, storage_options)
-    opened = [_open(folder, file, ring) for file in _sealed(folder)]
-    there = Recipients._of([envelope for file in opened for envelope in file.envelopes], authenticated=True)
-    if key_id not in [recipient.id for recipient in (*there.whole, *there.part)]:
+    there = _recipients(folder, ring)
+    if key_id not in [one.id for one in (*there.whole, *there.part)]:
         names = ", ".join(map(str, (*there.whole, *there.part)))
-        raise ParameterError(f"the checkpoint has no recipient {key_id!r:.80}; it has {names}")
+        raise ParameterError(f"the checkpoint has no recipient {key_id}; it has {names}")
 
     def change(envelope: Envelope, _: DataKey) -> Envelope:
         left = tuple(wrapped for wrapped in envelope.recipients if wrapped.key_id != key_id)
@@ -294,60 +333,86 @@ def remove_recipient(
             raise ParameterError(f"{key_id} is the last recipient: without it nobody could read; add another one first")
         return replace(envelope, recipients=left)
 
-    return _change(folder, opened, change)
+    return _change(folder, lambda file: file.open(ring), change)
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _sealed(folder: Folder) -> list[Sealed]:
-    """All metadata files, parsed."""
-    files = []
+def _each(folder: Folder, work: Callable[[Sealed], T]) -> list[T]:
+    """Do `work` on all metadata files. One of them is in memory at a time: they may be large, and nobody has vouched
+    for them yet.
+    """
+    done: list[T] = []
+    total = 0
     for name in folder.names():
         with located(file=folder.full(name)):
-            files.append(Sealed.parse(name, folder.read(name)))
-    return files
+            data = folder.read(name)
+            total += len(data)
+            if total > MAX_ALL_METADATA:
+                raise MetadataError(f"the folder's metadata files have more than {MAX_ALL_METADATA} bytes")
+            done.append(work(Sealed.parse(name, data)))
+            del data
+    return done
 
 
-def _open(folder: Folder, file: Sealed, ring: KeyRing) -> Opened:
-    with located(file=folder.full(file.name)):
-        return file.open(ring)
+def _recipients(folder: Folder, ring: KeyRing) -> Recipients:
+    each = _each(folder, lambda file: [_Read.of(envelope, ring.trust) for envelope in file.open(ring).envelopes])
+    return Recipients._of([read for file in each for read in file], authenticated=True)
 
 
-def _change(folder: Folder, files: Iterable[Opened], change: Change) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _Planned:
+    """What is kept of a metadata file until it is written: enough to make the same again of the same file."""
+
+    name: str
+    digest: bytes
+    data_keys: Mapping[Envelope, DataKey]
+    made: Mapping[Envelope, Envelope]
+    changes: bool
+
+
+def _change(folder: Folder, open_: Callable[[Sealed], Opened], change: Change) -> tuple[str, ...]:
     """Make all that is to be written, and only then write it."""
-    made: list[tuple[Sealed, bytes]] = []
-    for file in files:
-        with located(file=folder.full(file.sealed.name)):
-            new = file.changed(change)
-        if new != file.sealed.data:
-            made.append((file.sealed, new))
-    for sealed, new in made:
-        folder.replace(sealed.name, sealed.data, new)
-    return tuple(sealed.name for sealed, _ in made)
+
+    def plan(file: Sealed) -> _Planned:
+        opened = open_(file)
+        made = {envelope: change(envelope, data_key) for envelope, data_key in opened.data_keys.items()}
+        changes = opened.changed(made) != file.data
+        return _Planned(file.name, digest(file.data), opened.data_keys, made, changes)
+
+    planned = [file for file in _each(folder, plan) if file.changes]
+    for file in planned:
+        _rewrite(folder, file)
+    return tuple(file.name for file in planned)
+
+
+def _rewrite(folder: Folder, planned: _Planned) -> None:
+    data = folder.read(planned.name)
+    if digest(data) != planned.digest:
+        raise folder.replaced(planned.name)
+    with located(file=folder.full(planned.name)):
+        new = Sealed.parse(planned.name, data).reopen(planned.data_keys).changed(planned.made)
+    del data
+    folder.replace(planned.name, planned.digest, new)
 
 
 # -- envelopes -------------------------------------------------------------------------------------
 
 
-def _readers(envelope: Envelope) -> list[Recipient]:
-    return [Recipient(wrapped.kind, wrapped.key_id) for wrapped in envelope.recipients]
+def _readers(envelope: Envelope) -> tuple[Recipient, ...]:
+    return tuple(Recipient(wrapped.kind, wrapped.key_id) for wrapped in envelope.recipients)
 
 
 def _wrapped(data_key: DataKey, keys: Collection[KeyProvider]) -> tuple[Wrapped, ...]:
     return Envelope.seal(data_key, keys).recipients if keys else ()
 
 
-def _signed(envelope: Envelope, signer: SigningKey | None) -> tuple[str, bytes] | None:
-    return envelope.signature if signer is None else (signer.id, signer.sign(envelope.dek_id))
-
-
-def _checked(envelope: Envelope, new: Iterable[KeyProvider], ring: KeyRing) -> Envelope:
-    """The envelope, if it fits the format, and those who were added will not refuse to read it."""
-    asking = [key.id for key in new if not key.authenticates_writer]
-    if asking and envelope.signature is None and not ring.allow_unsigned:
-        raise PolicyError(
-            f"the checkpoint is not signed, and readers with the key {', '.join(asking)} will ask for that: pass "
-            "signer=, and so vouch for the checkpoint, or allow_unsigned=True"
-        )
-    return envelope.checked()
+def _own(chosen: Iterable[KeyProvider], ring: KeyRing, signer: SigningKey | None) -> KeyRing:
+    """The new keys that open, for files that a call before this one was done with; it signed them as this one does."""
+    keys = [key for key in chosen if key.unwraps]
+    if not keys:
+        return KeyRing()
+    asks = signer is not None and not all(key.authenticates_writer for key in keys)
+    trust = (*ring.trust, signer.verify_key) if signer is not None and asks else ring.trust
+    return KeyRing(keys, trust=trust, allow_unsigned=ring.allow_unsigned)

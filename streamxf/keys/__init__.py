@@ -10,7 +10,7 @@ from streamxf.keys.derive import public_id
 from streamxf.keys.environment import read_environment
 from streamxf.keys.file import read_key, write_key
 from streamxf.keys.key import Key
-from streamxf.keys.location import KeyLike
+from streamxf.keys.location import KeyLike, SignerLike
 from streamxf.keys.pair import PrivateKey, PublicKey
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
@@ -25,6 +25,7 @@ __all__ = [
     "KeysLike",
     "PrivateKey",
     "PublicKey",
+    "SignerLike",
     "SigningKey",
     "TrustLike",
     "VerifyKey",

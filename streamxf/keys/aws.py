@@ -19,8 +19,8 @@ from streamxf.keys.b64url import encode_b64url
 from streamxf.keys.derive import public_id
 from streamxf.keys.provider import KeyProvider
 
-CONNECT_SECONDS = 5
-READ_SECONDS = 10
+CONNECT_SECONDS = 3
+READ_SECONDS = 5
 ATTEMPTS = 5
 
 _ARN = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}", re.ASCII)

@@ -23,12 +23,14 @@ from streamxf.keys.b64url import decode_b64url, encode_b64url
 from streamxf.keys.datakey import DEK_BYTES, DataKey
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.signing import SigningKey, VerifyKey
+from streamxf.keys.unanswered import Unanswered
 
 MAX_RECIPIENTS = 16
 MAX_WRAPPED = 6144
 
 _KIND = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_RING = "What takes keys= alone gets both in it: keys=KeyRing([...], trust=...)"
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,11 @@ class Envelope:
         return self
 
     def open(
-        self, keys: Iterable[KeyProvider], trust: Iterable[VerifyKey] = (), allow_unsigned: bool = False
+        self,
+        keys: Iterable[KeyProvider],
+        trust: Iterable[VerifyKey] = (),
+        allow_unsigned: bool = False,
+        unanswered: Unanswered | None = None,
     ) -> DataKey:
         """Unwrap the data key with whichever of `keys` it is wrapped for, and check who signed it.
 
@@ -163,6 +169,8 @@ class Envelope:
             key opened it that does not authenticate the writer.
         allow_unsigned : bool
             Whether a missing signature is acceptable.
+        unanswered : Unanswered, optional
+            Which services did not answer of late: they are tried last. It is kept up to date.
 
         Raises
         ------
@@ -179,18 +187,25 @@ class Envelope:
         ParameterError
             If a third party's key provider does not keep to its protocol.
         """
-        key, data_key, unasked = self._unwrap(tuple(keys))
+        silent = unanswered if unanswered is not None else Unanswered()
+        given = tuple(keys)
+        key, data_key, unasked = self._unwrap(given, silent)
         try:
             self._check_signature(tuple(trust), allow_unsigned, key)
         except PolicyError as error:
             raise error from unasked  # the service might have vouched for the writer
+        for other in given:
+            silent.warn(other, key)
         return data_key
 
-    def _unwrap(self, keys: tuple[KeyProvider, ...]) -> tuple[KeyProvider, DataKey, KeyServiceError | None]:
+    def _unwrap(
+        self, keys: tuple[KeyProvider, ...], silent: Unanswered
+    ) -> tuple[KeyProvider, DataKey, KeyServiceError | None]:
         """The first key that opens it, what it opened, and what a service said that was passed over."""
+        before = {id(key): silent.error(key) for key in keys}
         pairs = [
             (key, wrapped)
-            for key in sorted(keys, key=lambda key: not key.authenticates_writer)
+            for key in sorted(keys, key=lambda key: (before[id(key)] is not None, not key.authenticates_writer))
             for wrapped in self.recipients
             if key.unwraps and (key.kind, key.id) == (wrapped.kind, wrapped.key_id)
         ]
@@ -199,15 +214,19 @@ class Envelope:
             try:
                 secret = key.unwrap(wrapped.data, self.dek_id)
             except WrongKeyError:
+                silent.clear(key)
                 continue
             except KeyServiceError as error:
+                silent.note(key, error)
                 unasked = unasked or error
                 continue
+            silent.clear(key)
             if not isinstance(secret, bytes):
                 raise _breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
             data_key = DataKey(secret)
             if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, self.dek_id):
-                return key, data_key, unasked
+                passed = [said for other, _ in pairs if (said := before[id(other)]) is not None]
+                return key, data_key, unasked or next(iter(passed), None)
         if unasked is not None:
             raise unasked
         if pairs:
@@ -217,7 +236,9 @@ class Envelope:
         have = (
             ", ".join(f"{key.id} ({key.kind}{'' if key.unwraps else ', which only wraps'})" for key in keys) or "none"
         )
-        raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. Pass the right key as keys=")
+        half = [key.id for key in keys if (key.kind, key.id) in [(one.kind, one.key_id) for one in self.recipients]]
+        missing = f"Reading needs the PrivateKey of {', '.join(half)}" if half else "Pass the right key as keys="
+        raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. {missing}")
 
     def _check_signature(self, trust: tuple[VerifyKey, ...], allow_unsigned: bool, key: KeyProvider) -> None:
         if self.signature is not None:
@@ -229,15 +250,19 @@ class Envelope:
                 return
         if allow_unsigned or (key.authenticates_writer and not trust):
             return
-        found = "not signed" if self.signature is None else f"signed by {self.signature[0]}, whom trust= does not name"
         reason = (
             "trust= asks for a signature"
             if key.authenticates_writer
             else "anybody who has the public key can have written it"
         )
-        raise PolicyError(
-            f"the data key is {found}, and {reason}; pass the signer's VerifyKey in trust=, or allow_unsigned=True"
-        )
+        if self.signature is None:
+            found, cure = "not signed", "have it saved with Encrypt(..., signer=...), or pass allow_unsigned=True"
+        else:
+            found = f"signed by {self.signature[0]}, whom trust= does not name"
+            cure = "if you trust that writer, pass the signer's VerifyKey in trust="
+        if key.authenticates_writer:
+            cure += f", or leave trust= out: the key {key.id} shows who wrote"
+        raise PolicyError(f"the data key is {found}, and {reason}; {cure}. {_RING}")
 
 
 def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:

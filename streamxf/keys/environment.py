@@ -6,8 +6,6 @@ import os
 import re
 
 from streamxf.errors import KeyMissingError, ParameterError
-from streamxf.keys.file import as_recipient
-from streamxf.keys.provider import KeyProvider
 from streamxf.keys.text import AnyKey
 from streamxf.keys.written import MAX_TEXT, key_line, read_line
 
@@ -49,11 +47,6 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
         return read_line(key_line(text), passphrase)
     except ParameterError as error:
         raise ParameterError(f"{_shown(name)} cannot be used: {error.message}") from None
-
-
-def read_provider(name: str) -> KeyProvider:
-    """What the location ``env:NAME`` leads to; raises as `read_environment`, and for keys that wrap nothing."""
-    return as_recipient(read_environment(name), _shown(name))
 
 
 def _shown(name: str) -> str:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from streamxf.errors import KeyFileError, ParameterError
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.passphrase import protect_key
-from streamxf.keys.provider import KeyProvider
-from streamxf.keys.signing import SigningKey, VerifyKey
+from streamxf.keys.signing import VerifyKey
 from streamxf.keys.text import AnyKey, format_key
 from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
 
@@ -116,25 +115,22 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
         raise
 
 
-def read_provider(path: str) -> KeyProvider:
-    """What the location ``file:PATH`` leads to.
+def read_location(path: str) -> AnyKey:
+    """What the location ``file:PATH`` leads to; ``~`` is the user's home.
 
     Raises
     ------
-    ParameterError
-        If the file holds a key that wraps nothing.
     KeyFileError, KeyMissingError
-        As `read_key`.
+        As `read_key`; also if there is no path, or a URL in its place.
     """
-    return as_recipient(read_key(path), f"the file {path}")
-
-
-def as_recipient(key: AnyKey, where: str) -> KeyProvider:
-    """`key`, if it wraps data keys; raises ParameterError if it is there to sign or to check signatures."""
-    if isinstance(key, KeyProvider):
-        return key
-    use = "signer=" if isinstance(key, SigningKey) else "trust="
-    raise ParameterError(f"{where} holds the {type(key).__name__} {key.id}, which opens nothing; it goes to {use}")
+    if not path:
+        raise KeyFileError("'file:' names no file; write its path behind the colon, 'file:/run/secrets/key'")
+    if path.startswith("//") and not path.startswith("///"):
+        raise KeyFileError(
+            "'file://' with the name of a machine is no place of keys; write the path behind one colon, "
+            "'file:/run/secrets/key' or 'file:training.key'"
+        )
+    return read_key(os.path.expanduser(path))
 
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
@@ -143,7 +139,8 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise KeyFileError(f"the key file cannot be opened: {reason}", file=place) from None
+        hint = "; this takes a path, without 'file:' before it" if place.startswith("file:") else ""
+        raise KeyFileError(f"the key file cannot be opened: {reason}{hint}", file=place) from None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):

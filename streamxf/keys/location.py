@@ -1,68 +1,171 @@
 """Where a key comes from, as text: ``file:/run/secrets/key``, ``env:CHECKPOINT_KEY``, ``aws-kms:arn:...``.
 
 The part before the first colon names a kind of place. Those of third parties are found through the entry-point group
-``streamxf.key_providers``: each names a callable that takes the rest of the text and returns a `KeyProvider`.
+``streamxf.key_providers``: each names a callable that takes the rest of the text and returns a `KeyProvider`. What is
+given as a path, a ``pathlib.Path`` say, is a key file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Buffer
 
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, StreamxfError
 from streamxf.keys.key import Key
+from streamxf.keys.passphrase import PROTECTED
 from streamxf.keys.provider import KeyProvider
+from streamxf.keys.signing import SigningKey, VerifyKey
+from streamxf.keys.text import PUBLIC, SECRET
 
 PROVIDER_GROUP = "streamxf.key_providers"
 
-KeyLike = KeyProvider | Buffer | str
+Location = str | os.PathLike[str]
+KeyLike = KeyProvider | Buffer | Location
+SignerLike = SigningKey | Location
 
 _PLACES = {
-    "file": "streamxf.keys.file:read_provider",
-    "env": "streamxf.keys.environment:read_provider",
+    "file": "streamxf.keys.file:read_location",
+    "env": "streamxf.keys.environment:read_environment",
     "aws-kms": "streamxf.keys.aws:AwsKms",
 }
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}", re.ASCII)
+_HEX = re.compile(r"[0-9A-Fa-f]+", re.ASCII)
+_SHOWN = 31  # characters of a file's name: fewer than 16 bytes have in hexadecimal
+
+T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 def as_provider(key: KeyLike) -> KeyProvider:
-    """Return `key` as a `KeyProvider`: bytes are a `Key`, and text is a location.
+    """Return `key` as a `KeyProvider`: bytes are a `Key`, text is a location, and a path a key file.
 
     Raises
     ------
     ParameterError
-        If it is neither, or leads to no key.
+        If it is none of these, or leads to no key that opens anything.
+    KeyFileError, KeyMissingError, KeyServiceError
+        As `find`.
     """
-    if isinstance(key, KeyProvider):
-        return key
-    return find(key) if isinstance(key, str) else Key(key)
+    found = _followed(key)
+    if isinstance(found, KeyProvider):
+        return found
+    if isinstance(found, SigningKey | VerifyKey):
+        use = "signer=" if isinstance(found, SigningKey) else "trust="
+        raise ParameterError(f"{_named(key, found)}, which opens nothing; it goes to {use}")
+    return Key(found)
 
 
-def find(location: str) -> KeyProvider:
-    """The key at a location.
+def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
+    """Return what ``trust=`` was given as a `VerifyKey`; raises as `as_provider`."""
+    found = _followed(signer)
+    if isinstance(found, VerifyKey):
+        return found
+    if isinstance(found, SigningKey):
+        raise ParameterError(
+            f"{_named(signer, found)}, which stays with the writer; trust= takes its public half: pass its .verify_key"
+        )
+    if isinstance(found, KeyProvider):
+        raise ParameterError(f"{_named(signer, found)}, which signs nothing; it goes to keys=")
+    raise ParameterError(
+        "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several, not "
+        f"{type(found).__name__}"
+    )
+
+
+def as_signing_key(signer: SignerLike) -> SigningKey:
+    """Return what ``signer=`` was given as a `SigningKey`; raises as `as_provider`."""
+    found = _followed(signer)
+    if isinstance(found, SigningKey):
+        return found
+    if isinstance(found, VerifyKey):
+        raise ParameterError(f"{_named(signer, found)}, which is the public half; signer= takes the SigningKey itself")
+    if isinstance(found, KeyProvider):
+        raise ParameterError(f"{_named(signer, found)}, which signs nothing; make a SigningKey for signer=")
+    raise ParameterError(
+        "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign'), not "
+        f"{type(found).__name__}"
+    )
+
+
+def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]:
+    """What `make` makes of each entry of the argument `name`; an error says which entry it was."""
+    made = []
+    for number, entry in enumerate(given):
+        try:
+            made.append(make(entry))
+        except StreamxfError as error:
+            error.message = f"{name}[{number}]: {error.message}"
+            raise
+    return made
+
+
+def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
+    """The key at a location, or in the file at a path.
 
     Raises
     ------
     ParameterError
         If the text names no known kind of place, or what provides that place does not keep to the protocol. The text is
-        not shown, in case it is a key.
+        not shown, in case it is a key; only a short word before its first colon is.
     KeyFileError, KeyMissingError, KeyServiceError
         If the key cannot be read there.
     """
-    scheme, colon, rest = location.partition(":")
-    if not colon or scheme not in places():
-        raise ParameterError(
-            "a key is 32 bytes, not text (bytes.fromhex, base64), and text says where it is: 'file:PATH', "
-            "'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of "
-            + ", ".join(places())
-        )
-    provider = _load(scheme)(rest)
-    if not isinstance(provider, KeyProvider):
-        raise ParameterError(f"the key provider {scheme!r} returned a {type(provider).__name__}, not a KeyProvider")
-    return provider
+    if not isinstance(location, str):
+        scheme, rest = "file", os.fsdecode(location)
+    else:
+        scheme, colon, rest = location.partition(":")
+        if not colon or scheme not in places():
+            begin = f"{guess} A" if (guess := _guess(location)) else "a"
+            raise ParameterError(
+                f"{begin} key is 32 bytes, not text (bytes.fromhex, base64), and text says where it is: 'file:PATH', "
+                "'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of "
+                + ", ".join(places())
+            )
+    found = _load(scheme)(rest)
+    if not isinstance(found, KeyProvider | SigningKey | VerifyKey) or (
+        scheme not in _PLACES and not isinstance(found, KeyProvider)
+    ):
+        raise ParameterError(f"the key provider {scheme!r} returned a {type(found).__name__}, not a KeyProvider")
+    return found
+
+
+def _followed(key: Any) -> Any:
+    return find(key) if isinstance(key, str | os.PathLike) else key
+
+
+def _named(given: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
+    """Words for a key that was given itself, or by a location; that led to it, so it is no key and may be shown."""
+    what = f"the {type(found).__name__} {found.id}"
+    return f"{os.fspath(given)!r:.200} holds {what}" if isinstance(given, str | os.PathLike) else f"this is {what}"
+
+
+def _guess(text: str) -> str:
+    """What may have been meant by text that leads nowhere. It may be a key, or hold one, so little of it is shown."""
+    word, colon, _ = text.partition(":")
+    if colon and word in (SECRET, PUBLIC, PROTECTED):
+        return "this is a key itself; put it into a file or an environment variable, and say where it is."
+    if colon and text.startswith("arn:"):
+        return "did you mean 'aws-kms:arn:...'?"
+    if colon and _WORD.fullmatch(word) and not _HEX.fullmatch(word):
+        close = get_close_matches(word.lower(), places(), 1)
+        return f"{word!r} is no place; did you mean '{close[0]}:'?" if close else f"{word!r} is no place."
+    if text and _is_file(text):
+        return f"did you mean 'file:{text}'?" if len(text) <= _SHOWN else "if this is a file, write 'file:' before it."
+    return ""
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return os.path.isfile(text)
+    except ValueError:  # a null character
+        return False
 
 
 def places() -> list[str]:

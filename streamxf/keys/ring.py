@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Union
 
@@ -11,12 +12,13 @@ from streamxf.descriptor import Parameters
 from streamxf.errors import ParameterError
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
-from streamxf.keys.location import KeyLike, as_provider
+from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, each
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.signing import VerifyKey
+from streamxf.keys.signing import SigningKey, VerifyKey
+from streamxf.keys.unanswered import Unanswered
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
-TrustLike = VerifyKey | Iterable[VerifyKey]
+TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location]
 
 
 class KeyRing:
@@ -26,9 +28,9 @@ class KeyRing:
 
     Parameters
     ----------
-    keys : iterable of KeyProvider, bytes or locations
+    keys : KeyProvider, bytes or location, or several
         As in the ``keys=`` of every reader.
-    trust : VerifyKey, or several
+    trust : VerifyKey or location, or several
         Who may have written what is read. A checkpoint that a `PrivateKey` opens must be signed by one of them, since
         anybody may have its public key; once there is one here, every checkpoint must.
     allow_unsigned : bool
@@ -41,18 +43,18 @@ class KeyRing:
         If a key or signer is none, or a signer is named without any key.
     """
 
-    def __init__(self, keys: Iterable[KeyLike] = (), *, trust: TrustLike = (), allow_unsigned: bool = False) -> None:
+    def __init__(self, keys: KeysLike = (), *, trust: TrustLike = (), allow_unsigned: bool = False) -> None:
         found: list[KeyProvider] = []
-        for key in map(as_provider, keys):
+        for key in as_providers(keys):
             if key not in found:  # not by a hash: a provider of others need not have one
                 found.append(key)
+        if not isinstance(allow_unsigned, bool):
+            raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
         self._keys = tuple(found)
-        self.trust = (trust,) if isinstance(trust, VerifyKey) else tuple(trust)
+        self.trust = _as_signers(trust)
         self.allow_unsigned = allow_unsigned
         self._opened: dict[Parameters, DataKey] = {}
-        for signer in self.trust:
-            if not isinstance(signer, VerifyKey):
-                raise ParameterError(f"trust= takes a streamxf.VerifyKey, or several, not {type(signer).__name__}")
+        self._unanswered = Unanswered()
         if (self.trust or allow_unsigned) and not self._keys:
             raise ParameterError("trust= and allow_unsigned= say whose data keys count; they need keys=")
 
@@ -67,24 +69,16 @@ class KeyRing:
             `allow_unsigned` beside it, since the ring has its own.
         """
         if isinstance(keys, KeyRing):
-            if trust or allow_unsigned:
+            if _as_signers(trust) or allow_unsigned:
                 raise ParameterError("keys= is a KeyRing: give trust= and allow_unsigned= to that")
             return keys
-        if keys is None:
-            return cls(trust=trust, allow_unsigned=allow_unsigned)
-        if isinstance(keys, KeyProvider | Buffer | str):
-            return cls([keys], trust=trust, allow_unsigned=allow_unsigned)
-        if isinstance(keys, Iterable):
-            return cls(keys, trust=trust, allow_unsigned=allow_unsigned)
-        raise ParameterError(
-            f"keys= takes a key (32 bytes, a streamxf.Key, a location such as 'file:key.txt'), several, or a KeyRing, "
-            f"not {type(keys).__name__}"
-        )
+        return cls(keys, trust=trust, allow_unsigned=allow_unsigned)
 
     def unwrap(self, fragment: Parameters) -> DataKey:
         """The data key in the fragment of an Encrypt descriptor.
 
-        What was opened once is remembered: all items of a process have the same, and a key service takes its time.
+        What was opened once is remembered: all items of a process have the same, and a key service takes its time. So
+        is a service that did not answer: it is then asked last, for some minutes.
 
         Raises
         ------
@@ -95,7 +89,7 @@ class KeyRing:
         """
         data_key = self._opened.get(fragment)
         if data_key is None:
-            data_key = Envelope.parse(fragment).open(self, self.trust, self.allow_unsigned)
+            data_key = Envelope.parse(fragment).open(self, self.trust, self.allow_unsigned, self._unanswered)
             self._opened[fragment] = data_key
         return data_key
 
@@ -121,4 +115,34 @@ class KeyRing:
         return f"KeyRing({', '.join(key.id for key in self)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": {}}
+        return {**self.__dict__, "_opened": {}, "_unanswered": Unanswered()}
+
+
+def as_providers(keys: KeysLike, name: str = "keys") -> list[KeyProvider]:
+    """What the argument `name` was given, one key or several: each as a `KeyProvider`.
+
+    Raises
+    ------
+    ParameterError
+        If it is something else, or a ring, which also says whom it trusts.
+    StreamxfError
+        As `as_provider`; if there are several, it says which one it was.
+    """
+    if isinstance(keys, KeyRing):
+        raise ParameterError(f"{name}= is a KeyRing, which has its own trust=; KeyRing([*ring]) takes its keys alone")
+    if keys is None:
+        return []
+    if isinstance(keys, KeyProvider | SigningKey | VerifyKey | Buffer | str | os.PathLike):
+        return [as_provider(keys)]
+    if isinstance(keys, Iterable):
+        return each(keys, name, as_provider)
+    raise ParameterError(
+        f"{name}= takes a key (32 bytes, a streamxf.Key, a location such as 'file:key.txt'), several, or a KeyRing, "
+        f"not {type(keys).__name__}"
+    )
+
+
+def _as_signers(trust: TrustLike) -> tuple[VerifyKey, ...]:
+    if isinstance(trust, str | Buffer) or not isinstance(trust, Iterable):
+        return (as_verify_key(trust),)
+    return tuple(each(trust, "trust", as_verify_key))

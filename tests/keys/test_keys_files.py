@@ -15,10 +15,10 @@ from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, Wrong
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
 from streamxf.keys.text import format_key
 
-KEY = Key(b"k" * 32)
-PAIR = PrivateKey(b"p" * 32)
-SIGNER = SigningKey(b"s" * 32)
-SECRETS = [KEY, PAIR, PrivateKey(b"p" * 32, "hpke-x25519"), SIGNER]
+KEY = Key(bytes(range(107, 139)))
+PAIR = PrivateKey(bytes(range(112, 144)))
+SIGNER = SigningKey(bytes(range(115, 147)))
+SECRETS = [KEY, PAIR, PrivateKey(bytes(range(112, 144)), "hpke-x25519"), SIGNER]
 PUBLIC = [PAIR.public, SIGNER.verify_key]
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -63,7 +63,7 @@ def test_under_a_passphrase(tmp_path):
 
 
 def test_locations(tmp_path):
-    path = put(tmp_path / "key", f"# ours\n{'6b' * 32}\n")
+    path = put(tmp_path / "key", f"# ours\n{KEY.reveal().hex()}\n")
     assert tuple(KeyRing.of(f"file:{path}")) == (KEY,)
     encoded = streamxf.encode(b"data", [streamxf.Encrypt([f"file:{path}"])])
     assert streamxf.decode(encoded, keys=f"file:{path}") == b"data"
@@ -300,7 +300,7 @@ def test_of_many_writers_one_wins(tmp_path):
     def write(number: int) -> None:
         gate.wait(60)
         try:
-            write_key(tmp_path / "key", Key(bytes([number]) * 32))
+            write_key(tmp_path / "key", Key(bytes(range(number, number + 32))))
             outcomes.append(f"wrote {number}")
         except KeyFileError:
             outcomes.append("refused")
@@ -325,4 +325,4 @@ def test_descriptors_are_closed(tmp_path):
             read_key(tmp_path)
     write_key(tmp_path / "new", KEY)
     assert set(os.listdir("/proc/self/fd")) == before
-    assert file.read_provider(str(path)) == KEY
+    assert file.read_location(str(path)) == KEY

@@ -24,9 +24,9 @@ from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, write_key
 
 WEIGHT = torch.arange(1000.0)
-TEAM = PrivateKey(b"t" * 32)
-TRAINER = SigningKey(b"s" * 32)
-STRANGER = SigningKey(b"x" * 32)
+TEAM = PrivateKey(bytes(range(116, 148)))
+TRAINER = SigningKey(bytes(range(115, 147)))
+STRANGER = SigningKey(bytes(range(120, 152)))
 
 
 class Place:
@@ -48,7 +48,7 @@ class Place:
         if signer is not None:
             write_key(self.node / "trainer.sign", signer)
             return code
-        signing = ', signer=keys.read_key("trainer.sign")'
+        signing = ', signer="file:trainer.sign"'
         assert signing in code
         return code.replace(signing, "")
 

@@ -1,0 +1,129 @@
+"""Key services that do not answer: another key stands in, and they are left alone for a while."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import ClassVar
+
+import pytest
+
+from streamxf.descriptor import Parameters
+from streamxf.errors import KeyServiceError, PolicyError
+from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, unanswered
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
+
+KEY = Key(bytes(range(100, 132)))
+PAIR = PrivateKey(bytes(range(101, 133)), "hpke-x25519")
+
+
+class Service(KeyProvider):
+    """Wraps by adding one to each byte, and answers when it is up."""
+
+    kind = "acme-service"
+    authenticates_writer: ClassVar[bool] = True
+
+    def __init__(self, name: str = "a") -> None:
+        self.id = name * 16
+        self.up = False
+        self.asked = 0
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return bytes((byte + 1) % 256 for byte in data_key)
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        self.asked += 1
+        if not self.up:
+            raise KeyServiceError(f"{self.id[0]} does not answer")
+        return bytes((byte - 1) % 256 for byte in wrapped)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What time it is, in a list of one."""
+    now = [1000.0]
+    monkeypatch.setattr(unanswered, "monotonic", lambda: now[0])
+    return now
+
+
+def fragments(count: int, *recipients: KeyProvider) -> list[Parameters]:
+    """Those of so many data keys: one for each process that wrote."""
+    return [Envelope.seal(DataKey.draw(), recipients).fragment for _ in range(count)]
+
+
+def opened(ring: KeyRing, given: list[Parameters]) -> list[str]:
+    """Opens them all; what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len({ring.unwrap(fragment).id for fragment in given}) == len(given)
+    assert all(one.category is UserWarning for one in caught)
+    return [str(one.message) for one in caught]
+
+
+def test_one_that_is_down_is_asked_once_and_there_is_one_warning():
+    service = Service()
+    (said,) = opened(KeyRing([service, KEY]), fragments(50, service, KEY))
+    assert "a does not answer" in said
+    assert f"key {KEY.id} (aeskw) used instead" in said
+    assert service.asked == 1
+
+
+def test_two_that_are_down():
+    services = [Service("a"), Service("b")]
+    said = opened(KeyRing([*services, KEY]), fragments(5, *services, KEY))
+    assert [text.partition(" used instead: ")[2][0] for text in said] == ["a", "b"]
+    assert [service.asked for service in services] == [1, 1]
+
+
+def test_it_is_asked_again_after_some_minutes(clock):
+    service = Service()
+    ring = KeyRing([service, KEY])
+    given = fragments(3, service, KEY)
+    assert len(opened(ring, given[:1])) == 1
+    clock[0] += unanswered.REST_SECONDS - 1
+    assert not opened(ring, given[1:2])
+    assert service.asked == 1
+    clock[0] += 2
+    assert not opened(ring, given[2:])  # it was said already
+    assert service.asked == 2
+
+
+def test_what_only_the_service_opens_it_is_asked_for_at_once(clock):
+    """One data key may be refused and another one not, by a policy say; and it may be up again."""
+    service = Service()
+    ring = KeyRing([service, KEY])
+    opened(ring, fragments(1, service, KEY))
+    with pytest.raises(KeyServiceError, match="a does not answer"):
+        ring.unwrap(fragments(1, service)[0])
+    service.up = True
+    assert not opened(ring, fragments(1, service))
+    assert service.asked == 3
+    assert not opened(ring, fragments(1, service, KEY))  # it answered, so it is first again
+    assert service.asked == 4
+
+
+def test_a_policy_error_has_what_the_service_said_also_later():
+    service = Service()
+    ring = KeyRing([service, PAIR])
+    for fragment in fragments(3, service, PAIR.public):
+        with pytest.raises(PolicyError, match="not signed") as caught:
+            ring.unwrap(fragment)
+        assert str(caught.value.__cause__) == "a does not answer"
+    assert service.asked == 1
+
+
+def test_another_ring_and_a_copy_ask_for_themselves():
+    service = Service()
+    ring = KeyRing([service, KEY])
+    given = fragments(3, service, KEY)
+    for number, one in enumerate((ring, copy.copy(ring), KeyRing([service, KEY]))):
+        assert len(opened(one, [given[number]])) == 1
+    assert service.asked == 3
+
+
+def test_services_that_answer_are_not_spoken_of():
+    service = Service()
+    service.up = True
+    assert not opened(KeyRing([service, KEY]), fragments(3, service, KEY))
+    assert service.asked == 3
