@@ -68,6 +68,12 @@ def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     assert "goes to trust=" in message(lambda: streamxf.remove_recipient(path, KEY, "file:tr.pub"))
 
 
+def test_nothing_to_change_needs_no_old_key(state_saved):
+    assert streamxf.rekey(state_saved, Key.generate(), "file:a.key") == ()
+    with pytest.raises(KeyMissingError):
+        streamxf.rekey(state_saved, Key.generate(), Key.generate())
+
+
 @pytest.fixture
 def state_saved(folder: Path) -> str:
     """A checkpoint for KEY."""
