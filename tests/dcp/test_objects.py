@@ -273,7 +273,7 @@ def test_what_has_to_be_named(checkpoint: Path, kind: str) -> None:
     assert_same(load({"value": None}, checkpoint, safe_globals=names), {"value": (value,)})
 
 
-NUMPY = [np.array(["a", "bc"]), np.zeros(2, "M8[s]"), np.zeros(2, "i4,f8"), np.void(b"ab")]
+NUMPY = [np.array(["a", "bc"]), np.zeros(2, "M8[s]"), np.void(b"ab")]
 
 
 @pytest.mark.parametrize("value", NUMPY, ids=lambda value: f"{type(value).__name__}-{value.dtype.kind}")
