@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.limits import MAX_METADATA_FILES
 from streamxf.dcp.publish import LOCAL_PROTOCOLS, protocols, publish
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.errors import MetadataError, UnsupportedError
@@ -48,6 +50,7 @@ class Folder:
         ------
         MetadataError
             If there is none.
+            Or more than any save has made.
         UnsupportedError
             If this is a file.
         """
@@ -60,6 +63,10 @@ class Folder:
         found = [name for name in self._listed() if _NAME.fullmatch(name)]
         if not found:
             raise MetadataError("there is no checkpoint: the folder has no .metadata", file=str(self._path))
+        if len(found) > MAX_METADATA_FILES:
+            raise MetadataError(
+                f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self._path)
+            )
         return sorted(found, key=lambda name: -1 if (rank := rank_of(name)) is None else rank)
 
     def full(self, name: str) -> str:
@@ -86,25 +93,29 @@ class Folder:
             raise MetadataError("the metadata has gone: is somebody saving to this folder?", file=path) from error
 
     def replace(self, name: str, old: bytes, new: bytes) -> None:
-        """Put `new` in the place of `old`.
+        """Put `new` in the place of what has the `digest` `old`.
 
         Raises
         ------
         MetadataError
-            If something else than `old` stands there by now.
+            If something else stands there by now.
         OSError
-            If it cannot be written. `old` is then still there.
+            If it cannot be written. What was there is then still there.
         """
 
         def check() -> None:
-            if self.read(name) != old:
-                raise MetadataError(
-                    "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It "
-                    "was left as it is; try again when that is over",
-                    file=self.full(name),
-                )
+            if digest(self.read(name)) != old:
+                raise self.replaced(name)
 
         publish(self._fs, self._path, name, new, True, check=check)
+
+    def replaced(self, name: str) -> MetadataError:
+        """The error for a file that is not what was read before."""
+        return MetadataError(
+            "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It was "
+            "left as it is; try again when that is over",
+            file=self.full(name),
+        )
 
     def _is_file(self) -> bool:
         return bool(self._inner.isfile(self._path)) if self._inner is not None else self._path.is_file()
@@ -126,6 +137,11 @@ class Folder:
         if self._inner is None:
             return path
         return str(self._inner._strip_protocol(path)) if LOCAL_PROTOCOLS.intersection(protocols(self._inner)) else None
+
+
+def digest(data: bytes) -> bytes:
+    """By which a file is known again that is too large to be kept."""
+    return hashlib.sha256(data).digest()
 
 
 def rank_of(name: str) -> int | None:

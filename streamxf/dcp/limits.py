@@ -3,6 +3,12 @@
 MAX_METADATA = 2**30
 """Bytes of the whole file."""
 
+MAX_METADATA_FILES = 2**17
+"""Metadata files of a folder whose recipients change: one for each rank."""
+
+MAX_ALL_METADATA = 2**36
+"""Bytes of all of them."""
+
 MAX_MANIFEST = 64 * 2**20
 """Bytes of the manifest."""
 

@@ -217,14 +217,14 @@ def rekey(
     def opened(file: Sealed) -> Opened:
         try:
             return file.open(ring)
-        except KeyMissingError:
+        except KeyMissingError as error:
             if set(_readers(file.envelope)) != wanted:
                 raise
             if not len(own):
                 raise KeyMissingError(
-                    "it says that it is under the new recipients already, as after a call that was interrupted, and no "
-                    "key given shows that this is true: give a key that opens it, as new= a PrivateKey in the place of "
-                    "its public key"
+                    f"{error.message}; the metadata names the new recipients alone, as after a call that was "
+                    "interrupted, and no key shows that this is true: give one that opens it as well, in new= a "
+                    "PrivateKey in the place of its public key"
                 ) from None
         return file.open(own)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from streamxf.dcp.folder import rank_of
@@ -15,9 +15,6 @@ from streamxf.errors import KeyMissingError, MetadataError, PolicyError, Unsuppo
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
-
-Change = Callable[[Envelope, DataKey], Envelope]
-"""What is to stand in the place of an envelope, given its data key."""
 
 _PREFIX = f"{ENCRYPT}/1#dek=".encode("ascii")
 
@@ -77,10 +74,21 @@ class Sealed:
         MetadataError, DescriptorError
             If what was authenticated is damaged, or is another file's.
         """
+
+        def unwrap(envelope: Envelope) -> DataKey:
+            return keys.unwrap(envelope.fragment)
+
         try:
-            data_key = keys.unwrap(self.envelope.fragment)
+            return self._open(unwrap)
         except KeyMissingError as error:
             raise KeyMissingError(f"this checkpoint is {error.message}") from None
+
+    def reopen(self, data_keys: Mapping[Envelope, DataKey]) -> Opened:
+        """The same for a file that was opened before, with its data keys as they were found then."""
+        return self._open(data_keys.__getitem__)
+
+    def _open(self, unwrap: Callable[[Envelope], DataKey]) -> Opened:
+        data_key = unwrap(self.envelope)
         self._parts.check_tag(data_key)
         if self._manifest.rank != rank_of(self.name):
             raise MetadataError("this file was renamed or copied: its manifest belongs to another name")
@@ -90,7 +98,7 @@ class Sealed:
             text: Envelope.parse(Descriptor.parse(str(text, "ascii", "replace")).fragment)
             for text in dict.fromkeys(text.data for text in outline.texts)
         }
-        data_keys = {envelope: keys.unwrap(envelope.fragment) for envelope in (self.envelope, *envelopes.values())}
+        data_keys = {envelope: unwrap(envelope) for envelope in (self.envelope, *envelopes.values())}
         return Opened(self, data_key, pickled, outline, envelopes, data_keys)
 
 
@@ -111,19 +119,23 @@ class Opened:
     _data_keys: dict[Envelope, DataKey]
 
     @property
+    def data_keys(self) -> Mapping[Envelope, DataKey]:
+        """What is wrapped in each of the envelopes."""
+        return self._data_keys
+
+    @property
     def envelopes(self) -> tuple[Envelope, ...]:
         """One for each process that wrote items, and for the one that wrote the file."""
         return tuple(self._data_keys)
 
-    def changed(self, change: Change) -> bytes:
-        """The file with other envelopes, and a MAC that matches.
+    def changed(self, made: Mapping[Envelope, Envelope]) -> bytes:
+        """The file with other envelopes, one for each that it has, and a MAC that matches.
 
         Raises
         ------
         MetadataError
             If it would be too large to be read.
         """
-        made = {envelope: change(envelope, data_key) for envelope, data_key in self._data_keys.items()}
         new = {text: _described(made[envelope]).encode("ascii") for text, envelope in self._envelopes.items()}
         pickled = self._outline.exchange(self._pickled, new)
         manifest = replace(self.sealed._manifest, key=_described(made[self.sealed.envelope]))

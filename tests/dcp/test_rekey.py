@@ -231,13 +231,13 @@ def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:
     streamxf.rekey(saved, KEY, PRIVATE.public, allow_unsigned=True)
     untouched(lambda: streamxf.rekey(saved, PRIVATE, KEY), saved, PolicyError, "not signed")
     assert_same(load(state, saved, KeyRing([PRIVATE], allow_unsigned=True)), state)
-    streamxf.rekey(saved, PRIVATE, KEY, allow_unsigned=True)
+    streamxf.rekey(saved, PRIVATE, KEY, allow_unsigned=True, vouch=True)
     assert_same(load(state, saved, KEY), state)
 
 
 def test_signatures_stay_unless_somebody_signs_anew(signed: Path, state: dict[str, Any]) -> None:
     (before,) = fragments(signed)
-    streamxf.rekey(signed, KEY, SHORT.public)
+    streamxf.rekey(signed, KEY, SHORT.public, trust=SIGNER.verify_key)
     (after,) = fragments(signed)
     assert after.signature == before.signature
     assert_same(load(state, signed, KeyRing([SHORT], trust=SIGNER.verify_key)), state)
@@ -269,12 +269,13 @@ def test_every_data_key_is_checked(checkpoint: Path) -> None:
     opened = sealed.open(KeyRing([PRIVATE], trust=SIGNER.verify_key))
     first = sealed.envelope.dek_id
 
-    def swap(envelope: Envelope, _: Any) -> Envelope:
+    def swap(envelope: Envelope) -> Envelope:
         if envelope.dek_id == first:
             return envelope
         return replace(envelope, signature=(STRANGER.id, STRANGER.sign(envelope.dek_id)))
 
-    (checkpoint / ".metadata").write_bytes(opened.changed(swap))
+    made = {envelope: swap(envelope) for envelope in opened.envelopes}
+    (checkpoint / ".metadata").write_bytes(opened.changed(made))
     ring = KeyRing([PRIVATE], trust=SIGNER.verify_key)
     for action in (
         lambda: streamxf.rekey(checkpoint, ring, KEY),
@@ -468,7 +469,7 @@ def test_kinds_that_are_not_known_here(saved: Path, state: dict[str, Any]) -> No
     stranger = Wrapped("acme-vault", "0123456789abcdef", b"whatever it is")
     opened = Sealed.parse(".metadata", (saved / ".metadata").read_bytes()).open(KeyRing.of(KEY))
     (saved / ".metadata").write_bytes(
-        opened.changed(lambda envelope, _: replace(envelope, recipients=(stranger, *envelope.recipients)))
+        opened.changed({one: replace(one, recipients=(stranger, *one.recipients)) for one in opened.envelopes})
     )
     streamxf.add_recipient(saved, KEY, OTHER_KEY)
     streamxf.remove_recipient(saved, OTHER_KEY, KEY.id)
@@ -554,19 +555,21 @@ def test_one_rank_that_does_not_open_stops_all(local: Path) -> None:
     untouched(lambda: streamxf.rekey(local, KEY, OTHER_KEY), local, AuthenticationError, "__2.metadata")
 
 
-@pytest.mark.parametrize("new", [OTHER_KEY, PRIVATE.public], ids=["a key that opens", "a public key"])
+@pytest.mark.parametrize("new", [OTHER_KEY, PRIVATE, PRIVATE.public], ids=["key", "private key", "public key"])
 def test_once_more_after_a_crash(local: Path, new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rekey() -> tuple[str, ...]:
-        return streamxf.rekey(local, KEY, new, signer=SIGNER)
+    def rekey(keys: Any) -> tuple[str, ...]:
+        return streamxf.rekey(local, KEY, keys, signer=SIGNER)
 
     _fail_at("__1.metadata", monkeypatch)
     with pytest.raises(OSError, match="injected"):
-        rekey()
+        rekey(new)
     monkeypatch.undo()
     found = streamxf.recipients(local)
     assert (found.whole, {recipient.id for recipient in found.part}) == ((), {KEY.id, new.id})
     assert "of a part only" in str(found)
-    rekey()
+    if new == PRIVATE.public:  # which cannot show that the first file was written by the first call
+        untouched(lambda: rekey(new), local, KeyMissingError, "no key shows that", PRIVATE.id, "__0.metadata")
+    rekey(PRIVATE if new == PRIVATE.public else new)
     assert [recipient.id for recipient in streamxf.recipients(local).whole] == [new.id]
     assert streamxf.recipients(local).part == ()
 
