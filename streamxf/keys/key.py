@@ -33,7 +33,7 @@ class Key(Secret, KeyProvider):
     Raises
     ------
     ParameterError
-        If `material` is not 32 bytes.
+        If `material` is not 32 bytes, or looks like text.
     """
 
     __slots__ = ()

@@ -7,7 +7,6 @@ since anybody may have the public key: see `SigningKey`.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from typing_extensions import Buffer
 from streamxf.errors import ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.derive import public_id
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.secret import SECRET_BYTES, Secret, as_bytes
+from streamxf.keys.secret import Secret, as_bytes, draw_secret
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
@@ -173,7 +172,7 @@ class PrivateKey(Secret, KeyProvider):
     Raises
     ------
     ParameterError
-        If there is no such kind, or `material` is not 32 bytes.
+        If there is no such kind, or `material` is not 32 bytes, or looks like text.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """
@@ -193,7 +192,7 @@ class PrivateKey(Secret, KeyProvider):
     @classmethod
     def generate(cls, kind: str = HYBRID) -> Self:
         """Draw a new one from the operating system's random source."""
-        return cls(os.urandom(SECRET_BYTES), kind)
+        return cls(draw_secret(), kind)
 
     @property
     def public(self) -> PublicKey:

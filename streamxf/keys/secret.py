@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -11,6 +12,8 @@ from typing_extensions import Buffer
 from streamxf.errors import ParameterError
 
 SECRET_BYTES = 32
+
+_TEXT = re.compile(rb"[A-Za-z0-9 _./+=:-]+|[a-z][a-z0-9-]*:[ -~]+")
 
 
 class Secret:
@@ -28,6 +31,7 @@ class Secret:
     _material: bytes
 
     def __init__(self, material: Buffer) -> None:
+        # what only looks like a key is refused: nobody notices such a mistake later, since it encrypts and decrypts
         if isinstance(material, str):
             raise ParameterError(
                 f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
@@ -39,12 +43,17 @@ class Secret:
                 f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. Make one with "
                 f"streamxf.{type(self).__name__}.generate()"
             )
+        if reason := _suspicion(secret):
+            raise ParameterError(
+                f"{self.noun} is {SECRET_BYTES} random bytes, and {reason}. Make one with "
+                f"streamxf.{type(self).__name__}.generate()"
+            )
         object.__setattr__(self, "_material", secret)
 
     @classmethod
     def generate(cls) -> Self:
         """Draw a new one from the operating system's random source."""
-        return cls(os.urandom(SECRET_BYTES))
+        return cls(draw_secret())
 
     def reveal(self) -> bytes:
         """Return the 32 bytes, for whoever has to store them.
@@ -89,7 +98,7 @@ class Secret:
 
 
 def as_bytes(data: Buffer, noun: str) -> bytes:
-    """A copy of what has a buffer, and of nothing else: `bytes` itself makes zeros out of a number.
+    """A copy of what has a buffer of bytes, and of nothing else: `bytes` itself makes zeros out of a number.
 
     Raises
     ------
@@ -97,9 +106,29 @@ def as_bytes(data: Buffer, noun: str) -> bytes:
         If it is something else.
     """
     try:
-        return bytes(memoryview(data))
+        view = memoryview(data)
     except TypeError:
         raise ParameterError(f"{noun} is made of bytes, not of {type(data).__name__}") from None
+    if view.format not in ("B", "b", "c"):
+        raise ParameterError(f"{noun} is made of bytes; this {type(data).__name__} has items of another kind")
+    return bytes(view)
+
+
+def draw_secret() -> bytes:
+    """32 bytes from the operating system's random source, which no `Secret` takes for text."""
+    while True:
+        secret = os.urandom(SECRET_BYTES)
+        if not _suspicion(secret):
+            return secret
+
+
+def _suspicion(secret: bytes) -> str | None:
+    """Why 32 bytes cannot have been drawn at random; None if they can."""
+    if len(set(secret)) == 1:
+        return "these are all the same"
+    if _TEXT.fullmatch(secret):
+        return "these are text: a part of a key in hexadecimal or base64, a location ('file:...') or a passphrase"
+    return None
 
 
 def _to_own_child(secret: Secret) -> tuple[Any, ...]:

@@ -94,7 +94,7 @@ class SigningKey(Secret):
     Raises
     ------
     ParameterError
-        If `material` is not 32 bytes.
+        If `material` is not 32 bytes, or looks like text.
     """
 
     __slots__ = ()

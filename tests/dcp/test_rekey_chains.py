@@ -20,9 +20,9 @@ from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 from .helpers import assert_same, load
 from .writers import save_as_ranks
 
-SIGNERS = [SigningKey(bytes([number] * 32)) for number in range(2)]
-POOL: list[Any] = [Key(bytes([number] * 32)) for number in range(1, 4)]
-POOL += [PrivateKey(bytes([9] * 32)), PrivateKey(bytes([8] * 32)), PrivateKey(bytes([7] * 32), "hpke-x25519")]
+SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]
+POOL: list[Any] = [Key(bytes(range(number, number + 32))) for number in range(1, 4)]
+POOL += [PrivateKey(bytes(range(9, 41))), PrivateKey(bytes(range(8, 40))), PrivateKey(bytes(range(7, 39)), "hpke-x25519")]
 
 members = st.sampled_from(range(len(POOL)))
 groups = st.lists(members, min_size=1, max_size=3, unique=True)

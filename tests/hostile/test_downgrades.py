@@ -171,7 +171,7 @@ def test_a_plain_file_without_encryption(row: Row) -> None:
 
 def test_encryption_under_a_key_that_the_attacker_drew(row: Row, tmp_path: Path) -> None:
     """Encrypted, bound and published, and all of it under another key: whole, and with the id of the right one."""
-    mine = streamxf.Key(bytes(32))
+    mine = streamxf.Key(bytes(range(200, 232)))
     save(small(), tmp_path / "whole", [ZStandard(), Checksum(), Encrypt(mine)])
     row.refuse("whole", load, small(), tmp_path / "whole", kind=StreamxfError)
     file = tmp_path / "whole" / ".metadata"

@@ -22,11 +22,11 @@ from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import MAX_WRAPPED, Envelope
 
 DEK = DataKey(bytes(range(60, 92)))
-KEY = Key(b"k" * 32)
-PAIR = PrivateKey(b"p" * 32, "hpke-x25519")
-HYBRID = PrivateKey(b"h" * 32)
-SIGNER = SigningKey(b"s" * 32)
-STRANGER = SigningKey(b"t" * 32)
+KEY = Key(bytes(range(107, 139)))
+PAIR = PrivateKey(bytes(range(112, 144)), "hpke-x25519")
+HYBRID = PrivateKey(bytes(range(104, 136)))
+SIGNER = SigningKey(bytes(range(115, 147)))
+STRANGER = SigningKey(bytes(range(116, 148)))
 TRUSTED = SIGNER.verify_key
 
 
@@ -67,7 +67,7 @@ def test_every_recipient_opens_it_in_any_order():
 
 
 def test_sixteen_hybrid_recipients_fit():
-    public = [PrivateKey(bytes([number]) * 32).public for number in range(17)]
+    public = [PrivateKey(bytes(range(number, number + 32))).public for number in range(17)]
     envelope = Envelope.seal(DEK, public[:16], SIGNER)
     text = format_parameters(envelope.fragment)
     assert len(text) <= MAX_FRAGMENT

@@ -10,7 +10,7 @@ from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, read_environment
 from streamxf.keys.passphrase import PassphraseCost, protect_key
 from streamxf.keys.text import format_key
 
-SECRET = b"e" * 32
+SECRET = bytes(range(101, 133))
 KEY = Key(SECRET)
 NAME = "STREAMXF_TEST_KEY"
 

@@ -12,7 +12,7 @@ import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys import Key, KeyRing, location
 
-KEY = Key(b"l" * 32)
+KEY = Key(bytes(range(108, 140)))
 
 
 def fail(rest):

@@ -20,7 +20,7 @@ from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 
 DEK = DataKey(bytes(range(100, 132)))
-OTHER = Key(b"o" * 32)
+OTHER = Key(bytes(range(111, 143)))
 DEK_ID = ("dek", encode_b64url(DEK.id))
 WRAPPED = str(Envelope.seal(DEK, [KEY]).recipients[0])
 
@@ -56,7 +56,7 @@ def test_errors_name_the_key_ids():
 
 def test_plain_files_name_them_too():
     file = encode(b"data", [Encrypt(KEY)])
-    for keys, given_ids in ((None, "none"), (OTHER, OTHER.id), ([OTHER, Key(b"p" * 32)], OTHER.id)):
+    for keys, given_ids in ((None, "none"), (OTHER, OTHER.id), ([OTHER, Key(bytes(range(112, 144)))], OTHER.id)):
         with pytest.raises(KeyMissingError, match=f"{KEY.id}.*{given_ids}"):
             streamxf.open(io.BytesIO(file), keys=keys)
     assert streamxf.decode(file, keys=[OTHER, KEY]) == b"data"

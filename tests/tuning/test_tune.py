@@ -122,7 +122,7 @@ def test_no_recommendation_drops_the_encryption() -> None:
 
 def test_a_single_key_encrypts() -> None:
     with pytest.raises(ParameterError, match="holds 2 keys"):
-        tune(state_dict(), bandwidth=1e9, keys=[KEY, Key(bytes(32))])
+        tune(state_dict(), bandwidth=1e9, keys=[KEY, Key(bytes(range(200, 232)))])
 
 
 def test_the_key_stays_out_of_the_result() -> None:

@@ -291,7 +291,7 @@ def test_a_checkpoint_needs_its_key(tmp_path: Path) -> None:
     with pytest.raises(KeyMissingError, match="encrypted"):
         Checkpoint(str(tmp_path))
     with pytest.raises(StreamxfError, match="key"):
-        Checkpoint(str(tmp_path), Key(bytes(32)))
+        Checkpoint(str(tmp_path), Key(bytes(range(200, 232))))
 
 
 def test_a_checkpoint_that_is_not_encrypted_takes_no_key(tmp_path: Path) -> None:

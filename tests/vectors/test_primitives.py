@@ -61,7 +61,7 @@ def test_aes_gcm(case, nonce):
     else:
         nonce(iv)
         out, back = bytearray(len(stored)), bytearray(b"\xff" * len(message))
-        codec = Encrypt(Key(bytes(32)))
+        codec = Encrypt(Key(bytes(range(200, 232))))
         state = encrypt._StreamState(cipher, b"")
         seal = partial(codec.encode, memoryview(message), _info(state, out))
         unseal = partial(codec.decode, memoryview(stored), _info(state, back))
