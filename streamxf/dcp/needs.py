@@ -48,17 +48,26 @@ def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
 
 def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     """As `needs_of`, for a save: only what it can find out at no cost that anybody would notice."""
-    view: Any = data
-    if len(data) > MAX_LOOKED_AT:
-        archive = Archive.read(io.BytesIO(data), len(data))
-        view = archive.pickled
-        if len(view) > MAX_LOOKED_AT:
-            return (), ""
+    view: Any = _first_record(data)
+    if view is None:
+        view = Archive.read(io.BytesIO(data), len(data)).pickled
+    if len(view) > MAX_LOOKED_AT:
+        return (), ""
     allowed = torchs._get_allowed_globals()
     for match in _SUSPECT.finditer(view):
         if match[1] is None or _mapped(match[1].decode(), match[2].decode()) not in allowed:
             return needs_of(data)
     return (), ""
+
+
+def _first_record(data: memoryview) -> memoryview | None:
+    """The pickle of what torch has just saved, found without reading the directory; None if that takes more."""
+    head = bytes(data[: 2**16])
+    stop = head.find(b"PK\x07\x08")  # the record's end, followed by its checksum and its size
+    if len(head) < 30 or stop < 0:
+        return None
+    start = 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return data[start:stop] if int.from_bytes(head[stop + 8 : stop + 12], "little") == stop - start else None
 
 
 def names_in(pickled: bytes) -> set[str]:
