@@ -125,15 +125,30 @@ class AwsKms(KeyProvider):
             failure = self._refusal(operation, error.response)
         except BotoCoreError as error:
             failure = KeyServiceError(f"AWS KMS cannot be asked to {operation} with {self.arn}: {_said(error)}")
+        except StreamxfError as error:
+            failure = error.with_traceback(None)
+        except (
+            Exception
+        ) as error:  # botocore passes on what its parsers and urllib3 raise for odd answers and addresses
+            failure = KeyServiceError(
+                f"AWS KMS cannot be asked to {operation} with {self.arn}: {type(error).__name__}, from a setting of "
+                "boto3 (an endpoint without https://?) or an answer that is none of KMS"
+            )
         else:
-            if answer.get("KeyId") == self.arn and isinstance(answer.get(wanted), bytes):
+            if (
+                isinstance(answer, dict)
+                and answer.get("KeyId") == self.arn
+                and isinstance(answer.get(wanted), bytes)
+                and answer[wanted]
+            ):
                 return bytes(answer[wanted])
             failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and did something else")
         # out here, since botocore's exceptions hold the request, in which the data key stands
         raise failure
 
     def _refusal(self, operation: str, response: Any) -> StreamxfError:
-        code = str(response.get("Error", {}).get("Code", ""))
+        told = response.get("Error") if isinstance(response, dict) else None
+        code = str(told.get("Code", "")) if isinstance(told, dict) else ""
         if code in _WRONG_KEY:
             return WrongKeyError(f"the key {self.arn} does not open this wrapped data key")
         reason = _REASONS.get(code, "it gives no other reason")

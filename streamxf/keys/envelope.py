@@ -8,7 +8,7 @@ import hmac
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from streamxf.descriptor import MAX_FRAGMENT, Parameters, format_parameters, shorten
 from streamxf.errors import (
@@ -17,6 +17,7 @@ from streamxf.errors import (
     KeyServiceError,
     ParameterError,
     PolicyError,
+    StreamxfError,
     WrongKeyError,
 )
 from streamxf.keys.b64url import decode_b64url, encode_b64url
@@ -119,6 +120,8 @@ class Envelope:
                 f"streamxf.encrypt: {len(recipients)} wrapped keys; there must be 1 to {MAX_RECIPIENTS}"
             )
         signed = any(key == "sig" for key, _ in fragment)
+        if twice := _repeated(recipients):
+            raise DescriptorError(f"streamxf.encrypt: the key {twice} stands there twice")
         made = cls(dek_id, recipients, _parse_signature(_only(fragment, "sig")) if signed else None)
         if made.fragment != fragment:
             raise DescriptorError("streamxf.encrypt: the fragment must hold 'dek', then 'w', then 'sig'")
@@ -145,6 +148,8 @@ class Envelope:
             raise ParameterError(
                 f"a checkpoint has 1 to {MAX_RECIPIENTS} recipients, not {len(self.recipients)}; some may share a key"
             )
+        if twice := _repeated(self.recipients):
+            raise ParameterError(f"the key {twice} stands twice among the recipients; each is wrapped for once")
         size = len(format_parameters(self.fragment))
         if size > MAX_FRAGMENT:
             raise ParameterError(f"the wrapped keys take {size} characters, of which {MAX_FRAGMENT} are allowed")
@@ -168,7 +173,7 @@ class Envelope:
             Whose signature counts. If there are any, somebody among them must have signed; without them, only where a
             key opened it that does not authenticate the writer.
         allow_unsigned : bool
-            Whether a missing signature is acceptable.
+            Whether a missing signature is acceptable. One by somebody else is not, once there is anybody in `trust`.
         unanswered : Unanswered, optional
             Which services did not answer of late: they are tried last. It is kept up to date.
 
@@ -212,7 +217,7 @@ class Envelope:
         unasked: KeyServiceError | None = None
         for key, wrapped in pairs:
             try:
-                secret = key.unwrap(wrapped.data, self.dek_id)
+                secret = _asked(key, "unwrap", wrapped.data, self.dek_id)
             except WrongKeyError:
                 silent.clear(key)
                 continue
@@ -248,7 +253,10 @@ class Envelope:
                 verify_key.verify(signature, self.dek_id)
             if trusted:
                 return
-        if allow_unsigned or (key.authenticates_writer and not trust):
+        # allow_unsigned= beside trust= is for a signature that is missing, and not for a stranger's
+        if allow_unsigned and not (trust and self.signature is not None):
+            return
+        if key.authenticates_writer and not trust:
             return
         reason = (
             "trust= asks for a signature"
@@ -266,7 +274,7 @@ class Envelope:
 
 
 def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
-    data = recipient.wrap(data_key.secret, dek_id)
+    data = _asked(recipient, "wrap", data_key.secret, dek_id)
     if not isinstance(data, bytes):
         raise _breach(recipient, f"wrap returned {type(data).__name__}, not bytes")
     if data_key.secret in data:
@@ -275,6 +283,21 @@ def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
         return Wrapped.parse(str(Wrapped(recipient.kind, recipient.id, data)))
     except DescriptorError as error:
         raise _breach(recipient, error.message) from None
+
+
+def _asked(key: KeyProvider, operation: str, data: bytes, dek_id: bytes) -> Any:
+    """What a provider answers; raises KeyServiceError if it fails in a way that is not in its protocol."""
+    failure: StreamxfError
+    try:
+        return getattr(key, operation)(data, dek_id)
+    except StreamxfError as error:
+        failure = error.with_traceback(None)
+    except Exception as error:  # whatever a third party's provider, or a package below it, raises
+        raised = type(error).__name__
+        failure = KeyServiceError(f"{type(key).__name__} {key.id} cannot be asked to {operation}: it raised {raised}")
+    # out here, and without frames: the data key may stand in those, and in the words of what was raised
+    data = b""
+    raise failure
 
 
 def _breach(key: KeyProvider, reason: str) -> ParameterError:
@@ -287,6 +310,12 @@ def _parse_signature(text: str) -> tuple[str, bytes]:
     if not _ID.fullmatch(signer) or len(data) != 64:
         raise DescriptorError(f"streamxf.encrypt: signature {shorten(text)!r} is not signer:64 bytes")
     return signer, data
+
+
+def _repeated(recipients: Iterable[Wrapped]) -> str | None:
+    """The id of a key that more than one data key is wrapped for: a service would be asked for each."""
+    ids = [(wrapped.kind, wrapped.key_id) for wrapped in recipients]
+    return next((one[1] for one in ids if ids.count(one) > 1), None)
 
 
 def _only(fragment: Parameters, name: str) -> str:

@@ -187,7 +187,9 @@ class TestPrivateKeys:
         for trust in ([], [TRUSTED]):
             with pytest.raises(PolicyError, match=f"signed by {STRANGER.id}, whom trust= does not name"):
                 envelope.open([key], trust)
-        assert envelope.open([key], [TRUSTED], allow_unsigned=True) == DEK
+        with pytest.raises(PolicyError, match="whom trust= does not name"):
+            envelope.open([key], [TRUSTED], allow_unsigned=True)
+        assert envelope.open([key], allow_unsigned=True) == DEK
 
     def test_not_signed(self, key):
         envelope = Envelope.seal(DEK, [key.public])
@@ -229,7 +231,9 @@ def test_trust_holds_for_symmetric_keys_too():
     for signer in (None, STRANGER):
         with pytest.raises(PolicyError, match="trust= asks for a signature"):
             Envelope.seal(DEK, [KEY], signer).open([KEY], [TRUSTED])
-        assert Envelope.seal(DEK, [KEY], signer).open([KEY], [TRUSTED], allow_unsigned=True) == DEK
+    assert Envelope.seal(DEK, [KEY]).open([KEY], [TRUSTED], allow_unsigned=True) == DEK
+    with pytest.raises(PolicyError, match="whom trust= does not name"):
+        Envelope.seal(DEK, [KEY], STRANGER).open([KEY], [TRUSTED], allow_unsigned=True)
 
 
 def test_a_ring_remembers_what_it_opened_and_asks_once():
