@@ -158,7 +158,8 @@ def test_what_only_a_private_key_opens_must_be_signed(checkpoint: Path, reader: 
         if accepted:
             assert_same(load_with(STATE, made), STATE)
         else:
-            with refused(PolicyError, "trust=", "allow_unsigned=True"):
+            cure = "allow_unsigned=True" if by is None else "pass the signer's VerifyKey in trust="
+            with refused(PolicyError, cure, "keys=KeyRing([...], trust=...)"):
                 load_with(STATE, made)
 
 
