@@ -1119,6 +1119,8 @@ def _check_packages(value: Any) -> None:
     packages = _object(value, "packages")
     _require(all(isinstance(version, str) for version in packages.values()), "manifest", "a version is not a string")
     _require({"streamxf", "torch"} <= packages.keys(), "manifest", "packages lacks streamxf or torch")
+    longest = max(len(text) for pair in packages.items() for text in pair)
+    _require(len(packages) <= 1024 and longest <= 256, "manifest", "packages are too many, or have too long names")
 
 
 def _check_path(path: str) -> None:

@@ -12,6 +12,18 @@ MAX_ALL_METADATA = 2**36
 MAX_MANIFEST = 64 * 2**20
 """Bytes of the manifest."""
 
+MAX_PACKAGES = 1024
+"""Packages that the manifest names."""
+
+MAX_PACKAGE_TEXT = 256
+"""Characters of a package's name, and of its version."""
+
+MAX_LOOSE_MANIFEST = 2**20
+"""Bytes of a manifest that is parsed before anybody has vouched for it, whatever its layout."""
+
+MAX_MANIFEST_END = 2**22
+"""Bytes of a larger manifest behind its files."""
+
 MAX_NAME = 2**16 - 1
 """Characters of an item's name, of a file's path, and of every other short text."""
 

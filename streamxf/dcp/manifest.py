@@ -11,10 +11,18 @@ import hmac
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.limits import MAX_MANIFEST, MAX_NAME
+from streamxf.dcp.limits import (
+    MAX_LOOSE_MANIFEST,
+    MAX_MANIFEST,
+    MAX_MANIFEST_END,
+    MAX_NAME,
+    MAX_PACKAGE_TEXT,
+    MAX_PACKAGES,
+)
 from streamxf.errors import AuthenticationError, MetadataError
 from streamxf.keys.datakey import DataKey
 
@@ -24,6 +32,9 @@ _END_BYTES = 4 + TAG_BYTES + len(METADATA_MAGIC)
 
 _ALWAYS_NAMED = {"streamxf", "torch"}  # among the packages
 
+# behind the files of a manifest as `Manifest.pack` lays it out; texts in it have no quotes, or escaped ones
+_BEFORE_KEY = b'},"key":'
+_KEY = re.compile(rb'\},"key":(?P<key>null|"[^"\\]*+"),"packages":\{')
 _HEX_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
 
@@ -110,12 +121,7 @@ class Manifest:
         rank = content["rank"]
         _check(rank is None or (type(rank) is int and 0 <= rank < 2**31), "rank")
         _check(content["key"] is None or isinstance(content["key"], str), "key")
-        _check(
-            isinstance(content["packages"], dict)
-            and content["packages"].keys() >= _ALWAYS_NAMED
-            and all(isinstance(text, str) for text in content["packages"].values()),
-            "packages",
-        )
+        _check_packages(content["packages"])
         _check(isinstance(content["files"], dict), "files")
         files = {check_path(path): _parse_facts(path, facts) for path, facts in content["files"].items()}
         return cls(content["save_id"], rank, content["key"], content["packages"], files)
@@ -129,14 +135,65 @@ class Parts:
     ----------
     pickled : memoryview
         DCP's pickle.
-    manifest : Manifest or None
-        None where there is no trailer: a stock checkpoint, or a damaged one.
+    has_manifest : bool
+        Whether there is a trailer. Else it is a stock checkpoint, or a damaged one.
     """
 
     pickled: memoryview
-    manifest: Manifest | None
+    has_manifest: bool
+    _text: memoryview
     _tagged: memoryview
     _tag: bytes
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """None where there is no trailer. To parse a large one takes much more than its bytes: where there is a key,
+        check the tag first.
+
+        Raises
+        ------
+        MetadataError
+            If it is anything but a manifest.
+        """
+        return Manifest.parse(bytes(self._text)) if self.has_manifest else None
+
+    @cached_property
+    def key(self) -> str | None:
+        """What the manifest gives as its key, found without parsing its files if these are many. It counts only if the
+        manifest, once the tag was found right, says the same.
+
+        Raises
+        ------
+        MetadataError
+            If it is not found.
+        """
+        if not self.has_manifest:
+            return None
+        if len(self._text) <= MAX_LOOSE_MANIFEST:
+            manifest = self.manifest
+            return manifest.key if manifest is not None else None
+        end = bytes(self._text[-MAX_MANIFEST_END:])
+        found = _KEY.match(end, end.rfind(_BEFORE_KEY))
+        if found is None:
+            raise MetadataError(
+                f"the manifest has more than {MAX_LOOSE_MANIFEST} bytes, and is not laid out as the format says: the "
+                "file is damaged, or another writer made it"
+            )
+        return None if found["key"] == b"null" else found["key"].decode("ascii")[1:-1]
+
+    def checked(self, data_key: DataKey | None) -> Manifest:
+        """The manifest, once the tag was found right.
+
+        Raises
+        ------
+        AuthenticationError, MetadataError
+            As `check_tag`; also if there is none, or it has another key than the one that was found before.
+        """
+        self.check_tag(data_key)
+        manifest = self.manifest
+        if manifest is None or manifest.key != self.key:
+            raise MetadataError("the manifest's 'key' is not what the format says")
+        return manifest
 
     def check_tag(self, data_key: DataKey | None) -> None:
         """Compare the tag.
@@ -174,18 +231,18 @@ def split(data: bytes) -> Parts:
     Raises
     ------
     MetadataError
-        If it ends in a trailer that is not well formed.
+        If it ends in a trailer that cannot be one. Its manifest is not parsed yet.
     """
     view = memoryview(data)
     if len(view) < _END_BYTES or view[-len(METADATA_MAGIC) :] != METADATA_MAGIC:
-        return Parts(view, None, view[:0], b"")
+        return Parts(view, False, view[:0], view[:0], b"")
     tagged = view[: len(view) - TAG_BYTES - len(METADATA_MAGIC)]
     size = int.from_bytes(tagged[-4:], "little")
     if size > MAX_MANIFEST or size > len(tagged) - 4:
         raise MetadataError(f"the metadata's trailer says its manifest has {size} bytes: the file is damaged")
     start = len(tagged) - 4 - size
     tag = bytes(view[len(tagged) : len(tagged) + TAG_BYTES])
-    return Parts(view[:start], Manifest.parse(bytes(tagged[start:-4])), tagged, tag)
+    return Parts(view[:start], True, tagged[start:-4], tagged, tag)
 
 
 def check_path(path: object) -> str:
@@ -217,6 +274,16 @@ def _check_density(text: bytes) -> None:
     opened = text.count(b"{") + text.count(b"[")
     if opened > 16 + len(text) // 40 or text.count(b",") > 1024 + len(text) // 20:
         raise MetadataError("the manifest is denser than the files of a checkpoint make it; it was refused")
+
+
+def _check_packages(packages: Any) -> None:
+    _check(
+        isinstance(packages, dict)
+        and len(packages) <= MAX_PACKAGES
+        and packages.keys() >= _ALWAYS_NAMED
+        and all(isinstance(text, str) and len(text) <= MAX_PACKAGE_TEXT for pair in packages.items() for text in pair),
+        "packages",
+    )
 
 
 def _parse_facts(path: str, facts: Any) -> FileFacts:

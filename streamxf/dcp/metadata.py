@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from streamxf.dcp.limits import MAX_METADATA
-from streamxf.dcp.manifest import Manifest, append_trailer, split
+from streamxf.dcp.manifest import Manifest, Parts, append_trailer, split
 from streamxf.dcp.unpickle import load_metadata
 from streamxf.dcp.whole import check_items, check_places
 from streamxf.descriptor import ENCRYPT, Descriptor, Parameters
@@ -81,25 +81,26 @@ def load(data: bytes, keys: KeyRing, *, rank: int | None = None, published: bool
         raise MetadataError("the file is empty: it was cut, or never written; restore it")
     parts = split(data)
     if published:
-        _check_published(parts.manifest)
-    if parts.manifest is not None:
-        parts.check_tag(_data_key(parts.manifest, keys))
-        _check_rank(parts.manifest, rank)
+        _check_published(parts)
+    manifest: Manifest | None = None
+    if parts.has_manifest:
+        manifest = parts.checked(_data_key(parts.key, keys))
+        _check_rank(manifest, rank)
     content = load_metadata(parts.pickled)
-    check_places(content, parts.manifest)
+    check_places(content, manifest)
     check_items(content, rank)
-    setattr(content, MANIFEST_ATTRIBUTE, parts.manifest)
+    setattr(content, MANIFEST_ATTRIBUTE, manifest)
     return content
 
 
-def _check_published(manifest: Manifest | None) -> None:
-    if manifest is None:
+def _check_published(parts: Parts) -> None:
+    if not parts.has_manifest:
         raise PolicyError(
             "the metadata does not end in a manifest. If streamxf's writer saved this checkpoint, the file was cut or "
             "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
             "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
-    if manifest.key is None:
+    if parts.key is None:
         raise PolicyError(
             "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it "
             "was not encrypted"
@@ -133,10 +134,10 @@ def key_fragment(described: str) -> Parameters:
     return descriptor.fragment
 
 
-def _data_key(manifest: Manifest, keys: KeyRing) -> DataKey | None:
-    if manifest.key is None:
+def _data_key(described: str | None, keys: KeyRing) -> DataKey | None:
+    if described is None:
         return None
-    fragment = key_fragment(manifest.key)
+    fragment = key_fragment(described)
     try:
         return keys.unwrap(fragment)
     except KeyMissingError as error:

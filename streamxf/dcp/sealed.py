@@ -36,7 +36,6 @@ class Sealed:
     data: bytes
     envelope: Envelope
     _parts: Parts
-    _manifest: Manifest
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> Sealed:
@@ -52,15 +51,15 @@ class Sealed:
             If it is damaged.
         """
         parts = split(data)
-        if parts.manifest is None:
+        if not parts.has_manifest:
             raise UnsupportedError(
                 "the metadata does not end in a manifest. If streamxf's writer saved this checkpoint, the file was cut "
                 "or altered: restore it. If another writer did, through Encrypt, no MAC shows which keys belong here: "
                 "load the checkpoint, and save it with streamxf's writer"
             )
-        if parts.manifest.key is None:
+        if parts.key is None:
             raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
-        return cls(name, data, Envelope.parse(key_fragment(parts.manifest.key)), parts, parts.manifest)
+        return cls(name, data, Envelope.parse(key_fragment(parts.key)), parts)
 
     def open(self, keys: KeyRing) -> Opened:
         """Unwrap all data keys, and check signatures and MAC.
@@ -89,8 +88,8 @@ class Sealed:
 
     def _open(self, unwrap: Callable[[Envelope], DataKey]) -> Opened:
         data_key = unwrap(self.envelope)
-        self._parts.check_tag(data_key)
-        if self._manifest.rank != rank_of(self.name):
+        manifest = self._parts.checked(data_key)
+        if manifest.rank != rank_of(self.name):
             raise MetadataError("this file was renamed or copied: its manifest belongs to another name")
         pickled = bytes(self._parts.pickled)
         outline = Outline.of(pickled, _PREFIX)
@@ -99,7 +98,7 @@ class Sealed:
             for text in dict.fromkeys(text.data for text in outline.texts)
         }
         data_keys = {envelope: unwrap(envelope) for envelope in (self.envelope, *envelopes.values())}
-        return Opened(self, data_key, pickled, outline, envelopes, data_keys)
+        return Opened(self, data_key, manifest, pickled, outline, envelopes, data_keys)
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,7 @@ class Opened:
 
     sealed: Sealed
     _data_key: DataKey
+    _manifest: Manifest
     _pickled: bytes
     _outline: Outline
     _envelopes: dict[bytes, Envelope]
@@ -138,7 +138,7 @@ class Opened:
         """
         new = {text: _described(made[envelope]).encode("ascii") for text, envelope in self._envelopes.items()}
         pickled = self._outline.exchange(self._pickled, new)
-        manifest = replace(self.sealed._manifest, key=_described(made[self.sealed.envelope]))
+        manifest = replace(self._manifest, key=_described(made[self.sealed.envelope]))
         data = append_trailer(pickled, manifest, self._data_key)
         if len(data) > MAX_METADATA:
             raise MetadataError(
