@@ -93,7 +93,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         _extension_registry: ExtensionRegistry | None = None,
         *,
         keys: KeysLike = None,
-        trust: TrustLike = (),
+        trust: TrustLike = None,
         allow_unsigned: bool = False,
         require: Require | None = None,
         weights_only: bool = True,

@@ -409,7 +409,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         _extension_registry: ExtensionRegistry | None = None,
         *,
         keys: KeysLike = None,
-        trust: TrustLike = (),
+        trust: TrustLike = None,
         allow_unsigned: bool = False,
         require: Require | None = None,
         weights_only: bool = True,

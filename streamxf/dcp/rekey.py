@@ -112,7 +112,7 @@ def recipients(
     path: str | os.PathLike[str],
     keys: KeysLike = None,
     *,
-    trust: TrustLike = (),
+    trust: TrustLike = None,
     allow_unsigned: bool = False,
     storage_options: StorageOptions = None,
 ) -> Recipients:
@@ -150,7 +150,7 @@ def rekey(
     new: KeysLike,
     *,
     signer: SignerLike | None = None,
-    trust: TrustLike = (),
+    trust: TrustLike = None,
     allow_unsigned: bool = False,
     vouch: bool = False,
     storage_options: StorageOptions = None,
@@ -242,7 +242,7 @@ def add_recipient(
     new: KeysLike,
     *,
     signer: SignerLike | None = None,
-    trust: TrustLike = (),
+    trust: TrustLike = None,
     allow_unsigned: bool = False,
     vouch: bool = False,
     storage_options: StorageOptions = None,
@@ -288,7 +288,7 @@ def remove_recipient(
     keys: KeysLike,
     recipient: KeyLike,
     *,
-    trust: TrustLike = (),
+    trust: TrustLike = None,
     allow_unsigned: bool = False,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
@@ -415,4 +415,4 @@ def _own(chosen: Iterable[KeyProvider], ring: KeyRing, signer: SigningKey | None
         return KeyRing()
     asks = signer is not None and not all(key.authenticates_writer for key in keys)
     trust = (*ring.trust, signer.verify_key) if signer is not None and asks else ring.trust
-    return KeyRing(keys, trust=trust, allow_unsigned=ring.allow_unsigned)
+    return KeyRing(keys, trust=trust or None, allow_unsigned=ring.allow_unsigned)

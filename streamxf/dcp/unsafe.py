@@ -51,7 +51,7 @@ def unsafe_globals(
     path: str | os.PathLike[str],
     keys: KeysLike = None,
     *,
-    trust: TrustLike = (),
+    trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,
     registry: ExtensionRegistry | None = None,

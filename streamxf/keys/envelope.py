@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -194,17 +194,14 @@ class Envelope:
         """
         silent = unanswered if unanswered is not None else Unanswered()
         given = tuple(keys)
-        key, data_key, unasked = self._unwrap(given, silent)
-        try:
-            self._check_signature(tuple(trust), allow_unsigned, key)
-        except PolicyError as error:
-            raise error from unasked  # the service might have vouched for the writer
+        key, data_key, unasked = self.unwrap(given, silent)
+        self.check_signature(tuple(trust), allow_unsigned, key, unasked)
         for other in given:
             silent.warn(other, key)
         return data_key
 
-    def _unwrap(
-        self, keys: tuple[KeyProvider, ...], silent: Unanswered
+    def unwrap(
+        self, keys: Collection[KeyProvider], silent: Unanswered
     ) -> tuple[KeyProvider, DataKey, KeyServiceError | None]:
         """The first key that opens it, what it opened, and what a service said that was passed over."""
         before = {id(key): silent.error(key) for key in keys}
@@ -245,7 +242,10 @@ class Envelope:
         missing = f"Reading needs the PrivateKey of {', '.join(half)}" if half else "Pass the right key as keys="
         raise KeyMissingError(f"encrypted for key id {wanted}; keys given: {have}. {missing}")
 
-    def _check_signature(self, trust: tuple[VerifyKey, ...], allow_unsigned: bool, key: KeyProvider) -> None:
+    def check_signature(
+        self, trust: tuple[VerifyKey, ...], allow_unsigned: bool, key: KeyProvider, unasked: KeyServiceError | None
+    ) -> None:
+        """Check who signed what `key` opened; as `open`. `unasked` is what a service said that was passed over."""
         if self.signature is not None:
             signer, signature = self.signature
             trusted = [verify_key for verify_key in trust if verify_key.id == signer]
@@ -270,7 +270,8 @@ class Envelope:
             cure = "if you trust that writer, pass the signer's VerifyKey in trust="
         if key.authenticates_writer:
             cure += f", or leave trust= out: the key {key.id} shows who wrote"
-        raise PolicyError(f"the data key is {found}, and {reason}; {cure}. {_RING}")
+        # the service might have vouched for the writer
+        raise PolicyError(f"the data key is {found}, and {reason}; {cure}. {_RING}") from unasked
 
 
 def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
