@@ -43,7 +43,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     KeyFileError
         If there is no such file, it is none or holds no key; or if others can get at a secret key: the file must belong
         to this user or root, nobody else may write to it, and nobody else may read it, save for the group of a file
-        that root owns. A public key's file must not be writable for everybody.
+        that root owns. A public key's file must have such an owner, too, and nobody else may write to it.
     KeyMissingError
         If the key is protected by a passphrase, and there is none.
     WrongKeyError
@@ -187,9 +187,15 @@ def _check_secret(status: os.stat_result, place: str) -> None:
 
 def _check_public(status: os.stat_result, place: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
-    if mode & _OTHERS_WRITE:
+    if status.st_uid not in (0, os.geteuid()):
         raise KeyFileError(
-            f"everybody can put another key into this file (its mode is {mode:04o}); look whether it is still the "
+            f"this public key file belongs to user {status.st_uid}, who can put another key there; it must belong to "
+            f"the user of this process ({os.geteuid()}) or to root",
+            file=place,
+        )
+    if mode & (_GROUP_WRITES | _OTHERS_WRITE):
+        raise KeyFileError(
+            f"others can put another key into this file (its mode is {mode:04o}); look whether it is still the "
             f"right one, and run: chmod 644 {place!r}",
             file=place,
         )
