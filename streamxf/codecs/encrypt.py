@@ -54,17 +54,19 @@ class _StreamState:
     seal: bytes
 
 
-_drawing = threading.Lock()
+class _Turns:
+    """A lock for each process that has a codec: a child of a fork may find one held by a thread that it lacks."""
 
+    __slots__ = ("_locks",)
 
-def _renew_lock_after_fork() -> None:
-    # another thread of the parent may have held it, and the child has no such thread
-    global _drawing
-    _drawing = threading.Lock()
+    def __init__(self) -> None:
+        self._locks: dict[int, Any] = {}
 
+    def mine(self) -> Any:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock_after_fork)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Encrypt(Codec):
     recipients: tuple[KeyProvider, ...]
     signer: SigningKey | None
     _session: _Session | None = field(default=None, init=False, repr=False, compare=False)
+    _turns: _Turns = field(init=False, repr=False, compare=False)
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
         made = as_recipients(recipients)
@@ -110,7 +113,12 @@ class Encrypt(Codec):
         self._take(made, by, None)
 
     def _take(self, recipients: tuple[KeyProvider, ...], signer: Any, session: _Session | None) -> Self:
-        for name, value in (("recipients", recipients), ("signer", signer), ("_session", session)):
+        for name, value in (
+            ("recipients", recipients),
+            ("signer", signer),
+            ("_session", session),
+            ("_turns", _Turns()),
+        ):
             object.__setattr__(self, name, value)
         return self
 
@@ -164,7 +172,7 @@ class Encrypt(Codec):
     def _current(self) -> _Session:
         session = self._session
         if session is None or session.writer not in (None, os.getpid()):
-            with _drawing:
+            with self._turns.mine():
                 session = self._session
                 if session is None or session.writer not in (None, os.getpid()):
                     self._check_writes()
