@@ -218,7 +218,8 @@ class Encrypt(Codec):
     def _readers(self) -> tuple[Any, ...]:
         """Who may read and who signed, also where the keys themselves were left out of a pickle."""
         signer = self.signer.id if self.signer is not None else None
-        return tuple((key.kind, key.id) for key in self.recipients), signer
+        read = self._session.data_key.id if self._session is not None and self._session.writer is None else None
+        return tuple((key.kind, key.id) for key in self.recipients), signer, read
 
     # -- copies and pickles ------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
 
 PathLike = str | os.PathLike[str]
 
+_PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
 _OTHERS = 0o007
 _GROUP_WRITES = 0o020
 _GROUP_READS = 0o040
@@ -130,7 +132,11 @@ def read_location(path: str) -> AnyKey:
             "'file://' with the name of a machine is no place of keys; write the path behind one colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
-    return read_key(os.path.expanduser(path))
+    path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
+    key = read_key(os.path.expanduser(path))
+    if pinned is not None and key.id != pinned:
+        raise KeyFileError(f"this file holds the key {key.id}, and the location wants {pinned}", file=path)
+    return key
 
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
