@@ -22,7 +22,11 @@ from .writers import save_as_ranks
 
 SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]
 POOL: list[Any] = [Key(bytes(range(number, number + 32))) for number in range(1, 4)]
-POOL += [PrivateKey(bytes(range(9, 41))), PrivateKey(bytes(range(8, 40))), PrivateKey(bytes(range(7, 39)), "hpke-x25519")]
+POOL += [
+    PrivateKey(bytes(range(9, 41))),
+    PrivateKey(bytes(range(8, 40))),
+    PrivateKey(bytes(range(7, 39)), "hpke-x25519"),
+]
 
 members = st.sampled_from(range(len(POOL)))
 groups = st.lists(members, min_size=1, max_size=3, unique=True)
@@ -66,16 +70,31 @@ class Rotation(RuleBasedStateMachine):
     def opener(self, choice: int) -> KeyRing:
         return self.ring(POOL[sorted(self.readers)[choice % len(self.readers)]])
 
+    def vouched(self, opener: KeyRing, new: set[int]) -> bool:
+        """Whether nothing shows who wrote it, and somebody new would take it for authentic."""
+        unknown = self.signer is None and not any(key.authenticates_writer for key in opener)
+        return unknown and any(isinstance(POOL[number], Key) for number in new)
+
     @rule(choice=members, group=groups, signer=signers)
     def rekey(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
-        streamxf.rekey(self.path, self.opener(choice), [given_away(number) for number in group], signer=signer)
+        opener, new = self.opener(choice), [given_away(number) for number in group]
+        needed = self.vouched(opener, set(group))
+        if needed:
+            with pytest.raises(PolicyError, match="vouch=True"):
+                streamxf.rekey(self.path, opener, new, signer=signer)
+        streamxf.rekey(self.path, opener, new, signer=signer, vouch=needed)
         self.readers = set(group)
         self.signer = signer or self.signer
 
     @rule(choice=members, group=groups, signer=signers)
     def add(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
         new = [given_away(number) for number in group]
-        written = streamxf.add_recipient(self.path, self.opener(choice), new, signer=signer)
+        opener = self.opener(choice)
+        needed = self.vouched(opener, set(group) - self.readers)
+        if needed:
+            with pytest.raises(PolicyError, match="vouch=True"):
+                streamxf.add_recipient(self.path, opener, new, signer=signer)
+        written = streamxf.add_recipient(self.path, opener, new, signer=signer, vouch=needed)
         assert bool(written) == bool(set(group) - self.readers or signer not in (None, self.signer))
         self.readers |= set(group)
         self.signer = signer or self.signer
