@@ -19,6 +19,7 @@ import pickletools
 import re
 import struct
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -1125,7 +1126,8 @@ def _check_packages(value: Any) -> None:
 
 def _check_path(path: str) -> None:
     """A path must stay below the checkpoint, on every system."""
-    _require("\\" not in path and "\0" not in path, "manifest", f"bad character in the path {path!r}")
+    strange = any(char in "\\%?#" or unicodedata.category(char) == "Cc" for char in path)
+    _require(not strange, "manifest", f"bad character in the path {path!r}")
     parts = path.split("/")
     _require(not {"", ".", ".."} & set(parts), "manifest", f"the path {path!r} has a part that is empty, . or ..")
     _require(":" not in parts[0], "manifest", f"the path {path!r} has a colon in its first part")

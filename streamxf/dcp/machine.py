@@ -26,6 +26,7 @@ from streamxf.dcp.limits import MAX_DEPTH, MAX_NAME
 from streamxf.errors import MetadataError
 
 MAX_SAME_HASH = 8
+MAX_MAGNITUDE = 2**64  # of numbers, which have 64 bits and a sign
 FREE = 2**16  # bytes that even the smallest pickle may be charged
 TUPLE_CHARGE, OBJECT_CHARGE = 3, 6  # below what the shortest real ones take, with their place in the memo
 
@@ -218,7 +219,10 @@ class Machine:
         size = self.data[position]
         if size > 9:
             raise MetadataError("the metadata holds a number of more than 64 bits; it was refused")
-        self.stack.append(int.from_bytes(self._bytes(position + 1, size), "little", signed=True))
+        value = int.from_bytes(self._bytes(position + 1, size), "little", signed=True)
+        if not -MAX_MAGNITUDE <= value < MAX_MAGNITUDE:
+            raise MetadataError("the metadata holds a number of more than 64 bits; it was refused")
+        self.stack.append(value)
         return position + 1 + size
 
     def _binfloat(self, position: int) -> int:

@@ -35,6 +35,8 @@ _ALWAYS_NAMED = {"streamxf", "torch"}  # among the packages
 # behind the files of a manifest as `Manifest.pack` lays it out; texts in it have no quotes, or escaped ones
 _BEFORE_KEY = b'},"key":'
 _KEY = re.compile(rb'\},"key":(?P<key>null|"[^"\\]*+"),"packages":\{')
+# which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
+_STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#]")
 _HEX_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
 
@@ -256,7 +258,7 @@ def check_path(path: object) -> str:
     if not isinstance(path, str) or len(path) > MAX_NAME:  # and not shown: its repr may take for ever
         raise MetadataError("the metadata names a file outside of the checkpoint: its path is no text, or too long")
     parts = path.split("/")
-    if "\\" in path or "\0" in path or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+    if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise MetadataError(f"the metadata names a file outside of the checkpoint: {path!r:.120}")
     return path
 

@@ -73,7 +73,7 @@ def load_metadata(pickled: memoryview) -> Metadata:
         )
     _check_filled(content)
     _check_plain([content.planner_data, *extras])
-    _check_paths(content.planner_data)
+    _check_paths(content.planner_data, content.state_dict_metadata)
     return content
 
 
@@ -199,6 +199,8 @@ def _fill_tensor(target: TensorStorageMetadata, state: dict[str, Any], pay: Pay)
     for chunk in chunks:
         if type(chunk) is not ChunkStorageMetadata or not hasattr(chunk, "sizes"):
             raise _wrong(target, "chunks")
+    if len(set(map(id, chunks))) != len(chunks):  # they would be looked at for the price of naming them again
+        raise _wrong(target, "chunks")
     # copies of all lists and tables: what they were read from, the pickle may still change
     target.properties, target.size, target.chunks = properties, size, list(chunks)
 
@@ -263,6 +265,8 @@ def _fill_metadata(target: Metadata, state: dict[str, Any], pay: Pay) -> None:
             type(item) is TensorStorageMetadata and hasattr(item, "chunks")
         ):
             raise _wrong(target, "state_dict_metadata")
+        if type(item) is TensorStorageMetadata:
+            pay(len(item.chunks))  # for each name: one tensor may be used under many, and is looked at for each
     if places is not None:
         if type(places) is not dict:
             raise _wrong(target, "storage_data")
@@ -335,26 +339,36 @@ def _check_plain(values: list[Any]) -> None:
     raise MetadataError(f"the metadata is nested deeper than {MAX_DEPTH} levels; it was refused")
 
 
-def _check_paths(planner_data: Any) -> None:
+def _check_paths(planner_data: Any, items: dict[str, Any]) -> None:
     """Refuse paths into lists that nobody saved: loading without a state dict makes each list as long as its largest
-    index says.
+    index says. For an item DCP takes whatever stands here as its path.
     """
-    if type(planner_data) is not dict:
+    if not isinstance(planner_data, dict):
         return
     longest: dict[tuple[Any, ...], int] = {}
-    for path in {
-        id(path): path for path in planner_data.values()
-    }.values():  # each once: one may be used a million times
-        if type(path) is not tuple or not all(type(step) is str or type(step) is int for step in path):
+    known: dict[int, bool] = {}  # each is looked at once: one may be used a million times
+    for name, path in planner_data.items():
+        new = id(path) not in known
+        if new:
+            known[id(path)] = type(path) is tuple and all(type(step) is str or type(step) is int for step in path)
+        if not known[id(path)] and name in items:
+            raise _impossible_path()
+        if not known[id(path)] or not new:
             continue
-        if len(path) > MAX_STEPS or any(type(step) is int and not 0 <= step < MAX_LIST for step in path):
-            raise MetadataError("the metadata holds an impossible path of an item in its state dict; it was refused")
+        texts = sum(len(step) for step in path if type(step) is str)
+        numbers = [step for step in path if type(step) is int]
+        if not 0 < len(path) <= MAX_STEPS or texts > MAX_NAME or not all(0 <= step < MAX_LIST for step in numbers):
+            raise _impossible_path()
         for depth, step in enumerate(path):
             if type(step) is int:
                 stem = path[:depth]
                 longest[stem] = max(longest.get(stem, 0), step)
     if sum(longest.values()) > MAX_LIST + 16 * len(planner_data):
         raise MetadataError("the metadata speaks of longer lists than its items explain; it was refused")
+
+
+def _impossible_path() -> MetadataError:
+    return MetadataError("the metadata holds an impossible path of an item in its state dict; it was refused")
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.layout})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,14 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("metadata", {"planner_data": [StorageMeta()]}),
     ("metadata", {"planner_data": nested(MAX_DEPTH + 1)}),
     ("metadata", {"planner_data": {"w": ("w",) * 300}}),
+    ("metadata", {"planner_data": {"w": ()}}),
+    ("metadata", {"planner_data": {"w": ["w", 3]}}),
+    ("metadata", {"planner_data": {"w": ("w", 3.0)}}),
+    ("metadata", {"planner_data": {"w": ("w", 3, None)}}),
+    ("metadata", {"planner_data": {"w": ("x" * 60_000, "x" * 60_000)}}),
+    ("metadata", {"planner_data": OrderedDict({"w": ("w", MAX_LIST)})}),
+    ("metadata", {"planner_data": {"extra": (TWICE := ["w", 3]), "w": TWICE}}),
+    ("tensor", {"chunks": [ChunkStorageMetadata(ZERO, SIZE)] * 2}),
     ("metadata", {"planner_data": {"w": ("w", MAX_LIST)}}),
     ("metadata", {"planner_data": {"w": ("w", -1)}}),
     ("metadata", {"planner_data": {str(number): (str(number), MAX_LIST - 1) for number in range(3)}}),
@@ -240,6 +249,22 @@ def test_an_instance_is_filled_in_once() -> None:
     assert pickled.endswith(b"ub.")
     with pytest.raises(MetadataError, match="fills in a Metadata twice"):
         load_metadata(memoryview(pickled[:-1] + b"}b."))
+
+
+@pytest.mark.parametrize("value", [-(2**64), 2**64 - 1])
+def test_numbers_have_64_bits_and_a_sign(value: int) -> None:
+    assert read(content(metadata={"planner_data": value})).planner_data == value
+    with pytest.raises(MetadataError, match="more than 64 bits"):
+        read(content(metadata={"planner_data": value + (1 if value > 0 else -1)}))
+
+
+def test_a_tensor_under_many_names_is_charged_for_each() -> None:
+    """Its chunks are looked at for each name, so they are paid for each name."""
+    one = torch.Size([1])
+    chunks = [ChunkStorageMetadata(torch.Size([at]), one) for at in range(1000)]
+    tensor = TensorStorageMetadata(TensorProperties(), torch.Size([1000]), chunks)
+    with pytest.raises(MetadataError, match="far more memory than its size explains"):
+        read(Metadata({str(name): tensor for name in range(1000)}, None, {}))
 
 
 def test_a_key_without_a_name_is_refused() -> None:

@@ -289,6 +289,11 @@ def _manifests() -> list[Vector]:
         ("path-drive", "a path with a drive", file("C:" + DATA_FILE)),
         ("path-url", "a URL", file("s3://bucket/" + DATA_FILE)),
         ("path-nul", "a path with a NUL", file("a\0b")),
+        ("path-percent", "a path that leads out once a URL is decoded", file("%2e%2e/" + DATA_FILE)),
+        ("path-question-mark", "a path that ends early in a URL", file(DATA_FILE + "?a")),
+        ("path-number-sign", "a path that ends early in a URL", file(DATA_FILE + "#a")),
+        ("path-control", "a path with a newline", file("a\nb")),
+        ("path-delete", "a path with DEL", file("a\x7fb")),
     ]
     return [_fails(f"manifest-{name}", about, assemble(PICKLE, text), "manifest") for name, about, text in cases]
 
