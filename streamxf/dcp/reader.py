@@ -30,6 +30,7 @@ from torch.futures import Future
 from streamxf.container.header import Kind
 from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import metadata_name
+from streamxf.dcp.filled import check_filled
 from streamxf.dcp.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
 from streamxf.dcp.load import Loader, noted
 from streamxf.dcp.manifest import Manifest, check_path
@@ -94,6 +95,9 @@ class ChainReaderMixin:
     _expect_save_id: str | None
     _opener: ItemOpener
     _items: dict[str, Any]
+    _rank_local: bool
+    _bounded = False
+    """Whether a tensor that has to be decoded whole may be large only in proportion to what is stored."""
     report: LoadReport | None
     """What the last load did in this process; None before, and after one that failed."""
     save_id: str | None
@@ -125,6 +129,7 @@ class ChainReaderMixin:
         self._expect_save_id = expect_save_id
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
+        self._rank_local = False
         self.report = None
         self.save_id = None
 
@@ -161,6 +166,7 @@ class ChainReaderMixin:
         except Exception as error:
             return UnreadableMetadata(_unusable(error, os.fspath(path)))
         self.save_id = manifest.save_id if manifest is not None else None
+        self._rank_local = rank is not None
         return content
 
     def _check_save(self, manifest: Manifest | None) -> None:
@@ -226,9 +232,12 @@ class ChainReaderMixin:
             With file, item and block, if anything about an item is not as it was saved.
         """
         self.report = None
+        manifest = self._opener.manifest
+        if self._rank_local or (manifest is not None and manifest.rank is not None):
+            check_filled(plan, planner, self._items)
         begin = perf_counter()
         meter = Meter()
-        loader = Loader(planner, meter, self._objects)
+        loader = Loader(planner, meter, self._objects, bounded=self._bounded)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
@@ -451,10 +460,16 @@ def _local(fs: Any, path: Any) -> str | None:
     """The path in the local file system; None where `fs` is another one."""
     if isinstance(fs, filesystem.FileSystem):
         return str(path)
-    inner = getattr(fs, "fs", None)  # fsspec's, in torch's wrapper
-    protocol = getattr(inner, "protocol", ())
-    local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
-    return str(inner._strip_protocol(path)) if inner is not None and local else None
+    layer: Any = getattr(fs, "fs", None)  # fsspec's, in torch's wrapper
+    while hasattr(layer, "_strip_protocol"):
+        path = layer._strip_protocol(path)
+        names = (layer.protocol,) if isinstance(layer.protocol, str) else layer.protocol
+        if "file" in names:
+            return str(path)
+        if "dir" in names:  # a folder of another file system, as a root of its own
+            path = layer._join(path)
+        layer = getattr(layer, "fs", None)  # what a cache or a folder lies over
+    return None
 
 
 def _unusable(error: Exception, path: str) -> MetadataError:

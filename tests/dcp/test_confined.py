@@ -23,6 +23,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "own": lambda path: streamxf.FileSystemReader(path),
     "fsspec": lambda path: streamxf.FsspecReader(str(path)),
     "fsspec with a protocol": lambda path: streamxf.FsspecReader(f"file://{path}"),
+    "a cache": lambda path: streamxf.FsspecReader(f"simplecache::file://{path}"),
 }
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
@@ -86,7 +87,23 @@ def test_a_sibling_whose_name_begins_alike_is_outside(tmp_path: Path, reader_of:
         load_with(STATE, reader_of(folder))
 
 
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc/passwd", "sub/../../elsewhere", "..", "a//b", "c:/x", "\\\\x"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../elsewhere",
+        "/etc/passwd",
+        "sub/../../elsewhere",
+        "..",
+        "a//b",
+        "c:/x",
+        "\\\\x",
+        "%2e%2e/elsewhere",
+        "a?b",
+        "a#b",
+        "a\nb",
+        "a\x7fb",
+    ],
+)
 def test_a_path_that_leads_out_by_name(tmp_path: Path, reader_of: Callable[[Path], Any], path: str) -> None:
     folder = tmp_path / "checkpoint"
     dcp.save(STATE, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
