@@ -49,8 +49,7 @@ class Folder:
         Raises
         ------
         MetadataError
-            If there is none.
-            Or more than any save has made.
+            If there is none, or more than any save has made, or metadata of single ranks beside the global one.
         UnsupportedError
             If this is a file.
         """
@@ -66,6 +65,14 @@ class Folder:
         if len(found) > MAX_METADATA_FILES:
             raise MetadataError(
                 f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self._path)
+            )
+        if len(found) > 1 and ".metadata" in found:
+            one = next(name for name in found if name != ".metadata")
+            raise MetadataError(
+                f"the folder has a .metadata and, beside it, metadata of single ranks such as {one}, which no reader "
+                "looks at: it is left from another save, or somebody put another checkpoint's there. Move it away, and "
+                "try again",
+                file=str(self._path),
             )
         return sorted(found, key=lambda name: -1 if (rank := rank_of(name)) is None else rank)
 

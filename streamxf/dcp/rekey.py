@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.dcp.folder import Folder, digest
 from streamxf.dcp.limits import MAX_ALL_METADATA
+from streamxf.dcp.save_ids import SaveIds, as_save_ids, check_save_id
 from streamxf.dcp.sealed import Opened, Sealed
 from streamxf.dcp.vouch import Terms, verified_signer
 from streamxf.errors import KeyMissingError, MetadataError, ParameterError, located
@@ -66,6 +67,9 @@ class Recipients:
     verified : tuple of str
         Those among `signers` whose `VerifyKey` has shown that they signed. A key alone cannot show that: whoever can
         read can name any signer.
+    save_ids : tuple of str
+        Which save the checkpoint is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for
+        each file. Empty unless `authenticated`.
     """
 
     whole: tuple[Recipient, ...]
@@ -73,6 +77,7 @@ class Recipients:
     signers: tuple[str | None, ...]
     authenticated: bool
     verified: tuple[str, ...] = ()
+    save_ids: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"recipient {recipient}" for recipient in self.whole]
@@ -80,18 +85,19 @@ class Recipients:
         for signer in self.signers:
             words = "signed by" if signer in self.verified else "claims to be signed by"
             lines.append("not signed" if signer is None else f"{words} {signer}")
+        lines += [f"save {save_id}" for save_id in self.save_ids]
         lines.append("authenticated" if self.authenticated else "not authenticated: it is what the storage says")
         return "\n".join(lines)
 
     @classmethod
-    def _of(cls, envelopes: Collection[_Read], authenticated: bool) -> Recipients:
+    def _of(cls, envelopes: Collection[_Read], authenticated: bool, save_ids: Iterable[str] = ()) -> Recipients:
         found = dict.fromkeys(recipient for one in envelopes for recipient in one.readers)
         whole = tuple(recipient for recipient in found if all(recipient in one.readers for one in envelopes))
         part = tuple(recipient for recipient in found if recipient not in whole)
         signers = tuple(dict.fromkeys(one.signer for one in envelopes))
         claimed = {one.signer for one in envelopes if not one.verified}
         verified = tuple(signer for signer in signers if signer is not None and signer not in claimed)
-        return cls(whole, part, signers, authenticated, verified)
+        return cls(whole, part, signers, authenticated, verified, tuple(save_ids))
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ def recipients(
     *,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
+    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> Recipients:
     """List who may read a checkpoint. Nothing is unpickled, and no data file is touched.
@@ -127,6 +134,8 @@ def recipients(
         wrote it.
     trust, allow_unsigned
         As in `KeyRing`. Only with the `VerifyKey` of who signed is a signature more than a claim.
+    expect_save_id : str or several, optional
+        As in `rekey`; it needs keys.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -138,10 +147,13 @@ def recipients(
         As `rekey`.
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
+    expected = as_save_ids(expect_save_id)
     folder = Folder(path, storage_options)
     if not len(ring):
+        if expected is not None:
+            raise ParameterError("expect_save_id= needs keys=: without a key anybody can write any save's id")
         return Recipients._of(_each(folder, lambda file: _Read.of(file.envelope)), authenticated=False)
-    return _recipients(folder, ring)
+    return _recipients(folder, ring, expected)
 
 
 def rekey(
@@ -153,6 +165,7 @@ def rekey(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     vouch: bool = False,
+    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
     """Wrap a checkpoint's data keys for `new`, and for nobody else.
@@ -180,6 +193,10 @@ def rekey(
     vouch : bool
         Whether you answer for a checkpoint that anybody can have written: without a signature that `trust` verifies,
         and under a `PublicKey` alone. Readers of `new` with a `Key` or a key service will take it for authentic.
+    expect_save_id : str or several, optional
+        The only save whose data keys are handed on, as ``writer.save_id`` gave it; where ranks have metadata of their
+        own, the ids of all of them. Without it, whoever can write to the folder may have put the metadata of another
+        checkpoint there that `old` opens, and `new` then reads that one.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -193,6 +210,8 @@ def rekey(
     ------
     KeyMissingError, WrongKeyError, AuthenticationError, KeyServiceError
         If `old` does not open the checkpoint, or it was altered.
+    IdentityError
+        If it is another save than `expect_save_id`.
     PolicyError
         If it is not encrypted, lacks a signature that `old`, `trust` or the readers of `new` ask for, or nothing shows
         who wrote it, and readers of `new` would believe that something did.
@@ -233,7 +252,7 @@ def rekey(
         made = replace(envelope, recipients=_wrapped(data_key, chosen), signature=terms.signed(envelope))
         return made.checked()
 
-    return _change(Folder(path, storage_options), opened, change)
+    return _change(Folder(path, storage_options), opened, change, as_save_ids(expect_save_id))
 
 
 def add_recipient(
@@ -245,6 +264,7 @@ def add_recipient(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     vouch: bool = False,
+    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
     """Wrap a checkpoint's data keys for somebody more; those who may read already are left as they are.
@@ -255,7 +275,7 @@ def add_recipient(
         What opens the checkpoint.
     new : KeyProvider, bytes or location, or several
         Who may read, too. Somebody who may already stays so.
-    path, signer, trust, allow_unsigned, vouch, storage_options
+    path, signer, trust, allow_unsigned, vouch, expect_save_id, storage_options
         As in `rekey`.
 
     Returns
@@ -280,7 +300,7 @@ def add_recipient(
         wrapped = envelope.recipients + _wrapped(data_key, fresh)
         return replace(envelope, recipients=wrapped, signature=terms.signed(envelope)).checked()
 
-    return _change(Folder(path, storage_options), lambda file: file.open(ring), change)
+    return _change(Folder(path, storage_options), lambda file: file.open(ring), change, as_save_ids(expect_save_id))
 
 
 def remove_recipient(
@@ -290,6 +310,7 @@ def remove_recipient(
     *,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
+    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
     """Take a recipient's wrapped data keys out of a checkpoint; those of the others are left as they are.
@@ -303,7 +324,7 @@ def remove_recipient(
         What opens the checkpoint; that recipient's own key may.
     recipient : str, KeyProvider, bytes or location
         The recipient's id, 16 hexadecimal digits, which `recipients` lists; or the key itself.
-    path, trust, allow_unsigned, storage_options
+    path, trust, allow_unsigned, expect_save_id, storage_options
         As in `rekey`.
 
     Returns
@@ -322,7 +343,8 @@ def remove_recipient(
     key_id = recipient if known else as_provider(recipient).id
     ring = KeyRing.of(keys, trust, allow_unsigned)
     folder = Folder(path, storage_options)
-    there = _recipients(folder, ring)
+    expected = as_save_ids(expect_save_id)
+    there = _recipients(folder, ring, expected)
     if key_id not in [one.id for one in (*there.whole, *there.part)]:
         names = ", ".join(map(str, (*there.whole, *there.part)))
         raise ParameterError(f"the checkpoint has no recipient {key_id}; it has {names}")
@@ -333,7 +355,7 @@ def remove_recipient(
             raise ParameterError(f"{key_id} is the last recipient: without it nobody could read; add another one first")
         return replace(envelope, recipients=left)
 
-    return _change(folder, lambda file: file.open(ring), change)
+    return _change(folder, lambda file: file.open(ring), change, expected)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -356,9 +378,15 @@ def _each(folder: Folder, work: Callable[[Sealed], T]) -> list[T]:
     return done
 
 
-def _recipients(folder: Folder, ring: KeyRing) -> Recipients:
-    each = _each(folder, lambda file: [_Read.of(envelope, ring.trust) for envelope in file.open(ring).envelopes])
-    return Recipients._of([read for file in each for read in file], authenticated=True)
+def _recipients(folder: Folder, ring: KeyRing, expected: frozenset[str] | None) -> Recipients:
+    def read(file: Sealed) -> tuple[str, list[_Read]]:
+        opened = file.open(ring)
+        check_save_id(opened.save_id, expected)
+        return opened.save_id, [_Read.of(envelope, ring.trust) for envelope in opened.envelopes]
+
+    files = _each(folder, read)
+    ids = [save_id for save_id, _ in files]
+    return Recipients._of([one for _, found in files for one in found], authenticated=True, save_ids=ids)
 
 
 @dataclass(frozen=True)
@@ -372,11 +400,14 @@ class _Planned:
     changes: bool
 
 
-def _change(folder: Folder, open_: Callable[[Sealed], Opened], change: Change) -> tuple[str, ...]:
+def _change(
+    folder: Folder, open_: Callable[[Sealed], Opened], change: Change, expected: frozenset[str] | None
+) -> tuple[str, ...]:
     """Make all that is to be written, and only then write it."""
 
     def plan(file: Sealed) -> _Planned:
         opened = open_(file)
+        check_save_id(opened.save_id, expected)
         made = {envelope: change(envelope, data_key) for envelope, data_key in opened.data_keys.items()}
         changes = opened.changed(made) != file.data
         return _Planned(file.name, digest(file.data), opened.data_keys, made, changes)

@@ -124,6 +124,11 @@ class Opened:
         return self._data_keys
 
     @property
+    def save_id(self) -> str:
+        """Which save the file belongs to."""
+        return self._manifest.save_id
+
+    @property
     def envelopes(self) -> tuple[Envelope, ...]:
         """One for each process that wrote items, and for the one that wrote the file."""
         return tuple(self._data_keys)

@@ -1,0 +1,50 @@
+"""Which save a caller expects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from streamxf.errors import IdentityError, ParameterError
+
+SaveIds = str | Collection[str] | None
+"""One id, or those of several ranks whose metadata is their own."""
+
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def as_save_ids(given: SaveIds) -> frozenset[str] | None:
+    """The ids that are acceptable; None for any.
+
+    Raises
+    ------
+    ParameterError
+        If one is not what ``writer.save_id`` gives, or there is none.
+    """
+    if given is None:
+        return None
+    found = (given,) if isinstance(given, str) or not isinstance(given, Collection) else tuple(given)
+    if not found:
+        raise ParameterError("expect_save_id= is empty, so no save would be the right one; leave it out for any")
+    for save_id in found:
+        if not isinstance(save_id, str) or not _ID.fullmatch(save_id):
+            raise ParameterError(
+                f"expect_save_id={save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as writer.save_id "
+                "gives it"
+            )
+    return frozenset(found)
+
+
+def check_save_id(found: str, wanted: frozenset[str] | None) -> None:
+    """Compare the id of an authenticated manifest.
+
+    Raises
+    ------
+    IdentityError
+        If it is another save's.
+    """
+    if wanted is not None and found not in wanted:
+        raise IdentityError(
+            f"this is the metadata of the save {found}, expected is {', '.join(sorted(wanted))}: another checkpoint's "
+            "was put in its place, or saved over it. Nothing was changed"
+        )
