@@ -7,6 +7,7 @@ import pickletools
 import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,9 +54,9 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
         view = Archive.read(io.BytesIO(data), len(data)).pickled
     if len(view) > MAX_LOOKED_AT:
         return (), ""
-    allowed = torchs._get_allowed_globals()
+    known = torchs._get_allowed_globals()
     for match in _SUSPECT.finditer(view):
-        if match[1] is None or _mapped(match[1].decode(), match[2].decode()) not in allowed:
+        if match[1] is None or _mapped(match[1].decode(), match[2].decode()) not in known:
             return needs_of(data)
     return (), ""
 
@@ -74,8 +75,13 @@ def names_in(pickled: bytes) -> set[str]:
     """The names in a pickle that neither torch nor streamxf allows by default; of a damaged one, those before the
     damage.
     """
-    allowed = {"builtins.bytes", *PLAIN, *torchs._get_allowed_globals()}
-    return {name for name in _globals(pickled) if name not in allowed}
+    return set(_globals(pickled)) - allowed()
+
+
+@lru_cache(1)
+def allowed() -> frozenset[str]:
+    """The names that torch, on its own list that is made once, and streamxf allow by default."""
+    return frozenset({"builtins.bytes", *PLAIN, *torchs._get_allowed_globals()})
 
 
 def name_of(entry: Any) -> str:
@@ -95,8 +101,21 @@ def shown(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more
 
 
+def chosen() -> frozenset[Any]:
+    """What somebody gave to ``torch.serialization.add_safe_globals``, without what torch put there itself.
+
+    Importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
+    """
+    return frozenset(entry for entry in torch.serialization.get_safe_globals() if not _is_torchs(entry))
+
+
+def _is_torchs(entry: Any) -> bool:
+    made = entry[0] if isinstance(entry, tuple) else entry
+    return str(getattr(made, "__module__", "")).partition(".")[0] == "torch"
+
+
 def _named() -> set[str]:
-    return set(map(name_of, torch.serialization.get_safe_globals())) - PLAIN.keys()
+    return set(map(name_of, chosen())) - PLAIN.keys()
 
 
 def _globals(pickled: bytes) -> Iterator[str]:

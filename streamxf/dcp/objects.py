@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from streamxf.dcp.archive import Archive, NotSavedByTorch
-from streamxf.dcp.needs import name_of, names_in, shown
+from streamxf.dcp.needs import allowed, chosen, name_of, shown
 from streamxf.dcp.stand_ins import ALL as STAND_INS
 from streamxf.dcp.stand_ins import stand_ins
 from streamxf.dcp.vet import vet
@@ -148,12 +148,14 @@ class _NotAllowed(ValueError):
 
 def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) -> Any:
     archive = Archive.read(file, size)
-    vet(archive.pickled, archive.sizes, stored, trusted)
+    names = vet(archive.pickled, archive.sizes, stored, trusted) - allowed() - trusted
+    if names:  # torch may still allow them, if it put them on its list itself
+        raise _NotAllowed(f"it needs {shown(sorted(names))}")
     file.seek(0)
     try:
         return torch.load(file, weights_only=True, **options)
     except pickle.UnpicklingError as error:
-        raise _NotAllowed(_reason(archive.pickled, trusted, str(error))) from None
+        raise _NotAllowed(_reason(str(error))) from None
 
 
 @contextmanager
@@ -162,14 +164,15 @@ def _allowed(given: Set[Any], *, objects: bool) -> Iterator[Set[str]]:
     names of all that is trusted, which is what somebody named.
 
     Torch has one list for the whole process. Readers in other threads wait, so that none sees another's; what stood on
-    the list before stays there, which torch's own context manager would take off.
+    the list before stays there, which torch's own context manager would take off. What torch put there itself is not
+    trusted.
     """
     if not given and not objects:  # nobody has to wait for a tensor; an object may be loaded at the same time
-        yield _names(frozenset(torch.serialization.get_safe_globals()) - STAND_INS - _BASIC)
+        yield _names(chosen() - STAND_INS - _BASIC)
         return
     with _allowing.here():
         before = frozenset(torch.serialization.get_safe_globals())
-        trusted = _names(before | given)
+        trusted = _names(chosen() | given)
         extra = stand_ins(trusted) | _BASIC if objects else frozenset()
         with torch.serialization.safe_globals(list((given | extra) - before)):
             yield trusted - _names(_BASIC)
@@ -180,10 +183,9 @@ def _names(entries: Iterable[Any]) -> Set[str]:
     return frozenset(map(name_of, entries))
 
 
-def _reason(pickled: bytes, trusted: Set[str], message: str) -> str:
-    names = sorted(name for name in names_in(pickled) if name not in trusted)
-    if not names and (found := _NAME.search(message)):  # one of NumPy's, where the caller named others of them
-        names = [found[1]]
-    if not names and (found := _CLASS.search(message)):
+def _reason(message: str) -> str:
+    if found := _NAME.search(message):  # one of NumPy's, where the caller named others of them
+        return f"it needs {shown([found[1]])}"
+    if found := _CLASS.search(message):
         return f"it makes something of the class {shown([found[1]])}, and needs that"
-    return f"it needs {shown(names)}" if names else "it uses its classes in a way that torch does not allow"
+    return "it uses its classes in a way that torch does not allow"

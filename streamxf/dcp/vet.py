@@ -1,31 +1,37 @@
 """What it would take to unpickle something that ``torch.load(weights_only=True)`` lets pass, found out beforehand.
 
 That mode decides which names a pickle may use, not how often or on what: a few bytes can ask for a ``bytearray`` of any
-size, double a text forty times, make a tensor of more elements than are stored, or use as a key a tuple of tuples that
-share their parts, which takes for ever to hash. `vet` follows the pickle with values that know their sizes only, and
-refuses what is out of proportion to what is stored, and of NumPy all that is not numbers. Which names are allowed is
-left to torch.
+size, double a text forty times, make a set of a tensor that is one number expanded to a million, or use as a key a
+tuple of tuples that share their parts, which takes for ever to hash. `vet` follows the pickle with values that know
+their sizes only, and refuses what is out of proportion to what is stored, of NumPy all that is not numbers, and of
+torch's own names every call but those that ``torch.save`` writes. Which other names are allowed is not decided here.
 """
 
 from __future__ import annotations
 
 import math
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import _weights_only_unpickler as torchs
 
-from streamxf.dcp.vet_values import MAX_DEPTH, OTHER, PLAIN, Box, NeverLoads, Plain, Text, TooMuch, Tuple
+from streamxf.dcp.vet_values import MAX_DEPTH, OTHER, PLAIN, Box, Made, NeverLoads, Plain, Text, TooMuch, Tuple
 from streamxf.descriptor import shorten
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage
-FREE_WORK = 2**24  # elements hashed or copied, besides those in proportion
-_SHORT = 32  # bytes; longer texts matter by their length only
+FREE_WORK = 2**19  # elements hashed or copied, of some hundred bytes each, besides those in proportion
+_WORK = 2  # elements for each opcode, which bounds them by FREE_STEPS too
+_ELEMENT = 64  # bytes that count as an element
+_SHORT = 64  # bytes; longer texts matter by their length only
+
+Items: TypeAlias = tuple[Any, ...]
 
 
-def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str] = ()) -> None:
-    """Follow a pickle of protocol 2 without making anything.
+def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collection[str] = ()) -> set[str]:
+    """Follow a pickle of protocol 2 without making anything; gives the names that it asks for.
 
     Parameters
     ----------
@@ -42,7 +48,7 @@ def vet(pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Collecti
     TooMuch
     """
     try:
-        _Scan(pickled, sizes, stored, trusted).run()
+        return _Scan(pickled, sizes, stored, trusted).run()
     except (IndexError, KeyError, UnicodeDecodeError, TypeError) as error:
         raise TooMuch(f"its pickle is damaged ({type(error).__name__})") from None
 
@@ -56,10 +62,18 @@ class _Storage:
 
 
 class _Tensor:
-    __slots__ = ("expanded",)
+    """Also a parameter.
 
-    def __init__(self, expanded: bool) -> None:
-        self.expanded = expanded
+    Attributes
+    ----------
+    count : int or None
+        Its elements, which all lie in its storage; None if it may have more than that.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int | None) -> None:
+        self.count = count
 
 
 class _Scan:
@@ -72,19 +86,22 @@ class _Scan:
         self._sizes = sizes
         self._trusted = trusted
         self._steps = FREE_STEPS + 4 * stored
-        self._work = FREE_WORK + 4 * len(data) + 16 * stored
+        self._work = FREE_WORK + sum(sizes.values()) * 4 // _ELEMENT
+        self._kinds: dict[str, str] = {}  # of storages; torch makes each once, of the kind that comes first
+        self._names: set[str] = set()
         self._at = 0
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self) -> None:
+    def run(self) -> set[str]:
         data, actions = self._data, _ACTIONS
         for _ in range(self._steps):
             opcode = data[self._at]
             self._at += 1
+            self._work += _WORK
             if opcode == 0x2E:  # STOP
-                return
+                return self._names
             action = actions.get(opcode)
             if opcode == 0x8B:  # LONG4
                 raise NeverLoads("it holds an integer of more than 255 bytes")
@@ -116,12 +133,15 @@ class _Scan:
     def _charge(self, value: Any) -> None:
         """Count what hashing or copying the value takes."""
         kind = type(value)
-        if kind is Tuple or kind is Box or kind is Plain:
-            self._work -= value.weight
-        elif kind is Text:
-            self._work -= value.size
+        if kind is Tuple or kind is Made or kind is Box:
+            self._spend(value.weight)
+        elif kind is Text or kind is Plain:
+            self._spend(1 + value.size // _ELEMENT)
         else:
-            self._work -= 1
+            self._spend(1)
+
+    def _spend(self, work: int) -> None:
+        self._work -= work
         if self._work < 0:
             raise TooMuch("its pickle makes something out of proportion to what is stored")
 
@@ -142,6 +162,7 @@ class _Scan:
             module, name = NAME_MAPPING[module, name]
         else:
             module = IMPORT_MAPPING.get(module, module)
+        self._names.add(f"{module}.{name}")
         self._stack.append(f"{module}.{name}")
 
     def mark(self) -> None:
@@ -194,10 +215,15 @@ class _Scan:
     def set_items(self, marked: bool) -> None:
         items = self._pop_mark() if marked else [self._stack.pop(-2), self._stack.pop()]
         self._check_fills(_DICTS)
+        box = self._stack[-1]
         for key in items[::2]:
-            if type(key) is Tuple:
+            if type(key) in (Tuple, Made):
                 self._charge(key)
             self._grow(key)
+            if type(key) is not Text:
+                box.keys = None
+            elif box.keys is not None and key.text is not None:
+                box.keys.add(key.text)
 
     def _check_fills(self, names: Collection[str]) -> None:
         box = self._stack[-1]
@@ -207,7 +233,7 @@ class _Scan:
     def _grow(self, item: Any) -> None:
         box = self._stack[-1]
         if type(box) is Box:
-            box.weight += item.weight if type(item) is Tuple else 1
+            box.weight += item.weight if type(item) in (Tuple, Made) else 1
 
     def storage(self) -> None:
         pid = self._stack.pop()
@@ -215,6 +241,10 @@ class _Scan:
         if len(items) != 5 or type(items[1]) is not str or type(items[2]) is not Text or type(items[4]) is not int:
             raise TooMuch("its pickle refers to something that is no storage")
         _, kind, key, _, count = items
+        if key.text is None:
+            raise TooMuch(f"its pickle refers to a storage by a name of more than {_SHORT} bytes")
+        if self._kinds.setdefault(key.text, kind) != kind:
+            raise TooMuch("its pickle refers to one storage as two of different kinds")
         itemsize = _STORAGES.get(kind.rpartition(".")[2])
         nbytes = self._sizes.get(f"data/{key.text}", -1)
         if itemsize is None or nbytes != count * itemsize:
@@ -226,60 +256,106 @@ class _Scan:
         self._stack.append(self._call(self._stack.pop(), arguments))
 
     def build(self) -> None:
-        state = self._stack.pop()
-        if type(self._stack[-1]) in (_Tensor, _Storage):
-            raise TooMuch("its pickle changes a tensor after it was made")
+        state, target = self._stack.pop(), self._stack[-1]
         self._charge(state)
-        if type(self._stack[-1]) is Plain:
-            self._stack[-1].build(state)
-            self._charge(self._stack[-1])
+        if type(target) in (_Tensor, _Storage):
+            raise TooMuch("its pickle changes a tensor after it was made")
+        if type(target) is Plain:
+            target.build(state)
+            self._charge(target)
+        elif type(target) is Box and target.name in _BOXES:
+            if target.name != "collections.OrderedDict" or not _is_attributes(state, OrderedDict):
+                raise TooMuch(f"its pickle changes a {target.name} otherwise than by attributes of its own")
+        elif type(target) is Made and target.name in torchs._get_allowed_globals() and target.name not in self._trusted:
+            raise TooMuch(f"its pickle changes what {shorten(target.name)} made")
 
     # -- calls -------------------------------------------------------------------------------------
 
     def _call(self, function: Any, arguments: Any) -> Any:
         if type(function) is not str or type(arguments) is not Tuple:
-            raise TooMuch("its pickle calls something that has no name")
+            raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments.items:
             self._charge(argument)
         if function in self._trusted:
-            return Tuple((), arguments, function)
+            return Made(function, arguments)
         items = arguments.items
-        if function == "torch._tensor._rebuild_from_type_v2" and len(items) == 4:
-            made = self._call(items[0], items[2])
-            if type(made) is Plain:
-                raise TooMuch("its pickle makes a tensor of something else than a storage")
-            return made
         if function in PLAIN:
             return Plain.call(function, items)
         if function in _TENSORS:
             return _tensor(items, function)
+        rebuild = _REBUILDS.get(function)
+        if rebuild is not None:
+            return rebuild(self, items)
+        if any(type(item) in (_Tensor, _Storage) for item in items):
+            raise TooMuch(f"its pickle makes a {shorten(ascii(function)[1:-1])} of a tensor")
+        if function in _BOXES:
+            if len(items) > (0 if function == "collections.OrderedDict" else 1):
+                raise TooMuch(f"its pickle makes a {function} of something else than it is saved as")
+            if items and (type(items[0]) is not Box or items[0].name != _BOXES[function]):
+                raise TooMuch(f"its pickle makes a {function} of something else than a {_BOXES[function]}")
+            return Box(function)
         if function in ("builtins.bytes", "builtins.bytearray"):
             if any(type(item) is not Text for item in items):
                 raise TooMuch("its pickle makes bytes of something else than text")
-            if not items and function == "builtins.bytes":
-                return Text(0)
-        elif function == "_codecs.encode":
+            return Made(function, arguments) if items or function == "builtins.bytearray" else Text(0)
+        if function == "_codecs.encode":
             if len(items) != 2 or any(type(item) is not Text for item in items) or items[1].text not in _LATIN:
                 raise TooMuch("its pickle encodes a text in another way than bytes are stored")
             return Text(items[0].size, encoded=items[0].text)
-        elif function == "torch._utils._rebuild_device_tensor_from_cpu_tensor":
-            if type(items[0]) is not _Tensor or items[0].expanded:
-                raise TooMuch("its pickle expands a tensor")
-        elif function == "torch._utils._rebuild_device_tensor_from_numpy" and any(
-            type(item) is Plain for item in items
+        if function in torchs._get_allowed_globals() and (
+            function not in _SCALARS or not all(_is_scalar(item) for item in items)
         ):
-            raise TooMuch("its pickle makes a tensor of a NumPy array")
-        elif function == "torch._utils._rebuild_nested_tensor":
-            raise TooMuch("its pickle makes a nested tensor, whose sizes nobody checks")
-        elif function.startswith("torch.") and function.endswith(("Tensor", "Storage")):
-            raise TooMuch(f"its pickle makes a {function} that is not stored")
-        return Box(function) if function in _BOXES else Tuple((), arguments, function)
+            raise TooMuch(f"its pickle makes a {function} in another way than torch.save stores it")
+        return Made(function, arguments)
+
+    def _rebuild_parameter(self, items: Items) -> Any:
+        if len(items) not in (3, 4) or type(items[0]) is not _Tensor:
+            raise TooMuch("its pickle makes a parameter of something else than a tensor")
+        if len(items) == 4 and not _is_attributes(items[3], torch.nn.Parameter):
+            raise TooMuch("its pickle gives a parameter attributes that are not its own")
+        return items[0]
+
+    def _rebuild_typed(self, items: Items) -> Any:
+        if len(items) != 4:
+            raise TooMuch("its pickle makes a tensor in another way than torch.save stores it")
+        function, kind, arguments, state = items
+        made = self._call(function, arguments)
+        if type(made) is not _Tensor and function not in self._trusted:
+            raise TooMuch("its pickle makes a tensor of something else than a storage")
+        if kind not in self._trusted and not _is_attributes(state, torch.nn.Parameter):
+            raise TooMuch("its pickle gives a tensor attributes that are not its own")
+        return made
+
+    def _rebuild_sparse(self, items: Items) -> Any:
+        data = items[1].items if len(items) == 2 and type(items[1]) is Tuple else ()
+        parts = [item for item in data if type(item) is _Tensor]
+        if len(parts) < 2 or any(part.count is None for part in parts):
+            raise TooMuch("its pickle makes a sparse tensor of something else than tensors, or of expanded ones")
+        return _Tensor(None)
+
+    def _rebuild_copied(self, items: Items) -> Any:
+        if len(items) != 4 or type(items[0]) is not _Tensor or items[0].count is None:
+            raise TooMuch("its pickle expands a tensor")
+        self._spend(items[0].count * (_dtype_size(items[1]) or _WIDEST) // _ELEMENT)
+        return items[0]
+
+    def _rebuild_meta(self, items: Items) -> Any:
+        if any(type(item) in (_Tensor, _Storage) for item in items):
+            raise TooMuch("its pickle makes an empty tensor of a tensor")
+        return _Tensor(None)
+
+    def _rebuild_wrapper(self, items: Items) -> Any:
+        if not items or type(items[0]) is not str or items[0] in torchs._get_allowed_globals():
+            raise TooMuch("its pickle makes a tensor of a subclass that is none")
+        return _Tensor(None)
 
 
-def _tensor(items: tuple[Any, ...], function: str) -> _Tensor:
+def _tensor(items: Items, function: str) -> _Tensor:
     storage, offset, size, stride = items[:4] if len(items) >= 4 else (None,) * 4
     if type(storage) is not _Storage or type(offset) is not int or type(size) is not Tuple:
         raise TooMuch("its pickle makes a tensor of something else than a storage")
+    if any(type(item) in (_Tensor, _Storage) for item in items[1:]):
+        raise TooMuch("its pickle makes a tensor of several")
     steps = stride.items if type(stride) is Tuple and len(stride.items) <= MAX_DEPTH else (None,)
     numbers = (offset, *size.items, *steps)
     if (
@@ -298,13 +374,42 @@ def _tensor(items: tuple[Any, ...], function: str) -> _Tensor:
     if reach * itemsize > storage.nbytes:
         raise TooMuch("its pickle makes a tensor that is larger than what is stored")
     expanded = count * itemsize > storage.nbytes
-    if expanded and function.endswith("_qtensor"):  # torch takes memory for all elements here
-        raise TooMuch("its pickle expands a quantized tensor")
-    return _Tensor(expanded)
+    if function.endswith("_qtensor"):
+        if expanded:  # torch takes memory for all elements here
+            raise TooMuch("its pickle expands a quantized tensor")
+        _check_quantizer(items[4] if len(items) > 4 else None, size.items)
+    return _Tensor(None if expanded else count)
+
+
+def _check_quantizer(value: Any, size: tuple[int, ...]) -> None:
+    parts = value.items if type(value) is Tuple else ()
+    if len(parts) == 3 and parts[0] == "torch.per_tensor_affine" and all(map(_is_scalar, parts[1:])):
+        return
+    good = len(parts) == 4 and type(parts[3]) is int and 0 <= parts[3] < len(size)
+    if not good or any(type(part) is not _Tensor or part.count != size[parts[3]] for part in parts[1:3]):
+        raise TooMuch("its pickle makes a quantized tensor whose scales are not stored, one for each channel")
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether it is a number, a text, or a tuple of such."""
+    if type(value) is Tuple:
+        return all(type(item) in (int, bool) for item in value.items)
+    return value is OTHER or type(value) in (int, bool, Text)
+
+
+def _is_attributes(value: Any, kind: type) -> bool:
+    """Whether an instance of `kind` can be given these without changing what it does."""
+    if type(value) is Tuple and len(value.items) == 2:  # of the instance, and of its slots
+        return all(part is None or _is_attributes(part, kind) for part in value.items)
+    if value is None or (type(value) is Tuple and not value.items):
+        return True
+    if type(value) is not Box or value.name != "dict" or value.keys is None:
+        return False
+    return not any(key.startswith("__") or hasattr(kind, key) for key in value.keys)
 
 
 def _name_of(value: Any) -> str:
-    return f"a {shorten(ascii(value.name)[1:-1])}" if type(value) in (Tuple, Box, Plain) else "something else"
+    return f"a {shorten(ascii(value.name)[1:-1])}" if type(value) in (Made, Box, Plain) else "something else"
 
 
 def _dtype_size(name: Any) -> int | None:
@@ -324,7 +429,18 @@ _STORAGES = {
     for name in names.split()
 }
 _TENSORS = {f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor")}
-_BOXES = {"builtins.set", "collections.OrderedDict", "collections.Counter"}
+_REBUILDS: dict[str, Callable[[_Scan, Items], Any]] = {
+    "torch._utils._rebuild_parameter": _Scan._rebuild_parameter,
+    "torch._utils._rebuild_parameter_with_state": _Scan._rebuild_parameter,
+    "torch._tensor._rebuild_from_type_v2": _Scan._rebuild_typed,
+    "torch._utils._rebuild_sparse_tensor": _Scan._rebuild_sparse,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _Scan._rebuild_copied,
+    "torch._utils._rebuild_meta_tensor_no_storage": _Scan._rebuild_meta,
+    "torch._utils._rebuild_wrapper_subclass": _Scan._rebuild_wrapper,
+}
+_WIDEST = 16  # bytes of an element
+_BOXES = {"builtins.set": "list", "collections.OrderedDict": "", "collections.Counter": "dict"}  # and of what
+_SCALARS = {"builtins.complex", "torch.Size", "torch.device", "torch.serialization._get_layout"}
 _DICTS = ("dict", "collections.OrderedDict", "collections.Counter")
 _LATIN = ("latin1", "latin-1")
 _ACTIONS: dict[int, Callable[[_Scan], None]] = {

@@ -47,33 +47,48 @@ class Text:
 
 
 class Tuple:
-    """Also what a call gives: without `items`, with the weight of its arguments; `name` says what was called."""
+    __slots__ = ("depth", "items", "weight")
 
-    __slots__ = ("depth", "items", "name", "weight")
-    depth: int
-    weight: int
-
-    def __init__(self, items: tuple[Any, ...], like: Tuple | None = None, name: str = "tuple") -> None:
+    def __init__(self, items: tuple[Any, ...]) -> None:
         self.items = items
-        self.name = name
-        inner = [item for item in items if type(item) is Tuple]
-        if like is not None:
-            self.weight, self.depth = like.weight, like.depth
-        else:
-            self.weight = 1 + len(items) - len(inner) + sum(item.weight for item in inner)
-            self.depth = 1 + max((item.depth for item in inner), default=0)
+        inner = [item for item in items if type(item) in (Tuple, Made)]
+        self.weight: int = 1 + len(items) - len(inner) + sum(item.weight for item in inner)
+        self.depth: int = 1 + max((item.depth for item in inner), default=0)
         if self.depth > MAX_DEPTH:
             raise TooMuch(f"its tuples are nested deeper than {MAX_DEPTH}")
 
 
-class Box:
-    """A list, dict or set."""
+class Made:
+    """What a call gives that is nothing else here; `name` says what was called. It is never taken for a tuple, not
+    even a ``torch.Size``: nobody knows what is in it.
+    """
 
-    __slots__ = ("name", "weight")
+    __slots__ = ("depth", "name", "weight")
+
+    def __init__(self, name: str, arguments: Tuple) -> None:
+        self.name = name
+        self.weight = arguments.weight
+        self.depth = arguments.depth
+
+
+class Box:
+    """A list, dict or set.
+
+    Attributes
+    ----------
+    name : str
+    weight : int
+        How many it holds, and one.
+    keys : set of str, or None
+        Of a dict; None if one of them is no text.
+    """
+
+    __slots__ = ("keys", "name", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.weight = 1
+        self.keys: set[str] | None = set()
 
 
 class Plain:
@@ -94,10 +109,6 @@ class Plain:
         self.name = name
         self.size = size
         self.filled = filled
-
-    @property
-    def weight(self) -> int:
-        return 1 + self.size
 
     @classmethod
     def call(cls, name: str, items: tuple[Any, ...]) -> Plain:
