@@ -325,6 +325,8 @@ def _parse_key_fragment(text: str) -> KeyFragment:
     signature = _parse_signature(rest.pop()[1]) if rest and rest[-1][0] == "sig" else None
     _require(all(key == "w" for key, _ in rest), "fragment", "unknown key in the fragment, or one out of its place")
     _require(1 <= len(rest) <= MAX_WRAPPED_KEYS, "fragment", f"{len(rest)} wrapped keys, not 1 to {MAX_WRAPPED_KEYS}")
+    names = [value.rpartition(":")[0] for _, value in rest]
+    _require(len(set(names)) == len(names), "fragment", "a key is wrapped for twice")
     parsed = [_parse_wrapped(value) for _, value in rest]
     return KeyFragment(dek_id, [item for item in parsed if item is not None], signature)
 
@@ -409,7 +411,8 @@ def _check_signature(fragment: KeyFragment, keys: Keys, *, anybody: bool) -> Non
                 except InvalidSignature:
                     _refuse("signature", "the signature of the data key is wrong")
                 return
-    free = keys.allow_unsigned or not (anybody or keys.trust)
+    strange = fragment.signature is not None and bool(keys.trust)
+    free = (keys.allow_unsigned and not strange) or not (anybody or keys.trust)
     _require(free, "policy", "the data key is not signed by anybody who is trusted")
 
 

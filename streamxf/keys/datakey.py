@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
 import os
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from streamxf.keys.derive import derive
@@ -11,11 +11,29 @@ from streamxf.keys.derive import derive
 DEK_BYTES = 32
 
 
-@dataclass(frozen=True)
 class DataKey:
-    """A data key (DEK), 32 random bytes, and what is derived from it."""
+    """A data key (DEK), 32 random bytes, and what is derived from it.
 
-    secret: bytes = field(repr=False)
+    This is no dataclass: `dataclasses.asdict` would spell out the secret.
+
+    Attributes
+    ----------
+    secret : bytes
+    """
+
+    __slots__ = ("secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataKey) and hmac.compare_digest(self.secret, other.secret)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return "DataKey()"
 
     @classmethod
     def draw(cls) -> DataKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import warnings
 from contextlib import suppress
 
 from streamxf.errors import KeyFileError, ParameterError
@@ -108,13 +109,16 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
             stream.write(data)
             stream.flush()
             os.fsync(file)
-        _sync_folder(place)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(place)
         if isinstance(error, OSError):
             raise KeyFileError(f"the key file cannot be written: {error.strerror}", file=place) from None
         raise
+    try:
+        _sync_folder(place)
+    except OSError as error:  # not every file system can; the key itself is on the disk
+        warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=3)
 
 
 def read_location(path: str) -> AnyKey:

@@ -30,6 +30,7 @@ Location = str | os.PathLike[str]
 KeyLike = KeyProvider | Buffer | Location
 SignerLike = SigningKey | Location
 
+_FORMAT_KINDS = frozenset({"aeskw", "hpke-x25519", "hpke-mlkem768-x25519", "aws-kms"})
 _PLACES = {
     "file": "streamxf.keys.file:read_location",
     "env": "streamxf.keys.environment:read_environment",
@@ -55,11 +56,22 @@ def as_provider(key: KeyLike) -> KeyProvider:
     """
     found = _followed(key)
     if isinstance(found, KeyProvider):
-        return found
+        return _checked(found)
     if isinstance(found, SigningKey | VerifyKey):
         use = "signer=" if isinstance(found, SigningKey) else "trust="
         raise ParameterError(f"{_named(key, found)}, which opens nothing; it goes to {use}")
     return Key(found)
+
+
+def _checked(provider: KeyProvider) -> KeyProvider:
+    """Refuse a provider of somebody else's under the name of a kind that the format defines."""
+    own = any(cls.__module__.startswith("streamxf.") and cls is not KeyProvider for cls in type(provider).__mro__)
+    if provider.kind in _FORMAT_KINDS and not own:
+        raise ParameterError(
+            f"{type(provider).__name__} has the kind {provider.kind!r}, which the format defines; give it one of its "
+            "own"
+        )
+    return provider
 
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:

@@ -25,4 +25,4 @@ def keyring_of(vector: dict[str, Any]) -> KeyRing:
         for entry in vector["keys"]
     ]
     trust = [VerifyKey(bytes.fromhex(public)) for public in vector.get("trust", ())]
-    return KeyRing(held, trust=trust, allow_unsigned=vector.get("allow_unsigned", False))
+    return KeyRing(held or None, trust=trust or None, allow_unsigned=vector.get("allow_unsigned", False))
