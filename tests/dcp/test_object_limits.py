@@ -58,10 +58,14 @@ def expanded(kind: str = "Long", key: str = "0") -> bytes:
     return tensor(kind, key, 1, one(MANY), one(0))
 
 
-def quantized(scales: bytes, zero_points: bytes, size: int = 4) -> bytes:
-    parameters = b"(ctorch\nper_channel_affine\n" + scales + zero_points + b"K\x00t"
+def quantized(scales: bytes, zero_points: bytes, wide: bool = False) -> bytes:
+    parameters = b"(ctorch\nper_channel_affine\n" + scales + zero_points + number(wide) + b"t"
     hooks = call("collections.OrderedDict", b"")
-    start = storage("QInt8", "0", 8) + b"K\x00" + one(size) + one(1)
+    start = (
+        storage("QInt8", "0", 8)
+        + b"K\x00"
+        + (b"K\x00" + number(MANY) + b"\x86K\x01K\x01\x86" if wide else one(4) + one(1))
+    )
     return call("torch._utils._rebuild_qtensor", start + parameters + b"\x89" + hooks)
 
 
@@ -90,13 +94,13 @@ PICKLES: dict[str, bytes] = {
     "set of a storage": call("builtins.set", storage("Long", "0", 1)),
     "parameter that is set to a size": PARAMETER + b"q\x00(h\x00K\x00" + one(MANY) + one(1) + b"tb",
     "rebuilt parameter that is set to a size": parameter(b"}") + b"q\x00(h\x00K\x00" + one(MANY) + one(1) + b"tb",
-    "expanded scales": quantized(expanded("Double", "1"), expanded("Long", "2"), MANY),
+    "expanded scales": quantized(expanded("Double", "1"), expanded("Long", "2"), True),
     "scales of another number": quantized(
         tensor("Double", "1", 1, one(1), one(1)), tensor("Long", "2", 1, one(1), one(1))
     ),
     "nested lists as scales": quantized(b"]K\x01a" + b"q\x00](h\x00h\x00e" * 40, b"]"),
     "expanded indices": sparse(
-        tensor("Long", "0", 1, b"K\x01" + number(MANY) + b"\x86", b"K\x00K\x00\x86"), expanded("Byte", "1")
+        tensor("Long", "0", 1, b"K\x01" + number(MANY) + b"\x86", b"K\x00K\x00\x86"), expanded("Double", "1")
     ),
     "one list in many sets": b"](" + LIST + b"cbuiltins\nset\nq\x02" + b"h\x02h\x00\x85R" * 800 + b"e",
     "arguments that are no tuple": b"cbuiltins\nbytearray\n" + SIZE + b"R",
