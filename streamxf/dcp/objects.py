@@ -153,7 +153,9 @@ def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) 
         raise _NotAllowed(f"it needs {shown(sorted(names))}")
     file.seek(0)
     try:
-        return torch.load(file, weights_only=True, **options)
+        # indices of sparse tensors that lead out of them would be found only when they are used
+        with torch.sparse.check_sparse_tensor_invariants(True):
+            return torch.load(file, weights_only=True, **options)
     except pickle.UnpicklingError as error:
         raise _NotAllowed(_reason(str(error))) from None
 

@@ -256,3 +256,11 @@ def test_a_subclass_that_is_named_keeps_its_attributes() -> None:
     with torch.serialization.safe_globals([Tagged]):
         (found,) = torch.load(io.BytesIO(reader.renew(saved([value]), 1000)), weights_only=True)
     assert (type(found), found.note) == (Tagged, "kept")
+
+
+def test_sparse_tensors_whose_indices_lead_out_of_them_are_refused() -> None:
+    """Torch looks at indices only when they are used, and then past the memory that is there."""
+    indices = torch.tensor([[0, 10**6]])
+    value = torch.sparse_coo_tensor(indices, torch.ones(2), (4,), check_invariants=False)
+    with pytest.raises(MetadataError, match="index"):
+        Objects().renew(saved([value]), 1000)
