@@ -281,7 +281,7 @@ def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing says in trust= whom to believe when reading; Encrypt takes its keys alone")
-    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, name)))
+    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, name) or None))
     if not 1 <= len(made) <= MAX_RECIPIENTS:
         raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
     return made
