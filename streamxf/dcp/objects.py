@@ -154,7 +154,7 @@ def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) 
     file.seek(0)
     try:
         # indices of sparse tensors that lead out of them would be found only when they are used
-        with torch.sparse.check_sparse_tensor_invariants(True):
+        with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             return torch.load(file, weights_only=True, **options)
     except pickle.UnpicklingError as error:
         raise _NotAllowed(_reason(str(error))) from None

@@ -295,9 +295,9 @@ def test_a_key_that_does_not_open_it(saved: Path) -> None:
         untouched(lambda wrong=wrong: streamxf.rekey(saved, wrong, third), saved, KeyMissingError, KEY.id)
         untouched(lambda wrong=wrong: streamxf.add_recipient(saved, wrong, third), saved, KeyMissingError, KEY.id)
         untouched(lambda wrong=wrong: streamxf.remove_recipient(saved, wrong, KEY.id), saved, KeyMissingError, KEY.id)
-    for none in (None, []):
-        untouched(lambda none=none: streamxf.rekey(saved, none, third), saved, KeyMissingError)
-        untouched(lambda none=none: streamxf.add_recipient(saved, none, third), saved, KeyMissingError, KEY.id)
+    for none, error in ((None, KeyMissingError), ([], ParameterError)):
+        untouched(lambda none=none: streamxf.rekey(saved, none, third), saved, error)
+        untouched(lambda none=none: streamxf.add_recipient(saved, none, third), saved, error)
 
 
 def test_arguments_that_no_checkpoint_takes(saved: Path) -> None:
