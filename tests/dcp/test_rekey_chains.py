@@ -78,7 +78,9 @@ class Rotation(RuleBasedStateMachine):
     @rule(choice=members, group=groups, signer=signers)
     def rekey(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
         opener, new = self.opener(choice), [given_away(number) for number in group]
-        needed = self.vouched(opener, set(group))
+        # a secret key that is given anew, and could read before, shows itself who wrote
+        shown = any(isinstance(POOL[number], Key) for number in self.readers.intersection(group))
+        needed = self.vouched(opener, set(group)) and not shown
         if needed:
             with pytest.raises(PolicyError, match="vouch=True"):
                 streamxf.rekey(self.path, opener, new, signer=signer)

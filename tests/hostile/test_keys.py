@@ -110,7 +110,7 @@ def test_rotated_keys(row: Row, tmp_path: Path, way: str) -> None:
         load = WAYS[way](tmp_path / str(number), key)
         others = [other for other in keys if other != key]
         row.refuse(number, load, others, kind=KeyMissingError)
-        row.refuse(number, load, keys[number + 1 :], kind=KeyMissingError)
+        row.refuse(number, load, keys[number + 1 :] or None, kind=KeyMissingError)
         assert row.refuse_or_equal(number, right(way), load, keys) is None
 
 
