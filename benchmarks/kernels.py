@@ -19,7 +19,7 @@ from streamxf import Chain, Codec, StreamInfo
 from streamxf.buffers import Scratch
 from streamxf.coder import StreamCoder
 from streamxf.container.blocks import pack_head
-from streamxf.dcp.datafile import row_length
+from streamxf.dcp.save.datafile import row_length
 from streamxf.meter import Meter
 
 

@@ -29,8 +29,8 @@ from benchmarks.harness import MIB, Settings, progress, timed
 from benchmarks.memory import peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.manifest import FileFacts, Manifest
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 
 GIB = 1024 * MIB
 GOAL_SECONDS = 10

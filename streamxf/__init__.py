@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.dcp.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
+    from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
@@ -57,8 +57,8 @@ _HOME = {
     "LoadReport": "streamxf.report",
     "PrivateKey": "streamxf.keys",
     "PublicKey": "streamxf.keys",
-    "Recipient": "streamxf.dcp.rekey",
-    "Recipients": "streamxf.dcp.rekey",
+    "Recipient": "streamxf.dcp.rekey.rekey",
+    "Recipients": "streamxf.dcp.rekey.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "SaveReport": "streamxf.report",
@@ -69,14 +69,14 @@ _HOME = {
     "VerifyKey": "streamxf.keys",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
-    "add_recipient": "streamxf.dcp.rekey",
+    "add_recipient": "streamxf.dcp.rekey.rekey",
     "attach": "streamxf.dcp.attach",
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
     "open": "streamxf.fileio",
-    "recipients": "streamxf.dcp.rekey",
-    "rekey": "streamxf.dcp.rekey",
-    "remove_recipient": "streamxf.dcp.rekey",
+    "recipients": "streamxf.dcp.rekey.rekey",
+    "rekey": "streamxf.dcp.rekey.rekey",
+    "remove_recipient": "streamxf.dcp.rekey.rekey",
     "tune": "streamxf.tuning.tuner",
     "unsafe_globals": "streamxf.dcp.unsafe",
 }

@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 from streamxf.chain import Chain
 from streamxf.container.header import WRITER_ID_BYTES, Kind
 from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.datafile import identity_of
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.items import Expected, ItemOpener, Require
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.load.items import Expected, ItemOpener, Require
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin, check_require
 from streamxf.dcp.registry import Registry
+from streamxf.dcp.save.datafile import identity_of
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.fileio.blocks import BlockReader

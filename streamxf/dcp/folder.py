@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.limits import MAX_METADATA_FILES
-from streamxf.dcp.publish import LOCAL_PROTOCOLS, protocols, publish
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.limits import MAX_METADATA_FILES
+from streamxf.dcp.publish.commit import LOCAL_PROTOCOLS, protocols, publish
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.errors import MetadataError, UnsupportedError
 

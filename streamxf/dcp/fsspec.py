@@ -11,8 +11,8 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from streamxf.chain import Chain
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.items import Require
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.load.items import Require
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.keys import KeyRing, KeysLike, TrustLike

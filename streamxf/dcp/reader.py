@@ -28,17 +28,17 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from streamxf.container.header import Kind
-from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.filled import check_filled
-from streamxf.dcp.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
-from streamxf.dcp.load import Loader, noted
-from streamxf.dcp.manifest import Manifest, check_path
-from streamxf.dcp.metadata import UnreadableMetadata
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.load.filled import check_filled
+from streamxf.dcp.load.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
+from streamxf.dcp.load.loader import Loader, noted
+from streamxf.dcp.load.stored import Geometry
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.file import UnreadableMetadata
+from streamxf.dcp.metadata.manifest import Manifest, check_path
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.places import check_local
 from streamxf.dcp.registry import Registry
-from streamxf.dcp.stored import Geometry
 from streamxf.errors import (
     ContainerError,
     IdentityError,

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 from streamxf.dcp.folder import Folder, rank_of
-from streamxf.dcp.items import Require
-from streamxf.dcp.needs import needs_of, shown
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.load.items import Require
+from streamxf.dcp.objects.needs import needs_of, shown
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 

@@ -23,14 +23,14 @@ from streamxf.chain import Chain
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
-from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.manifest import Manifest, split
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.manifest import Manifest, split
+from streamxf.dcp.metadata.whole import check_items
 from streamxf.dcp.places import check_local
-from streamxf.dcp.publish import publish, remove
-from streamxf.dcp.save import RECORD_ATTRIBUTE, FileRecord, Save
-from streamxf.dcp.whole import check_items
+from streamxf.dcp.publish.commit import publish, remove
+from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.report import SaveReport

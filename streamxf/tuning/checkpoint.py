@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from streamxf.container.header import WRITER_ID_BYTES, Identity, Kind
 from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.datafile import row_length
 from streamxf.dcp.reader import FileSystemReader
+from streamxf.dcp.save.datafile import row_length
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.keys import KeysLike
 from streamxf.tuning.sample import Part, Place

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from streamxf.container.header import WRITER_ID_BYTES, Identity, Kind
-from streamxf.dcp.datafile import row_length
-from streamxf.dcp.payload import dense_order
+from streamxf.dcp.save.datafile import row_length
+from streamxf.dcp.tensors.payload import dense_order
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.tuning.sample import Box, Part, Place
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.metadata import load
+from streamxf.dcp.metadata.file import load
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 

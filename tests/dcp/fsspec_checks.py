@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.dcp.manifest import split
+from streamxf.dcp.metadata.manifest import split
 
 from .helpers import KEY, assert_same, full_chain, load_with
 

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.manifest import append_trailer, split
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.manifest import append_trailer, split
 from streamxf.descriptor import Descriptor
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey

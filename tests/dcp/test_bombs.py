@@ -16,9 +16,9 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.limits import MAX_METADATA
-from streamxf.dcp.manifest import FileFacts, Manifest
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.limits import MAX_METADATA
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from streamxf.errors import MetadataError
 from streamxf.keys import KeyRing
 

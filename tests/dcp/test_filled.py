@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import streamxf
-from streamxf.dcp.filled import check_filled
+from streamxf.dcp.load.filled import check_filled
 from streamxf.errors import MetadataError
 
 from .helpers import KEY

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.dcp import framing
 from streamxf.dcp.extensions import SaveStream
-from streamxf.dcp.framing import frame_of, is_framed, save_tensor
-from streamxf.dcp.payload import Payload, dense_order
+from streamxf.dcp.tensors import framing
+from streamxf.dcp.tensors.framing import frame_of, is_framed, save_tensor
+from streamxf.dcp.tensors.payload import Payload, dense_order
 
 from .helpers import assert_same
 

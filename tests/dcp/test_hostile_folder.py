@@ -11,8 +11,8 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 import streamxf
-from streamxf.dcp.manifest import FileFacts, Manifest, append_trailer
-from streamxf.dcp.unpickle import load_metadata
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest, append_trailer
+from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError
 
 from .helpers import KEY, load, refused, save
@@ -60,7 +60,7 @@ def test_a_planted_manifest_removes_nothing_but_data_files_of_the_folder(tmp_pat
 def test_a_save_unpickles_nothing_of_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(STATE, tmp_path, [])
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({})))
-    monkeypatch.setattr("streamxf.dcp.metadata.load_metadata", lambda _: pytest.fail("unpickled"))
+    monkeypatch.setattr("streamxf.dcp.metadata.file.load_metadata", lambda _: pytest.fail("unpickled"))
     with pytest.warns(UserWarning, match="its manifest is missing"):
         save(STATE, tmp_path)
 

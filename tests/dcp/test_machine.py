@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from streamxf.dcp import unpickle
-from streamxf.dcp.machine import _KNOWN
-from streamxf.dcp.unpickle import load_metadata
+from streamxf.dcp.metadata import unpickle
+from streamxf.dcp.metadata.machine import _KNOWN
+from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError
 
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]

@@ -11,9 +11,9 @@ import pytest
 
 import streamxf
 from streamxf import Key
-from streamxf.dcp import manifest as manifest_module
-from streamxf.dcp.limits import MAX_LOOSE_MANIFEST, MAX_PACKAGE_TEXT, MAX_PACKAGES
-from streamxf.dcp.manifest import FileFacts, Manifest, append_trailer, split
+from streamxf.dcp.metadata import manifest as manifest_module
+from streamxf.dcp.metadata.limits import MAX_LOOSE_MANIFEST, MAX_PACKAGE_TEXT, MAX_PACKAGES
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest, append_trailer, split
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
 
 from .helpers import KEY, OTHER_KEY, assert_same, data_key_of, load, manifest_of, refused, retagged, save

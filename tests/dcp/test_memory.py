@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from streamxf import engine
-from streamxf.dcp.framing import frame_of
-from streamxf.dcp.payload import PIECE_BYTES, Payload
+from streamxf.dcp.tensors.framing import frame_of
+from streamxf.dcp.tensors.payload import PIECE_BYTES, Payload
 
 from .helpers import assert_same, load, save
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.errors import MetadataError, StreamxfError
 
 from .helpers import (
@@ -125,7 +125,7 @@ def test_metadata_that_is_none(planted: Callable[[bytes], Path], text: bytes) ->
 def test_a_keyed_reader_unpickles_nothing_before_the_tag_is_right(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamxf.dcp import metadata
+    from streamxf.dcp.metadata import file as metadata
 
     save({"w": torch.ones(3)}, checkpoint)
     file = checkpoint / ".metadata"

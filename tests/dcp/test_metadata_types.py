@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.limits import MAX_DEPTH, MAX_DESCRIPTORS, MAX_LIST, MAX_NAME, MAX_NDIM
-from streamxf.dcp.unpickle import load_metadata
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_DESCRIPTORS, MAX_LIST, MAX_NAME, MAX_NDIM
+from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.keys import KeyRing
 

@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Encrypt, Key, KeyProvider
-from streamxf.dcp.manifest import split
-from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.dcp.metadata.file import UnreadableMetadata
+from streamxf.dcp.metadata.manifest import split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyServiceError, MetadataError, StreamxfError
 
@@ -75,7 +75,7 @@ def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
     def fails(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("streamxf.dcp.metadata.load", fails)
+    monkeypatch.setattr("streamxf.dcp.metadata.file.load", fails)
     reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
     found = reader.read_metadata()
     assert isinstance(found, UnreadableMetadata)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamxf.dcp import stand_ins
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.objects import stand_ins
+from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import PolicyError, StreamxfError
 
 from .helpers import load, refused, save
@@ -282,7 +282,7 @@ def test_a_pickle_of_numpy_that_is_refused(how: str) -> None:
 @pytest.mark.parametrize("how", [how for how in REFUSED if how != "array made a tensor"])
 def test_what_stands_in_refuses_it_too(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the look at the opcodes, which comes first: no attack reaches NumPy, or runs anything."""
-    monkeypatch.setattr("streamxf.dcp.objects.vet", lambda *_: set())
+    monkeypatch.setattr("streamxf.dcp.objects.policy.vet", lambda *_: set())
     monkeypatch.setattr(pickle, "loads", RAN.append)
     data = b"\x80\x02" + REFUSED[how] + b"."
     if how in HARMLESS:
@@ -332,7 +332,7 @@ def test_torchs_list_never_holds_numpy_itself(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_tensor_that_is_loaded_meanwhile_trusts_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trusted: list[Any] = []
-    monkeypatch.setattr("streamxf.dcp.objects.vet", lambda *args: trusted.append(args[-1]) or set())
+    monkeypatch.setattr("streamxf.dcp.objects.policy.vet", lambda *args: trusted.append(args[-1]) or set())
     with torch.serialization.safe_globals(list(stand_ins.ALL)):
         data = saved(torch.ones(2))
         Objects().load_tensor(io.BytesIO(data), len(data), 1000)

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Shard
 
 import streamxf
-from streamxf.dcp.needs import needs_of
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.objects.needs import needs_of
+from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import MetadataError, PolicyError
 
 from .helpers import KEY, assert_same, load, refused, save

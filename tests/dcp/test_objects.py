@@ -32,8 +32,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.dcp.manifest import split
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.metadata.manifest import split
+from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import ContainerError, MetadataError, ParameterError, PolicyError
 
 from .helpers import (
@@ -613,7 +613,7 @@ def test_a_file_that_torch_save_did_not_write(how: str) -> None:
 
 def test_an_object_that_expands_too_much(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T2: a few blocks of zeros in storage cannot become gigabytes in memory."""
-    monkeypatch.setattr("streamxf.dcp.objects.FREE_OBJECT", 2**20)
+    monkeypatch.setattr("streamxf.dcp.objects.policy.FREE_OBJECT", 2**20)
     state = {"zeros": b"\0" * 2**22}
     dcp.save(state, storage_writer=WRITERS["stock with a codec"](checkpoint))
     for reader in READERS.values():
@@ -625,7 +625,7 @@ def test_an_object_that_expands_too_much(checkpoint: Path, monkeypatch: pytest.M
 BOMBS = """
 import resource, sys, time
 from tests.dcp import test_objects as t
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import PolicyError
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 data = {how: t.archive(t.hostile_pickle(how), {"data/0": b"1234"}) for how in t.PICKLES if how != "many objects"}

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
-from streamxf.dcp.manifest import split
+from streamxf.dcp.metadata.manifest import split
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 
 from .helpers import KEY, assert_same, error_of, full_chain, load_with, refused, rewrite_metadata

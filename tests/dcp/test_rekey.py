@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey, ZStandard
 from streamxf.dcp import folder as folder_module
-from streamxf.dcp.manifest import append_trailer, split
-from streamxf.dcp.sealed import Sealed
-from streamxf.dcp.texts import Outline
+from streamxf.dcp.metadata.manifest import append_trailer, split
+from streamxf.dcp.rekey.sealed import Sealed
+from streamxf.dcp.rekey.texts import Outline
 from streamxf.descriptor import Descriptor
 from streamxf.errors import (
     AuthenticationError,
@@ -513,7 +513,7 @@ def test_a_list_unpickles_nothing(signed: Path, monkeypatch: pytest.MonkeyPatch)
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("unpickled")
 
-    monkeypatch.setattr("streamxf.dcp.metadata.load_metadata", never)
+    monkeypatch.setattr("streamxf.dcp.metadata.file.load_metadata", never)
     monkeypatch.setattr(pickle, "Unpickler", never)
     streamxf.recipients(signed)
     streamxf.recipients(signed, KEY)

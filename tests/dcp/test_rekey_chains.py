@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey
-from streamxf.dcp.sealed import Sealed
+from streamxf.dcp.rekey.sealed import Sealed
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 
 from .helpers import assert_same, load

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 import streamxf
-from streamxf.dcp.sealed import Sealed
+from streamxf.dcp.rekey.sealed import Sealed
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 

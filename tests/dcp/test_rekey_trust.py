@@ -14,9 +14,9 @@ import pytest
 import streamxf
 from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.dcp import folder as folder_module
-from streamxf.dcp import rekey as rekey_module
-from streamxf.dcp.manifest import append_trailer, split
-from streamxf.dcp.sealed import Sealed
+from streamxf.dcp.metadata.manifest import append_trailer, split
+from streamxf.dcp.rekey import rekey as rekey_module
+from streamxf.dcp.rekey.sealed import Sealed
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, PolicyError
 from streamxf.keys.envelope import Envelope, Wrapped

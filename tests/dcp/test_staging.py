@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
-from streamxf.dcp import staging
-from streamxf.dcp.payload import Payload, dense_order
-from streamxf.dcp.staging import Staging
+from streamxf.dcp.tensors import staging
+from streamxf.dcp.tensors.payload import Payload, dense_order
+from streamxf.dcp.tensors.staging import Staging
 from streamxf.errors import UnsupportedError
 from streamxf.fileio.gather import SMALL
 from streamxf.fileio.ring import Buffer, Ring

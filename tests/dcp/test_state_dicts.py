@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import streamxf
-from streamxf.dcp.framing import frame_of
-from streamxf.dcp.payload import Payload
+from streamxf.dcp.tensors.framing import frame_of
+from streamxf.dcp.tensors.payload import Payload
 from streamxf.errors import ContainerError
 
 from .helpers import KEY, assert_same, blank, load, load_with, refused, save

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 import streamxf
 from streamxf import Checksum, ZStandard
-from streamxf.dcp.manifest import split
+from streamxf.dcp.metadata.manifest import split
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 
 from .helpers import KEY, Xor, data_files, error_of, load, load_with, refused, rewrite_metadata, save

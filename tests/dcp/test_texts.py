@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import TensorProperties
 
-from streamxf.dcp.texts import Outline
+from streamxf.dcp.rekey.texts import Outline
 from streamxf.errors import MetadataError
 
 PREFIX = "swap:"

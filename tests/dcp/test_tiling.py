@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.dcp.limits import MAX_CORNERS, MAX_CUT_DIMS
-from streamxf.dcp.tiling import check_apart, check_tiles
+from streamxf.dcp.metadata.limits import MAX_CORNERS, MAX_CUT_DIMS
+from streamxf.dcp.metadata.tiling import check_apart, check_tiles
 from streamxf.errors import MetadataError
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

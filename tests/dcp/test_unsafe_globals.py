@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Encrypt, FloatZip
-from streamxf.dcp.objects import Objects
+from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import KeyMissingError, PolicyError
 
 from .helpers import KEY, Xor, load, refused, save
@@ -141,7 +141,7 @@ def test_a_save_of_what_loads_says_nothing(checkpoint: Path, value: Any) -> None
 
 
 def test_objects_whose_opcodes_are_many_are_passed_over(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamxf.dcp.needs.MAX_LOOKED_AT", 100)
+    monkeypatch.setattr("streamxf.dcp.objects.needs.MAX_LOOKED_AT", 100)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "readers will refuse")
         save({"value": (Point(1), "x" * 100)}, checkpoint)

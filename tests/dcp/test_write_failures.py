@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
-import streamxf.dcp.datafile
-from streamxf.dcp import publish
+import streamxf.dcp.save.datafile
+from streamxf.dcp.publish import commit as publish
 
 from .helpers import KEY, assert_same, error_of, full_chain, load, manifest_of, save
 
@@ -243,14 +243,14 @@ def test_an_interrupt_while_other_files_are_written_waits_for_them_and_leaves_no
         join(thread, timeout)
 
     held = threading.Event()
-    finish = streamxf.dcp.datafile.DataFile.finish
+    finish = streamxf.dcp.save.datafile.DataFile.finish
 
     def slow(self: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             held.wait(0.3)
         finish(self)
 
-    monkeypatch.setattr(streamxf.dcp.datafile.DataFile, "finish", slow)
+    monkeypatch.setattr(streamxf.dcp.save.datafile.DataFile, "finish", slow)
     monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(BaseException) as failure:
         save(state, checkpoint, thread_count=3)

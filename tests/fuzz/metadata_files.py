@@ -12,7 +12,7 @@ from samples import KEY
 
 from fuzz.target import Havoc
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp import manifest as trailer
+from streamxf.dcp.metadata import manifest as trailer
 from streamxf.descriptor import Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing

@@ -31,7 +31,7 @@ from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.container.limits import MAGIC
-from streamxf.dcp import metadata as metadata_file
+from streamxf.dcp.metadata import file as metadata_file
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 

@@ -18,8 +18,8 @@ from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import Encrypt, ZStandard
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp import metadata as metadata_file
-from streamxf.dcp.manifest import FileFacts, Manifest
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from streamxf.keys import KeyRing
 
 _ID = "0123456789abcdef" * 2

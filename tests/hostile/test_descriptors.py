@@ -15,7 +15,7 @@ from forge import join_metadata, prefix_of, split_metadata, take_container_apart
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp.manifest import append_trailer, split
+from streamxf.dcp.metadata.manifest import append_trailer, split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.keys.datakey import DataKey

@@ -82,7 +82,7 @@ def test_metadata_that_nobody_published_is_not_even_unpickled(
     file.write_bytes(split_metadata(file.read_bytes())[0])
     attached(tmp_path / "attached", full_chain())
     stock(tmp_path / "stock", full_chain())
-    monkeypatch.setattr("streamxf.dcp.metadata.load_metadata", unpickled.append)
+    monkeypatch.setattr("streamxf.dcp.metadata.file.load_metadata", unpickled.append)
     for path in tmp_path.iterdir():
         row.refuse(path.name, load, small(), path, KEY, kind=PolicyError)
     assert not unpickled

@@ -17,7 +17,7 @@ from dcp.writers import save_as_ranks
 
 import streamxf
 from streamxf import Encrypt, PrivateKey
-from streamxf.dcp.manifest import split
+from streamxf.dcp.metadata.manifest import split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys.datakey import DataKey
@@ -78,7 +78,7 @@ def test_every_stream_under_one_data_key_has_a_fresh_salt(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("place", "secret"),
-    [("coder.py", "seal"), ("keys/envelope.py", "dek_id"), ("dcp/manifest.py", "_tag")],
+    [("coder.py", "seal"), ("keys/envelope.py", "dek_id"), ("dcp/metadata/manifest.py", "_tag")],
 )
 def test_what_authenticates_is_compared_by_compare_digest(place: str, secret: str) -> None:
     calls = [

@@ -32,10 +32,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
 from streamxf.container.header import Identity, Kind
-from streamxf.dcp import metadata as metadata_file
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.framing import save_tensor
-from streamxf.dcp.output import OutputFile
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter

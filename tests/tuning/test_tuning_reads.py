@@ -72,7 +72,7 @@ def test_what_has_to_be_decoded_whole_is_bounded_by_what_is_stored(
     writer = dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[streamxf.ZStandard()])
     dcp.save({"w": torch.zeros(MIB)}, storage_writer=writer)
     assert sum(len(block.data) for block in take_sample(Checkpoint(str(tmp_path)))) == 4 * MIB
-    monkeypatch.setattr("streamxf.dcp.load.FREE_OBJECT", MIB)
+    monkeypatch.setattr("streamxf.dcp.load.loader.FREE_OBJECT", MIB)
     with pytest.raises(PolicyError, match=r"decoded whole.*pass the state dict"):
         take_sample(Checkpoint(str(tmp_path)))
     state = {"w": torch.ones(MIB)}

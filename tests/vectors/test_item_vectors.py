@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import streamxf
 from streamxf import errors
 from streamxf.container.header import Kind
-from streamxf.dcp.items import Expected, ItemOpener
-from streamxf.dcp.manifest import Manifest
+from streamxf.dcp.load.items import Expected, ItemOpener
+from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.errors import StreamxfError
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice

@@ -9,10 +9,10 @@ from typing import IO, Any, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from streamxf.dcp.limits import MAX_METADATA
-from streamxf.dcp.manifest import Manifest, Parts, append_trailer, split
-from streamxf.dcp.unpickle import load_metadata
-from streamxf.dcp.whole import check_items, check_places
+from streamxf.dcp.metadata.limits import MAX_METADATA
+from streamxf.dcp.metadata.manifest import Manifest, Parts, append_trailer, split
+from streamxf.dcp.metadata.unpickle import load_metadata
+from streamxf.dcp.metadata.whole import check_items, check_places
 from streamxf.descriptor import ENCRYPT, Descriptor, Parameters
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from streamxf.dcp.stand_ins import NUMERIC
+from streamxf.dcp.objects.stand_ins import NUMERIC
 
 MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack; and dimensions of a tensor, as torch has it
 OTHER = object()  # a float

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.container.header import WRITER_ID_BYTES
-from streamxf.dcp.archive import NotSavedByTorch
-from streamxf.dcp.datafile import DataFile
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.manifest import FileFacts
-from streamxf.dcp.needs import quick_needs, shown
-from streamxf.dcp.output import OutputFile
+from streamxf.dcp.metadata.manifest import FileFacts
+from streamxf.dcp.objects.archive import NotSavedByTorch
+from streamxf.dcp.objects.needs import quick_needs, shown
+from streamxf.dcp.save.datafile import DataFile
+from streamxf.dcp.save.output import OutputFile
 from streamxf.errors import AbortedError, located
 from streamxf.meter import Meter
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.dcp.folder import Folder, digest
-from streamxf.dcp.limits import MAX_ALL_METADATA
-from streamxf.dcp.save_ids import SaveIds, as_save_ids, check_save_id
-from streamxf.dcp.sealed import Opened, Sealed
-from streamxf.dcp.vouch import Terms, verified_signer
+from streamxf.dcp.metadata.limits import MAX_ALL_METADATA
+from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
+from streamxf.dcp.rekey.sealed import Opened, Sealed
+from streamxf.dcp.rekey.vouch import Terms, verified_signer
 from streamxf.errors import KeyMissingError, MetadataError, ParameterError, located
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, VerifyKey
 from streamxf.keys.datakey import DataKey

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from streamxf.buffers import flat_view
-from streamxf.dcp.boxes import contiguous_strides
+from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.errors import UnsupportedError
 
 # Small on purpose: pieces of 4 MiB scatter over glibc's heap, and the save of a view with gaps added 100 MiB, not 30.

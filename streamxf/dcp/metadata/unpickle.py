@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from streamxf.dcp.limits import (
+from streamxf.dcp.metadata.limits import (
     MAX_DEPTH,
     MAX_DESCRIPTORS,
     MAX_INT,
@@ -41,7 +41,7 @@ from streamxf.dcp.limits import (
     MAX_NDIM,
     MAX_STEPS,
 )
-from streamxf.dcp.machine import Machine, Name, Pay
+from streamxf.dcp.metadata.machine import Machine, Name, Pay
 from streamxf.descriptor import MAX_BOUND, MAX_FRAGMENT
 from streamxf.errors import MetadataError
 

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from streamxf.dcp.boxes import Wanted
-from streamxf.dcp.stored import Framing, Geometry, StoredTensor
-from streamxf.dcp.target import Target
+from streamxf.dcp.load.stored import Framing, Geometry, StoredTensor
+from streamxf.dcp.load.target import Target
+from streamxf.dcp.tensors.boxes import Wanted
 
 Step = Callable[[], None]
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from streamxf.dcp.extensions import SaveStream
-from streamxf.dcp.payload import Payload, dense_order, is_plain, untouched
-from streamxf.dcp.staging import Staging
+from streamxf.dcp.tensors.payload import Payload, dense_order, is_plain, untouched
+from streamxf.dcp.tensors.staging import Staging
 from streamxf.errors import StreamxfError
 from streamxf.fileio.gather import SMALL
 from streamxf.fileio.writer import StreamWriter

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from streamxf.dcp.archive import Archive, NotSavedByTorch
-from streamxf.dcp.needs import allowed, chosen, name_of, shown
-from streamxf.dcp.stand_ins import ALL as STAND_INS
-from streamxf.dcp.stand_ins import stand_ins
-from streamxf.dcp.vet import vet
-from streamxf.dcp.vet_values import NeverLoads, TooMuch
+from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
+from streamxf.dcp.objects.needs import allowed, chosen, name_of, shown
+from streamxf.dcp.objects.stand_ins import ALL as STAND_INS
+from streamxf.dcp.objects.stand_ins import stand_ins
+from streamxf.dcp.objects.vet import vet
+from streamxf.dcp.objects.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.fileio.locks import ForkLock

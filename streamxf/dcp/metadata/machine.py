@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from streamxf.dcp.limits import MAX_DEPTH, MAX_NAME
+from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_NAME
 from streamxf.errors import MetadataError
 
 MAX_SAME_HASH = 8

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from streamxf.container.header import Header, Kind
 from streamxf.container.limits import MAGIC
-from streamxf.dcp.manifest import Manifest
+from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.dcp.registry import Registry
 from streamxf.errors import ContainerError, IdentityError, MetadataError, PolicyError
 from streamxf.fileio.blocks import BlockReader, read_header

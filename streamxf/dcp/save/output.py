@@ -12,7 +12,7 @@ import crc32c
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
-from streamxf.dcp.manifest import FileFacts
+from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.meter import Meter
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import _weights_only_unpickler as torchs
 
-from streamxf.dcp.archive import Archive, NotSavedByTorch
-from streamxf.dcp.vet import vet
-from streamxf.dcp.vet_values import PLAIN, NeverLoads, TooMuch
+from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
+from streamxf.dcp.objects.vet import vet
+from streamxf.dcp.objects.vet_values import PLAIN, NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import ParameterError
 

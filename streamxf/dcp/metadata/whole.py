@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from streamxf.dcp.manifest import Manifest, check_path
-from streamxf.dcp.tiling import check_apart, check_tiles
+from streamxf.dcp.metadata.manifest import Manifest, check_path
+from streamxf.dcp.metadata.tiling import check_apart, check_tiles
 from streamxf.errors import MetadataError, located
 
 _SHOWN = 200

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from streamxf.buffers import flat_view
-from streamxf.dcp.payload import dense_order
+from streamxf.dcp.tensors.payload import dense_order
 
 
 @dataclass(frozen=True, eq=False)

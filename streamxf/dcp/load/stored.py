@@ -14,8 +14,8 @@ from typing import Self
 
 import torch
 
-from streamxf.dcp.boxes import contiguous_strides
-from streamxf.dcp.framing import Frame, frame_of
+from streamxf.dcp.tensors.boxes import contiguous_strides
+from streamxf.dcp.tensors.framing import Frame, frame_of
 from streamxf.errors import StreamxfError
 from streamxf.fileio.blocks import BlockReader
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from streamxf.dcp.folder import rank_of
-from streamxf.dcp.limits import MAX_METADATA
-from streamxf.dcp.manifest import Manifest, Parts, append_trailer, split
-from streamxf.dcp.metadata import key_fragment
-from streamxf.dcp.texts import Outline
+from streamxf.dcp.metadata.file import key_fragment
+from streamxf.dcp.metadata.limits import MAX_METADATA
+from streamxf.dcp.metadata.manifest import Manifest, Parts, append_trailer, split
+from streamxf.dcp.rekey.texts import Outline
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, UnsupportedError
 from streamxf.keys import KeyRing

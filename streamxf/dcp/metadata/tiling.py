@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamxf.dcp.limits import MAX_CORNERS, MAX_CUT_DIMS, MAX_OVERLAP_CHECKS
+from streamxf.dcp.metadata.limits import MAX_CORNERS, MAX_CUT_DIMS, MAX_OVERLAP_CHECKS
 from streamxf.errors import MetadataError
 
 Ints = Sequence[int]

@@ -29,12 +29,12 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
 from streamxf.buffers import flat_view
-from streamxf.dcp.boxes import Wanted, contiguous_strides
-from streamxf.dcp.fill import Buffers, Fill, Step
-from streamxf.dcp.objects import FREE_OBJECT, MAX_EXPANSION, Objects
-from streamxf.dcp.payload import is_plain
-from streamxf.dcp.stored import Framing, Geometry, StoredTensor
-from streamxf.dcp.target import Target
+from streamxf.dcp.load.fill import Buffers, Fill, Step
+from streamxf.dcp.load.stored import Framing, Geometry, StoredTensor
+from streamxf.dcp.load.target import Target
+from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION, Objects
+from streamxf.dcp.tensors.boxes import Wanted, contiguous_strides
+from streamxf.dcp.tensors.payload import is_plain
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, PolicyError, StreamxfError, located
 from streamxf.fileio.blocks import BlockReader

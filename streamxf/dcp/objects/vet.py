@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import _weights_only_unpickler as torchs
 
-from streamxf.dcp.vet_values import MAX_DEPTH, OTHER, PLAIN, Box, Made, NeverLoads, Plain, Text, TooMuch, Tuple
+from streamxf.dcp.objects.vet_values import MAX_DEPTH, OTHER, PLAIN, Box, Made, NeverLoads, Plain, Text, TooMuch, Tuple
 from streamxf.descriptor import shorten
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.container.header import Identity, Kind
 from streamxf.dcp.extensions import Extensions, SaveStream
-from streamxf.dcp.framing import save_tensor
-from streamxf.dcp.output import OutputFile
-from streamxf.dcp.payload import minimal
-from streamxf.dcp.staging import Staging
+from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.tensors.framing import save_tensor
+from streamxf.dcp.tensors.payload import minimal
+from streamxf.dcp.tensors.staging import Staging
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.fileio.outlet import Outlet
 from streamxf.meter import Meter

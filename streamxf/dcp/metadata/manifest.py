@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.limits import (
+from streamxf.dcp.metadata.limits import (
     MAX_LOOSE_MANIFEST,
     MAX_MANIFEST,
     MAX_MANIFEST_END,

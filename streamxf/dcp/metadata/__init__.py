@@ -1,0 +1,1 @@
+"""``.metadata``: its bytes, its manifest, and reading both without believing them."""

@@ -1,0 +1,1 @@
+"""Making a finished save the one that loads."""

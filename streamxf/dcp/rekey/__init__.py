@@ -1,0 +1,1 @@
+"""New keys for a checkpoint, without touching its data."""

@@ -1,0 +1,1 @@
+"""Tensors as bytes: torch's framing, the memory under it, and parts of it."""
