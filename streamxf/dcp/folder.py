@@ -12,7 +12,8 @@ from typing import Any
 
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.limits import MAX_METADATA_FILES
-from streamxf.dcp.publish.commit import LOCAL_PROTOCOLS, protocols, publish
+from streamxf.dcp.places import local_path
+from streamxf.dcp.publish.commit import publish
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.errors import MetadataError, UnsupportedError
 
@@ -91,7 +92,7 @@ class Folder:
         """
         path = self.full(name)
         try:
-            if (local := self._local(path)) is not None and not stat.S_ISREG(os.lstat(local).st_mode):
+            if (local := local_path(self._fs, path)) is not None and not stat.S_ISREG(os.lstat(local).st_mode):
                 raise MetadataError("this is a link, or no regular file at all; no writer made it", file=path)
             self._forget_listings()
             with self._fs.create_stream(path, "rb") as file:
@@ -139,11 +140,6 @@ class Folder:
         """A file system of fsspec may remember sizes and names from before somebody else has changed them."""
         if self._inner is not None:
             self._inner.invalidate_cache()
-
-    def _local(self, path: str) -> str | None:
-        if self._inner is None:
-            return path
-        return str(self._inner._strip_protocol(path)) if LOCAL_PROTOCOLS.intersection(protocols(self._inner)) else None
 
 
 def digest(data: bytes) -> bytes:

@@ -1,9 +1,11 @@
-"""Where a checkpoint is: in a folder, or at a URL."""
+"""Where a checkpoint is: in a folder, or at a URL; and what stands below torch's file systems."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from streamxf.errors import ParameterError
 
@@ -19,3 +21,33 @@ def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
     """
     if isinstance(path, str) and _SCHEME.match(path):
         raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
+
+
+def local_path(fs: Any, path: str | os.PathLike[str]) -> str | None:
+    """The path in the local file system; None where `fs`, a torch ``FileSystemBase``, is another one."""
+    if getattr(fs, "fs", None) is None:  # torch's own
+        return os.fspath(path)
+    for layer, inner_path, names in _layers(fs, path):
+        if "file" in names:
+            return str(layer._strip_protocol(inner_path))
+    return None
+
+
+def protocol_of(fs: Any) -> str:
+    """The protocol of the storage below all layers of fsspec's: ``file``, ``s3``, ...; "" if it is none of fsspec's."""
+    found = "file" if getattr(fs, "fs", None) is None else ""
+    for _, _, names in _layers(fs, ""):
+        found = names[0]
+    return found
+
+
+def _layers(fs: Any, path: Any) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
+    """Fsspec's file systems below torch's wrapper, the outermost first: caches, and folders that pose as a root."""
+    layer: Any = getattr(fs, "fs", None)
+    while hasattr(layer, "_strip_protocol"):
+        path = layer._strip_protocol(path)
+        names = (layer.protocol,) if isinstance(layer.protocol, str) else tuple(layer.protocol)
+        yield layer, path, names
+        if "dir" in names:
+            path = layer._join(path)
+        layer = getattr(layer, "fs", None)

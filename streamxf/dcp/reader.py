@@ -37,7 +37,7 @@ from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.dcp.metadata.manifest import Manifest, check_path
 from streamxf.dcp.objects.policy import Objects
-from streamxf.dcp.places import check_local
+from streamxf.dcp.places import check_local, local_path
 from streamxf.dcp.registry import Registry
 from streamxf.errors import (
     ContainerError,
@@ -352,7 +352,7 @@ class ChainReaderMixin:
         ------
         MetadataError
         """
-        folder, file = _local(self.fs, self.path), _local(self.fs, path)
+        folder, file = local_path(self.fs, self.path), local_path(self.fs, path)
         if folder is None or file is None:
             return
         if not stat.S_ISREG(os.stat(file).st_mode):
@@ -454,22 +454,6 @@ def check_require(require: Require | None, registry: Registry, default: Require 
     if require is not None and not len(registry.keys):
         raise ParameterError(f"require={require!r} needs keys=: only what is encrypted can be {require}")
     return require or (default if len(registry.keys) else None)
-
-
-def _local(fs: Any, path: Any) -> str | None:
-    """The path in the local file system; None where `fs` is another one."""
-    if isinstance(fs, filesystem.FileSystem):
-        return str(path)
-    layer: Any = getattr(fs, "fs", None)  # fsspec's, in torch's wrapper
-    while hasattr(layer, "_strip_protocol"):
-        path = layer._strip_protocol(path)
-        names = (layer.protocol,) if isinstance(layer.protocol, str) else layer.protocol
-        if "file" in names:
-            return str(path)
-        if "dir" in names:  # a folder of another file system, as a root of its own
-            path = layer._join(path)
-        layer = getattr(layer, "fs", None)  # what a cache or a folder lies over
-    return None
 
 
 def _unusable(error: Exception, path: str) -> MetadataError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
+import socket
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -26,20 +27,21 @@ from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import Manifest, split
+from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.dcp.metadata.whole import check_items
-from streamxf.dcp.places import check_local
-from streamxf.dcp.publish.commit import publish, remove
+from streamxf.dcp.places import check_local, local_path, protocol_of
+from streamxf.dcp.publish.commit import one_step, publish
+from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.dcp.publish.leftovers import remove_files, remove_leftovers
+from streamxf.dcp.publish.lock import locked
+from streamxf.dcp.publish.present import check_present
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
-from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.report import SaveReport
 from streamxf.version import __version__
 
 DEFAULT_CHAIN = (FloatZip(),)
-
-_OWN_FILE = re.compile(r"__[0-9]+_[0-9]+_[0-9a-f]{32}\.distcp", re.ASCII)
-_TORCH_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp", re.ASCII)
 
 WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
 
@@ -80,6 +82,13 @@ class ChainWriterMixin:
         self._save = None
         self._warned = set()
         self.report = None
+        if not one_step(self.fs):
+            warnings.warn(
+                f"nobody knows whether {protocol_of(self.fs)} replaces a file in one step: a "
+                "crash while .metadata is written may leave neither the old checkpoint nor the new one. Save into a "
+                "new folder each time, or to a local or mounted file system, or to an object store",
+                stacklevel=3,
+            )
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -93,7 +102,11 @@ class ChainWriterMixin:
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
+        local = local_path(self.fs, self.path)
+        made = missing_folders(local) if local is not None and self.sync_files else []
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
+        if local is not None and self.sync_files:
+            sync_names_of([Path(os.path.abspath(local)), *made])
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, ".metadata")):
             raise UnsupportedError(
                 f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without "
@@ -124,9 +137,10 @@ class ChainWriterMixin:
         begin = perf_counter()
         try:
             results = _write_all(write, files, self.thread_count, save.fail)
+            self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException:
-            remove(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+            remove_files(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
             raise
         self.report = SaveReport.of(save.meter, perf_counter() - begin)
         done: Future[list[WriteResult]] = Future()
@@ -141,34 +155,69 @@ class ChainWriterMixin:
         records = [_take_record(result.storage_data) for result in flat]
         known = [record for record in records if record is not None]
         _check_agreement(known)
-        self.save_id = os.urandom(16).hex()
+        save_id = os.urandom(16).hex()
         metadata.version = DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in flat}
         modules = sorted({module for record in known for module in record.modules})
-        metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=self.save_id, modules=modules)
+        metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=save_id, modules=modules)
         rank = None if self.use_collectives else self.rank
         encryption = save.extensions.chain.encryption
         data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
         packages = {"streamxf": __version__, "torch": torch.__version__}
         manifest = Manifest(
-            self.save_id,
+            save_id,
             rank,
             encryption.get_descriptor() if encryption is not None else None,
             packages,
             {record.path: record.facts for record in known},
         )
-        name = metadata_name(rank)
         _check_whole(metadata, rank)
-        before = self._files_of_previous(name, set(manifest.files))
-        publish(self.fs, self.path, name, metadata_file.dump(metadata, manifest, data_key), self.sync_files)
-        self.report = report
-        remove(self.fs, self.path, sorted(before))
+        host = socket.gethostname()
+        elsewhere = {record.path for record in known if record.host != host}
+        data = metadata_file.dump(metadata, manifest, data_key)
+        with locked(self.fs, self.path):
+            self._publish(manifest, data, elsewhere)
+            self.save_id = save_id
+            self.report = report
+            named = {metadata_name(rank), *manifest.files}
+            remove_leftovers(self.fs, self.path, named, rank, encryption is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves."""
         return {**self.__dict__, "_save": None, "report": None}
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str]) -> None:
+        name = metadata_name(manifest.rank)
+        try:
+            check_present(self.fs, self.path, manifest.files, elsewhere)
+            publish(self.fs, self.path, name, data, self.sync_files)
+        except BaseException:
+            if self._surely_unpublished(name, data):
+                remove_files(self.fs, self.path, manifest.files)
+            raise
+
+    def _surely_unpublished(self, name: str, data: bytes) -> bool:
+        """Whether nothing names this save's files, though publishing it failed.
+
+        The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
+        """
+        local = local_path(self.fs, self.fs.concat_path(self.path, name))
+        if local is None:
+            return False
+        try:
+            return Path(local).read_bytes() != data
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+    def _sync_names(self) -> None:
+        """Bring the names of this process's files to the disk: the process that publishes may be on another host."""
+        local = local_path(self.fs, self.path)
+        if local is not None and self.sync_files:
+            sync_folder(local)
 
     def _current_save(self) -> Save:
         if self._save is None:
@@ -187,33 +236,6 @@ class ChainWriterMixin:
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
         return results
-
-    def _files_of_previous(self, name: str, new: Set[str]) -> set[str]:
-        """The data files of the checkpoint that this save, whose files are `new`, replaces.
-
-        Nothing vouches for what stands there, so only names that writers give to data files count, and none with a
-        folder in it: through a link that could lead anywhere.
-        """
-        path = self.fs.concat_path(self.path, name)
-        if not self.fs.exists(path):
-            return set()
-        try:
-            with self.fs.create_stream(path, "rb") as file:
-                manifest = split(metadata_file.read_file(file)).manifest
-            if manifest is not None:
-                return {path for path in manifest.files if _OWN_FILE.fullmatch(path)} - new
-            ls = getattr(self.fs, "ls", lambda _: ())  # torch 2.7 has none
-            listed = {os.path.basename(os.fspath(path)) for path in ls(self.path)} - new
-            if any(map(_OWN_FILE.fullmatch, listed)):
-                raise MetadataError("its manifest is missing")
-            return {path for path in listed if _TORCH_FILE.fullmatch(path)}
-        except (StreamxfError, OSError) as error:
-            warnings.warn(
-                f"the previous checkpoint in {self.path} cannot be read, so its files stay beside the new ones: "
-                f"{error}",
-                stacklevel=2,
-            )
-            return set()
 
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):

@@ -11,6 +11,7 @@ from typing import IO, Any, Literal
 
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from streamxf.coder import StreamCoder
 from streamxf.container.header import Header, Kind
 from streamxf.container.limits import MAGIC
 from streamxf.dcp.metadata.manifest import Manifest
@@ -116,18 +117,38 @@ class ItemOpener:
             self._check_bare(source)
             return self._through_foreign(_Plain(source), recipe, expected) if recipe.foreign else None
         header = read_header(source)
-        if header.chain != recipe.recorded:
-            raise IdentityError(
-                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recipe.recorded)}: "
-                "one of them was altered"
-            )
-        self._check_identity(header, expected)
-        self._check_policy(header)
+        self.check_header(header, descriptors, expected)
         check_size = None if recipe.foreign else expected.check_size
         blocks = BlockReader(source, header, recipe.chain.coder(header, meter), check_size)
         if recipe.foreign:
             return self._through_foreign(StreamReader(blocks, meter=meter), recipe, expected)
         return blocks
+
+    def check_header(self, header: Header, descriptors: Sequence[str], expected: Expected) -> None:
+        """Compare chain and identity with what the metadata says, and both with what the caller requires; raises as
+        `open`.
+        """
+        recorded = self._recipe(tuple(descriptors)).recorded
+        if header.chain != recorded:
+            raise IdentityError(
+                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
+                "one of them was altered"
+            )
+        self._check_identity(header, expected)
+        self._check_policy(header)
+
+    def in_container(self, descriptors: Sequence[str]) -> bool:
+        """Whether items with these descriptors stand in containers; raises as `open` for a chain that is unknown."""
+        return self._recipe(tuple(descriptors)).chain is not None
+
+    def is_foreign(self, descriptors: Sequence[str]) -> bool:
+        """Whether foreign extensions come first in the chain; raises as `open`."""
+        return bool(self._recipe(tuple(descriptors)).foreign)
+
+    def coder(self, header: Header, descriptors: Sequence[str]) -> StreamCoder | None:
+        """What decodes the blocks of a container; None for an item without one. Raises as `open`."""
+        chain = self._recipe(tuple(descriptors)).chain
+        return None if chain is None else chain.coder(header)
 
     def _recipe(self, descriptors: tuple[str, ...]) -> _Recipe:
         recipe = self._recipes.get(descriptors)

@@ -1,17 +1,20 @@
-"""Making a finished save visible: ``.metadata`` appears whole and in one step, after all data files; then what it
-replaced is removed.
-"""
+"""Making a finished save visible: ``.metadata`` appears whole and in one step, after all data files."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LOCAL_PROTOCOLS = frozenset({"file", "local"})
+from streamxf.dcp.places import local_path, protocol_of
+from streamxf.dcp.publish.durable import sync_folder
+
+ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
+"""Storage where a put replaces an object in one step: who reads sees the old one or the new one, whole."""
+
+_RENAMES = frozenset({"sftp", "ssh"})  # by the extension posix-rename@openssh.com, which replaces in one step
 
 
 def publish(
@@ -23,7 +26,7 @@ def publish(
     *,
     check: Callable[[], None] | None = None,
 ) -> None:
-    """Put `data` at `name`, replacing what is there in one step.
+    """Put `data` at `name`, replacing what is there in one step, where the storage has such a step.
 
     Parameters
     ----------
@@ -42,40 +45,31 @@ def publish(
     Raises
     ------
     OSError
-        If it cannot be written; what was there before is then still there.
+        If it cannot be written. What was there before is then still there, unless the error came after the step: when
+        the folder could not be synced, or when the answer of a server was lost.
     """
-    inner = getattr(filesystem, "fs", None)
     target = os.fspath(filesystem.concat_path(folder, name))
-    if inner is None:
-        _replace_local(Path(target), data, sync, check)
-    elif LOCAL_PROTOCOLS.intersection(protocols(inner)):
-        _replace_local(Path(inner._strip_protocol(target)), data, sync, check)
+    local = local_path(filesystem, target)
+    if local is not None:
+        _replace_local(Path(local), data, sync, check)
+    elif protocol_of(filesystem) in _RENAMES:
+        _replace_by_rename(filesystem.fs, target, data, check)
     else:
         if check is not None:
             check()
-        inner.pipe_file(target, data)  # object stores have no rename, but a put replaces an object in one step
+        filesystem.fs.pipe_file(target, data)
 
 
-def remove(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str]) -> None:
-    """Remove data files that no metadata names any more.
-
-    What cannot be removed is only warned about: the new checkpoint is published already.
-    """
-    for name in names:
-        path = filesystem.concat_path(folder, name)
-        try:
-            if filesystem.exists(path):
-                filesystem.rm_file(path)
-        except Exception as error:  # whatever a file system raises here, the save stands
-            warnings.warn(
-                f"the checkpoint is saved, but {path} of the one before it could not be removed: {error}", stacklevel=2
-            )
+def one_step(filesystem: Any) -> bool:
+    """Whether `publish` replaces in one step there."""
+    return protocol_of(filesystem) in ONE_PUT | _RENAMES | {"file"}
 
 
 def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None] | None) -> None:
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    draft = _draft_of(path.name)
+    draft_path = path.with_name(draft)
     try:
-        with draft.open("xb") if check is None else open(draft, "xb", opener=_open_private) as file:
+        with draft_path.open("xb") if check is None else open(draft_path, "xb", opener=_open_private) as file:
             if check is not None:
                 _share_like(path, file.fileno())
             file.write(data)
@@ -83,15 +77,33 @@ def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None
             if sync:
                 os.fsync(file.fileno())
         if sync:
-            _sync_folder(path.parent)  # the data files' names, before anything refers to them
+            sync_folder(path.parent)  # the data files' names, before anything refers to them
         if check is not None:
             check()
-        draft.replace(path)
+        draft_path.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        draft_path.unlink(missing_ok=True)
         raise
     if sync:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
+
+
+def _replace_by_rename(inner: Any, target: str, data: bytes, check: Callable[[], None] | None) -> None:
+    folder, _, name = target.rpartition("/")
+    draft = f"{folder}/{_draft_of(name)}"
+    try:
+        inner.pipe_file(draft, data)
+        if check is not None:
+            check()
+        inner.mv(draft, target)
+    except BaseException:
+        if inner.exists(draft):
+            inner.rm_file(draft)
+        raise
+
+
+def _draft_of(name: str) -> str:
+    return f"{name}.{secrets.token_hex(4)}.tmp"
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -113,18 +125,3 @@ def _share_like(path: Path, descriptor: int) -> None:
             except OSError:
                 mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
     os.fchmod(descriptor, mode)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder to sync it
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def protocols(inner: Any) -> tuple[str, ...]:
-    protocol = inner.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

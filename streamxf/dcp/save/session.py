@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -40,12 +41,15 @@ class FileRecord:
         The third-party packages that provided its codecs.
     chain : str
         The extensions and the ids of the keys, for people; all ranks must have the same.
+    host : str
+        Where the process ran.
     """
 
     path: str
     facts: FileFacts
     modules: tuple[str, ...]
     chain: str
+    host: str
 
 
 @dataclass
@@ -157,7 +161,8 @@ class Save:
             file.cancel()
             raise
         if file.results:
-            record = FileRecord(path, output.facts(self.writer_id), self._modules, self.extensions.summary())
+            facts = output.facts(self.writer_id)
+            record = FileRecord(path, facts, self._modules, self.extensions.summary(), socket.gethostname())
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 

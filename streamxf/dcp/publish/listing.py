@@ -1,0 +1,60 @@
+"""What lies in a checkpoint's folder, and which of it writers made."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import Any
+
+from streamxf.dcp.places import local_path
+
+_RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
+OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
+"""Data files of streamxf's writers."""
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
+"""Data files of torch's writers, and attached ones."""
+RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
+_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+_TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
+
+_MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, _DRAFT, _TORCH_DRAFT)
+
+
+def list_files(filesystem: Any, folder: str | os.PathLike[str]) -> dict[str, int | None]:
+    """The names directly in a folder, without those of folders, each with its size in bytes.
+
+    The size is None for what is no regular file, a link say, and where the file system does not tell. A folder that is
+    not there has no files.
+    """
+    local = local_path(filesystem, folder)
+    found: dict[str, int | None] = {}
+    with suppress(FileNotFoundError):
+        if local is not None:
+            with os.scandir(local) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        continue
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        regular = entry.is_file(follow_symlinks=False)
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if regular else None
+            return found
+        inner = filesystem.fs
+        inner.invalidate_cache()  # which may remember what has changed since
+        for entry in inner.ls(os.fspath(folder), detail=True):
+            if entry.get("type") != "directory":
+                found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
+    return found
+
+
+def made_by_writers(name: str) -> bool:
+    """Whether a name is one that writers give to files."""
+    return any(pattern.fullmatch(name) for pattern in _MADE)
+
+
+def rank_of(name: str) -> int | None:
+    """Whose file it is, by its name; None for what belongs to no single rank."""
+    for pattern in _MADE:
+        if (found := pattern.fullmatch(name)) is not None:
+            return int(found["rank"]) if found["rank"] is not None else None
+    return None

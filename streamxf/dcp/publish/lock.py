@@ -1,0 +1,79 @@
+"""One at a time: publishing a save, and removing files that no save names, exclude each other in a folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from streamxf.dcp.places import local_path
+from streamxf.errors import AbortedError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE = 300.0
+"""Seconds: what removes a hundred thousand files over a network may take minutes."""
+
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_LONGEST_PAUSE = 0.25
+
+
+@contextmanager
+def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
+    """Hold the folder's advisory lock; gives whether there is one.
+
+    The lock ends with the process that holds it, however that ends. Object stores have none, nor have some network file
+    systems, nor Windows; there two saves that publish into one folder at the same moment are not kept apart.
+
+    Raises
+    ------
+    AbortedError
+        If somebody else keeps it.
+    """
+    local = local_path(filesystem, folder)
+    descriptor = _open(local) if local is not None and fcntl is not None else None
+    if descriptor is None:
+        yield False
+        return
+    try:
+        held = _acquire(descriptor, os.fspath(folder))
+        try:
+            yield held
+        finally:
+            if held:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open(folder: str) -> int | None:
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # nobody has to be allowed to list the folder that he writes to
+        return None
+
+
+def _acquire(descriptor: int, folder: str) -> bool:
+    end = time.monotonic() + PATIENCE
+    pause = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _HELD:
+                return False  # there are no locks on this file system
+            if time.monotonic() > end:
+                raise AbortedError(
+                    f"another process has been publishing to {folder}, or cleaning it up, for {PATIENCE:.0f} seconds; "
+                    "nothing was changed. Find that process, and try again when it is done"
+                ) from None
+        else:
+            return True
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

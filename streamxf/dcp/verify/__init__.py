@@ -1,0 +1,1 @@
+"""Reading every byte of a checkpoint, to find out what is damaged."""

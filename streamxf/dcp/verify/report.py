@@ -1,0 +1,183 @@
+"""`VerifyReport`: what a look at every byte of a checkpoint has found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from streamxf.descriptor import shorten
+from streamxf.errors import StreamxfError
+
+MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
+_SHOWN = 20
+_TEXT = 300  # characters of a message or a name, which may come from a damaged file
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was saved.
+
+    Attributes
+    ----------
+    file : str
+        The file's path, relative to the checkpoint.
+    item : str or None
+        The item's name in the state dict; None where it is about the file.
+    offset : tuple of int or None
+        Where the item's shard begins in its tensor.
+    block : int or None
+        The number of the block inside of the item's stream, from 0; None where it is about the whole item.
+    last_block : int or None
+        The last one of a run of blocks with the same error; `block` itself for a single one.
+    error : str
+        The class of `streamxf.errors` that a reader would raise, or of the operating system's error.
+    message : str
+    """
+
+    file: str
+    item: str | None
+    offset: tuple[int, ...] | None
+    block: int | None
+    last_block: int | None
+    error: str
+    message: str
+
+    def __str__(self) -> str:
+        place = [self.file]
+        if self.item is not None:
+            place.append(f"item {shorten(self.item)}" + (f" at {list(self.offset)}" if self.offset else ""))
+        if self.block is not None:
+            run = self.last_block is not None and self.last_block > self.block
+            place.append(f"blocks {self.block} to {self.last_block}" if run else f"block {self.block}")
+        return f"{', '.join(place)}: {self.error}: {self.message}"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` has found.
+
+    Attributes
+    ----------
+    save_ids : tuple of str
+        Which save this is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for each file.
+        Nobody has vouched for it where `unchecked` says that the metadata's MAC was not checked, or that there is none.
+    files, items, blocks : int
+        Data files that were read, items and blocks that were looked at.
+    bytes_read : int
+        Of data files and metadata.
+    seconds : float
+    damaged : tuple of Damage
+        At most 1000 for each file.
+    unlisted : int
+        How many more there were.
+    unchecked : tuple of str
+        In plain sentences, what could not be checked, and why.
+    leftovers : tuple of str
+        Files of other saves that lie beside this one. They do no harm, and `clean` removes them.
+    """
+
+    save_ids: tuple[str, ...]
+    files: int
+    items: int
+    blocks: int
+    bytes_read: int
+    seconds: float
+    damaged: tuple[Damage, ...]
+    unlisted: int
+    unchecked: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged, as far as it could be checked."""
+        return not self.damaged
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        count = len(self.damaged) + self.unlisted
+        lines = [
+            "whole, as far as it could be checked" if self.ok else f"DAMAGED in {_many(count, 'place')}",
+            f"{_many(self.files, 'data file')}, {_many(self.items, 'item')}, {_many(self.blocks, 'block')}, "
+            f"{self.bytes_read / 2**20:,.1f} MiB in {self.seconds:.2f} s",
+            *(f"save {save_id}" for save_id in self.save_ids[:_SHOWN]),
+            *(f"damaged: {damage}" for damage in self.damaged[:_SHOWN]),
+        ]
+        if count > _SHOWN:
+            lines.append(f"damaged: {count - _SHOWN:,} more")
+        lines += [f"not checked: {sentence}" for sentence in self.unchecked]
+        lines += [f"left over: {name}" for name in self.leftovers[:_SHOWN]]
+        if len(self.leftovers) > _SHOWN:
+            lines.append(f"left over: {len(self.leftovers) - _SHOWN:,} more files")
+        return "\n".join(lines)
+
+
+class Findings:
+    """Collects what is found, in the thread that calls `verify`.
+
+    Attributes
+    ----------
+    save_ids : list of str
+    files, items, blocks, bytes_read : int
+    leftovers : list of str
+    """
+
+    def __init__(self) -> None:
+        self.save_ids: list[str] = []
+        self.files = self.items = self.blocks = self.bytes_read = 0
+        self.leftovers: list[str] = []
+        self._damaged: list[Damage] = []
+        self._unlisted = 0
+        self._in_file: Counter[str] = Counter()
+        self._unchecked: dict[str, None] = {}
+
+    def damage(
+        self,
+        error: Exception,
+        file: str,
+        item: str | None = None,
+        offset: tuple[int, ...] | None = None,
+        block: int | None = None,
+    ) -> None:
+        """Record an error; one more block with the error of the block before it belongs to that one."""
+        text = error.message if isinstance(error, StreamxfError) else str(error)
+        made = Damage(file, item, offset, block, block, type(error).__name__, shorten(text, _TEXT))
+        last = self._damaged[-1] if self._damaged else None
+        if last is not None and block is not None and last.last_block == block - 1:
+            whole = replace(last, last_block=block)
+            if whole == replace(made, block=last.block, message=last.message):
+                self._damaged[-1] = whole
+                return
+        self._in_file[file] += 1
+        if self._in_file[file] > MAX_DAMAGED:
+            self._unlisted += 1
+        else:
+            self._damaged.append(made)
+
+    def damages_in(self, file: str) -> int:
+        """How many errors were recorded for a file."""
+        return self._in_file[file]
+
+    def not_checked(self, sentence: str) -> None:
+        """Say what cannot be checked; saying it twice is fine."""
+        self._unchecked[sentence] = None
+
+    def report(self, seconds: float) -> VerifyReport:
+        """What was found."""
+        return VerifyReport(
+            tuple(self.save_ids),
+            self.files,
+            self.items,
+            self.blocks,
+            self.bytes_read,
+            seconds,
+            tuple(self._damaged),
+            self._unlisted,
+            tuple(self._unchecked),
+            tuple(self.leftovers),
+        )
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
