@@ -12,6 +12,7 @@ from streamxf.chain import Chain
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.load.items import Require
+from streamxf.dcp.metadata.save_ids import SaveIds
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
@@ -98,7 +99,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
-        expect_save_id: str | None = None,
+        expect_save_id: SaveIds = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(path, **kwargs)

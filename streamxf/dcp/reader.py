@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,12 +35,12 @@ from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.dcp.metadata.manifest import Manifest, check_path
+from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.places import check_local, local_path
 from streamxf.dcp.registry import Registry
 from streamxf.errors import (
     ContainerError,
-    IdentityError,
     MetadataError,
     ParameterError,
     PolicyError,
@@ -92,7 +91,7 @@ class ChainReaderMixin:
     _registry: Registry
     _require: Require | None
     _objects: Objects
-    _expect_save_id: str | None
+    _expected_saves: frozenset[str] | None
     _opener: ItemOpener
     _items: dict[str, Any]
     _rank_local: bool
@@ -111,7 +110,7 @@ class ChainReaderMixin:
         require: Require | None,
         *,
         objects: Objects,
-        expect_save_id: str | None,
+        expect_save_id: SaveIds,
     ) -> None:
         if registry is not None and not isinstance(registry, ExtensionRegistry):
             raise ParameterError(
@@ -120,13 +119,8 @@ class ChainReaderMixin:
             )
         self._registry = Registry.of(registry, keys)
         self._require = check_require(require, self._registry)
-        if expect_save_id is not None and not _is_save_id(expect_save_id):
-            raise ParameterError(
-                f"expect_save_id={expect_save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as "
-                "writer.save_id gives it"
-            )
         self._objects = objects
-        self._expect_save_id = expect_save_id
+        self._expected_saves = as_save_ids(expect_save_id)
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
         self._rank_local = False
@@ -170,19 +164,15 @@ class ChainReaderMixin:
         return content
 
     def _check_save(self, manifest: Manifest | None) -> None:
-        wanted = self._expect_save_id
+        wanted = self._expected_saves
         if wanted is None:
             return
         if manifest is None:
             raise PolicyError(
-                f"the save {wanted} is expected, and this metadata has no manifest that says which save it is; leave "
-                "expect_save_id= out to read it"
+                f"the save {', '.join(sorted(wanted))} is expected, and this metadata has no manifest that says which "
+                "save it is; leave expect_save_id= out to read it"
             )
-        if manifest.save_id != wanted:
-            raise IdentityError(
-                f"this is the save {manifest.save_id}, expected is {wanted}: another checkpoint was put in its place, "
-                "or saved over it"
-            )
+        check_save_id(manifest.save_id, wanted)
 
     def _read_file(self, path: Any) -> bytes:
         try:
@@ -402,9 +392,9 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use besides.
-    expect_save_id : str, optional
-        The only save that is acceptable, as ``writer.save_id`` gave it. Without it, an older checkpoint that was put
-        back as a whole loads.
+    expect_save_id : str or several, optional
+        The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
+        of its own. Without it, an older checkpoint that was put back as a whole loads.
 
     Raises
     ------
@@ -423,7 +413,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
-        expect_save_id: str | None = None,
+        expect_save_id: SaveIds = None,
     ) -> None:
         check_local(path, "FsspecReader")
         super().__init__(path)
@@ -460,10 +450,6 @@ def _unusable(error: Exception, path: str) -> MetadataError:
     made = MetadataError(f"the metadata cannot be used: {type(error).__name__}: {error}", file=path)
     made.__cause__ = error
     return made
-
-
-def _is_save_id(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value, re.ASCII) is not None
 
 
 def _not_described(kind: Kind) -> MetadataError:

@@ -23,6 +23,7 @@ from streamxf.dcp.metadata.limits import (
     MAX_PACKAGE_TEXT,
     MAX_PACKAGES,
 )
+from streamxf.dcp.metadata.save_ids import is_id
 from streamxf.errors import AuthenticationError, MetadataError
 from streamxf.keys.datakey import DataKey
 
@@ -37,7 +38,6 @@ _BEFORE_KEY = b'},"key":'
 _KEY = re.compile(rb'\},"key":(?P<key>null|"[^"\\]*+"),"packages":\{')
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#]")
-_HEX_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
 
 
@@ -119,7 +119,7 @@ class Manifest:
             raise MetadataError(
                 f"the manifest has version {content['version']!r}; this streamxf reads version {MANIFEST_VERSION}"
             )
-        _check(_is_id(content["save_id"]), "save_id")
+        _check(is_id(content["save_id"]), "save_id")
         rank = content["rank"]
         _check(rank is None or (type(rank) is int and 0 <= rank < 2**31), "rank")
         _check(content["key"] is None or isinstance(content["key"], str), "key")
@@ -292,13 +292,9 @@ def _parse_facts(path: str, facts: Any) -> FileFacts:
     _check_keys(facts, {"size", "writer", "digest"}, f"the manifest's entry for {path!r:.120}")
     size, writer, digest = facts["size"], facts["writer"], facts["digest"]
     _check(type(size) is int and 0 <= size < 2**63, "size")
-    _check(_is_id(writer), "writer")
+    _check(is_id(writer), "writer")
     _check(isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None, "digest")
     return FileFacts(size, writer, digest)
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and _HEX_ID.fullmatch(value) is not None
 
 
 def _check(good: bool, key: str) -> None:

@@ -27,12 +27,17 @@ def as_save_ids(given: SaveIds) -> frozenset[str] | None:
     if not found:
         raise ParameterError("expect_save_id= is empty, so no save would be the right one; leave it out for any")
     for save_id in found:
-        if not isinstance(save_id, str) or not _ID.fullmatch(save_id):
+        if not is_id(save_id):
             raise ParameterError(
                 f"expect_save_id={save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as writer.save_id "
                 "gives it"
             )
     return frozenset(found)
+
+
+def is_id(value: object) -> bool:
+    """Whether `value` is the id of a save, or of a writer."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def check_save_id(found: str, wanted: frozenset[str] | None) -> None:
@@ -45,6 +50,6 @@ def check_save_id(found: str, wanted: frozenset[str] | None) -> None:
     """
     if wanted is not None and found not in wanted:
         raise IdentityError(
-            f"this is the metadata of the save {found}, expected is {', '.join(sorted(wanted))}: another checkpoint's "
-            "was put in its place, or saved over it. Nothing was changed"
+            f"this is the save {found}, expected is {', '.join(sorted(wanted))}: another checkpoint was put in its "
+            "place, or saved over it. Nothing was read of it, or changed"
         )
