@@ -42,9 +42,9 @@ def test_unchanged_parts_are_the_file(read):
     "change",
     [
         {"salt": bytes(32)},
-        {"salt": OTHER.salt},
+        pytest.param({"salt": OTHER.salt}, id="salt of another"),
         {"seal": bytes(32)},
-        {"seal": OTHER.seal},
+        pytest.param({"seal": OTHER.seal}, id="seal of another"),
         {"block_log2": 17},
         {"chain": b"streamxf.encrypt/1\nstreamxf.checksum/1"},
         {"chain": b"streamxf.zstd/1\nstreamxf.encrypt/1"},

@@ -68,7 +68,7 @@ def test_cut_anywhere(places):
     assert events([THREE[a:b] for a, b in pairwise(bounds)]) == events([THREE])
 
 
-@pytest.mark.parametrize("extra", [b"\0", THREE[:48], THREE])
+@pytest.mark.parametrize("extra", [b"\0", THREE[:48], THREE], ids=["a byte", "a header", "a container"])
 def test_whatever_follows_is_an_error(extra):
     with pytest.raises(ContainerError, match="follows"):
         events([THREE + extra])

@@ -19,8 +19,8 @@ KINDS = [Key, PrivateKey, SigningKey, lambda data: Encrypt(data)]
 @pytest.mark.parametrize(
     "data",
     [
-        os.urandom(16).hex().encode(),
-        os.urandom(16).hex().upper().encode(),
+        pytest.param(os.urandom(16).hex().encode(), id="hex"),
+        pytest.param(os.urandom(16).hex().upper().encode(), id="upper-case hex"),
         b"file:/run/secrets/checkpoint/key",
         b"env:KEY_" + b"~" * 24,
         b"correct horse battery staple 123",
