@@ -51,8 +51,8 @@ class BlockReader:
         The container, whole.
     header : Header
         As `read_header` gave it; identity and chain were checked by the caller.
-    coder : StreamCoder
-        Its seal was checked by the caller.
+    coder : StreamCoder or None
+        Its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
     check_size : callable, optional
         Is told how many bytes the stream has, by the footer, before anything else is read; raises if it cannot be.
 
@@ -77,7 +77,7 @@ class BlockReader:
     """
 
     def __init__(
-        self, source: FileSlice, header: Header, coder: StreamCoder, check_size: CheckSize | None = None
+        self, source: FileSlice, header: Header, coder: StreamCoder | None, check_size: CheckSize | None = None
     ) -> None:
         self._source = source
         self._coder = coder
@@ -150,7 +150,8 @@ class BlockReader:
         if head.stored_size != len(payload) or head.last != (index == self.count - 1):
             raise BlockError("block does not end where the index says, or is last where it should not be", block=index)
         check_payload(head, self._digest, index, payload)
-        self._coder.decode(payload, index, head.last, scratch, out)
+        if self._coder is not None:
+            self._coder.decode(payload, index, head.last, scratch, out)
 
     def _begin_of(self, index: int) -> int:
         return self._ends[index - 1] if index else self._start

@@ -41,6 +41,11 @@ class Geometry:
         """The usual order."""
         return cls(dtype, shape, contiguous_strides(shape))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Framing:
     """The frame that a stream is expected to have, which can be compared piece by piece.
@@ -70,7 +75,7 @@ class Framing:
         """The frame of a tensor in a stream of `size` bytes; None if the two do not go together, or torch makes no
         frame for such a tensor.
         """
-        payload = math.prod(geometry.shape) * geometry.dtype.itemsize
+        payload = geometry.nbytes
         if not 0 <= payload <= size:  # nobody may have vouched for the metadata: torch need not see what it claims
             return None
         try:

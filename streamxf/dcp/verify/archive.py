@@ -1,0 +1,146 @@
+"""What ``torch.save`` wrote, checked without unpickling: the records' CRC-32, and which tensor it is."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from streamxf.dcp.load.stored import Geometry
+from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
+from streamxf.dcp.objects.policy import Objects
+from streamxf.dcp.tensors.framing import frame_of
+from streamxf.errors import MetadataError, StreamxfError
+from streamxf.fileio.source import FileSlice
+
+STEP = 2**20
+_PAYLOAD = "data/0"
+
+
+class SliceFile(io.RawIOBase):
+    """A slice as a file that can seek."""
+
+    def __init__(self, source: FileSlice) -> None:
+        super().__init__()
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        size = max(0, min(len(buffer), self._source.length - self._position))
+        self._source.read_into(self._position, memoryview(buffer).cast("B")[:size])
+        self._position += size
+        return size
+
+
+def check_records(file: Any, size: int) -> bool:
+    """Compare the CRC-32 of every record in a file of ``torch.save``; whether there are any.
+
+    Torch writes none, but zeros, once it was told ``torch.serialization.set_crc32_options(False)``.
+
+    Raises
+    ------
+    MetadataError
+        If torch did not write the file, or it is damaged. What `file` raises passes through.
+    """
+    try:
+        Archive.read(file, size)  # bounds the directory, and refuses what is compressed
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if not any(entry.CRC for entry in entries):
+                return False
+            for entry in entries:
+                with archive.open(entry) as record:
+                    while record.read(STEP):
+                        pass
+    except NotSavedByTorch as error:
+        raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, KeyError, RuntimeError) as error:
+        raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None
+    return True
+
+
+def check_tensor(file: Any, size: int, geometry: Geometry, stored: int) -> None:
+    """Check that a file of ``torch.save`` holds the tensor that the metadata says.
+
+    The pickle of a plain tensor is compared with the one that torch writes for it. Another one is loaded.
+
+    Raises
+    ------
+    MetadataError, PolicyError
+        If it is another tensor, or none. What `file` raises passes through.
+    """
+    try:
+        archive = Archive.read(file, size)
+    except NotSavedByTorch as error:
+        raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+    payload = geometry.nbytes
+    if archive.pickled == _pickle_of(geometry) and archive.sizes.get(_PAYLOAD, 0) == payload:
+        return
+    file.seek(0)
+    try:
+        tensor = Objects().load_tensor(file, size, stored)
+    except (StreamxfError, OSError):
+        raise
+    except Exception as error:  # torch raises anything for a pickle that it cannot load
+        raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
+    if not isinstance(tensor, torch.Tensor):
+        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+    if tensor.dtype != geometry.dtype or tuple(tensor.size()) != geometry.shape:
+        raise MetadataError(
+            f"the stored tensor is {tensor.dtype} of shape {tuple(tensor.size())}, the metadata says {geometry.dtype} "
+            f"of shape {geometry.shape}: one of them was altered, or comes from another save"
+        )
+
+
+@lru_cache(1024)
+def _pickle_of(geometry: Geometry) -> bytes | None:
+    """What ``torch.save`` pickles for a plain tensor; None where it makes no frame for one."""
+    try:
+        frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
+    except (RuntimeError, ValueError, StreamxfError):  # not for every dtype
+        return None
+    hole = _Hole(frame.prefix, geometry.nbytes, frame.suffix)
+    return Archive.read(hole, hole.size).pickled
+
+
+class _Hole:
+    """A frame around a payload that nobody reads."""
+
+    def __init__(self, prefix: bytes, payload: int, suffix: bytes) -> None:
+        self._prefix = prefix
+        self._suffix = suffix
+        self._suffix_at = len(prefix) + payload
+        self.size = self._suffix_at + len(suffix)
+        self._position = 0
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        self._position = position
+        return position
+
+    def read(self, size: int) -> bytes:
+        at = self._position
+        if at >= self._suffix_at:
+            data = self._suffix[at - self._suffix_at :][:size]
+        elif at < len(self._prefix):
+            data = self._prefix[at:][:size]
+        else:
+            data = bytes(min(size, self._suffix_at - at))
+        self._position += len(data)
+        return data
