@@ -45,7 +45,9 @@ class StreamxfError(Exception):
         return f"{self.message} [{place}]" if place else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.file, self.item, self.block)
+        made = _rebuild, (type(self), self.message, self.file, self.item, self.block)
+        notes = getattr(self, "__notes__", None)
+        return (*made, {"__notes__": notes}) if notes else made
 
 
 def _rebuild(
@@ -142,3 +144,9 @@ class UnsupportedError(StreamxfError):
 
 class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""
+
+
+class ForeignError(StreamxfError):
+    """Something that is not streamxf's failed, a codec's library or a store, in a way that cannot be sent to the other
+    ranks as it is. The message has the class and the text.
+    """

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from streamxf.container.header import Kind
+from streamxf.dcp.border import told
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
@@ -129,6 +130,7 @@ class ChainReaderMixin:
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
+    @told
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read ``.metadata``, or a rank's own where `rank` is given.
 
@@ -184,6 +186,7 @@ class ChainReaderMixin:
         except Exception as error:  # whatever the file system raises: DCP would turn to older, rank-local metadata
             raise MetadataError(f"the metadata cannot be read: {type(error).__name__}: {error}") from error
 
+    @told
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
@@ -194,6 +197,7 @@ class ChainReaderMixin:
         self._opener = ItemOpener(self._registry, self._require, metadata_file.manifest_of(metadata), providers)
         self._items = metadata.state_dict_metadata
 
+    @told
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add to the plan which save this rank reads."""
         manifest = self._opener.manifest
@@ -201,6 +205,7 @@ class ChainReaderMixin:
             return plan  # nothing that the ranks have in common
         return replace(plan, storage_data=manifest.save_id)
 
+    @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same save.
 
@@ -213,6 +218,7 @@ class ChainReaderMixin:
             raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
         return plans
 
+    @told
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the plan's items. After an error the targets hold anything: old values, new ones, or a mixture.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +23,7 @@ from streamxf.chain import Chain
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.dcp.border import told
 from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import file as metadata_file
@@ -33,9 +33,12 @@ from streamxf.dcp.places import check_local, local_path, protocol_of
 from streamxf.dcp.publish.commit import one_step, publish
 from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
 from streamxf.dcp.publish.leftovers import remove_files, remove_leftovers
+from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.present import check_present
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.dcp.save.storing import storing
+from streamxf.dcp.save.threads import write_all
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.report import SaveReport
@@ -43,7 +46,7 @@ from streamxf.version import __version__
 
 DEFAULT_CHAIN = (FloatZip(),)
 
-WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
+_log = logging.getLogger(__name__)
 
 
 class ChainWriterMixin:
@@ -64,7 +67,9 @@ class ChainWriterMixin:
     _block_log2: int
     _save: Save | None
     _warned: set[frozenset[str]]
-    #: What the last save did in this process; None before it is over, and if it failed.
+    _publishes: bool
+    #: What the last save did in this process; None before it is over, and if it failed. A rank that does not publish
+    #: learns of another rank's failure by the error alone: its report then tells of what it wrote itself.
     report: SaveReport | None
 
     def _set_up_chain(
@@ -92,14 +97,17 @@ class ChainWriterMixin:
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
+    @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
+        self._publishes = is_coordinator or not self.use_collectives
         self.report = None
         self._save = Save(self._extensions.renew(), self._block_log2, self.sync_files)
 
+    @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
         local = local_path(self.fs, self.path)
@@ -114,12 +122,13 @@ class ChainWriterMixin:
             )
         return plan
 
+    @told
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the plan's items; any file that fails, fails the save.
 
         Raises
         ------
-        Exception
+        BaseException
             The first failure, after all other threads have stopped.
         """
         save = self._current_save()
@@ -136,20 +145,26 @@ class ChainWriterMixin:
 
         begin = perf_counter()
         try:
-            results = _write_all(write, files, self.thread_count, save.fail)
+            results = write_all(write, files, self.thread_count, save)
             self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
-        except BaseException:
-            remove_files(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+        except BaseException as error:
+            left = remove_files(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+            for name, reason in left.items():
+                error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
-        self.report = SaveReport.of(save.meter, perf_counter() - begin)
+        report = SaveReport.of(save.meter, perf_counter() - begin)
+        if self._publishes:
+            save.report = report
+        else:
+            self.report = report
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
+    @told
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: metadata and manifest in one step, then remove what the previous save left."""
-        report, self.report = self.report, None
         save = self._current_save()
         flat = [result for rank_results in results for result in rank_results]
         records = [_take_record(result.storage_data) for result in flat]
@@ -178,9 +193,12 @@ class ChainWriterMixin:
         with locked(self.fs, self.path):
             self._publish(manifest, data, elsewhere)
             self.save_id = save_id
-            self.report = report
+            self.report = save.report
             named = {metadata_name(rank), *manifest.files}
-            remove_leftovers(self.fs, self.path, named, rank, encryption is not None)
+            try:
+                remove_leftovers(self.fs, self.path, named, rank, encryption is not None)
+            except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
+                _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves."""
@@ -231,7 +249,7 @@ class ChainWriterMixin:
             warnings.warn(text, stacklevel=2)
 
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        with self.fs.create_stream(self.fs.concat_path(self.path, name), "wb") as raw:
+        with storing(self.fs, self.fs.concat_path(self.path, name)) as raw:
             results = save.write_file(raw, name, items, planner)
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
@@ -293,59 +311,6 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         """Turn to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecWriter")
         super().reset(checkpoint_id)
-
-
-def _write_all(
-    write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int, fail: Callable[[], None]
-) -> list[WriteResult]:
-    """Write files in up to `threads` threads, this one among them; raise the first failure when all have stopped.
-
-    An interrupt of this thread is such a failure, too: `fail` tells the others to stop, and they are waited for.
-
-    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
-    may still be under way then.
-    """
-    waiting = deque(files)
-    results: dict[str, list[WriteResult]] = {}
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        while not errors:
-            try:
-                name, items = waiting.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            try:
-                results[name] = write(name, items)
-            except BaseException as error:
-                errors.append(error)
-
-    helpers = [threading.Thread(target=work, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files)))]
-    try:
-        all(map(_start, helpers))  # until one cannot be started
-        work()
-    except BaseException as error:
-        errors.append(error)
-        fail()
-    for helper in helpers:
-        while helper.is_alive():
-            try:
-                helper.join()
-            except BaseException as error:
-                errors.append(error)
-                fail()
-    if errors:
-        # files that only stopped because another failed say so; the cause is what the caller needs
-        raise next((error for error in errors if not isinstance(error, AbortedError)), errors[0])
-    return [result for name, _ in files for result in results[name]]
-
-
-def _start(thread: threading.Thread) -> bool:
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads are to be had; the others do its work
-        return False
-    return True
 
 
 def _check_whole(metadata: Metadata, rank: int | None) -> None:

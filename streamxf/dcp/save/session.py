@@ -21,8 +21,9 @@ from streamxf.dcp.objects.archive import NotSavedByTorch
 from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
-from streamxf.errors import AbortedError, located
+from streamxf.errors import AbortedError, StreamxfError, located
 from streamxf.meter import Meter
+from streamxf.report import SaveReport
 
 RECORD_ATTRIBUTE = "streamxf_record"
 _REASONS = 3  # in a warning
@@ -69,12 +70,15 @@ class Save:
     writer_id : bytes
     meter : Meter
         What all threads of the save count in.
+    report : SaveReport or None
+        What was written, once all of it is.
     """
 
     extensions: Extensions
     block_log2: int
     sync: bool
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
+    report: SaveReport | None = None
 
     def __post_init__(self) -> None:
         self._descriptors = (
@@ -83,7 +87,7 @@ class Save:
         self._modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
-        self._failed = threading.Event()
+        self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
         self._begun = threading.Lock()
 
     def begin(self) -> None:
@@ -99,9 +103,21 @@ class Save:
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
 
-    def fail(self) -> None:
-        """Have the files that are being written stop before their next item."""
-        self._failed.set()
+    @property
+    def failed(self) -> bool:
+        """Whether anything has failed."""
+        return bool(self._failures)
+
+    def take_cause(self) -> BaseException | None:
+        """The first failure; None if there is none. It is kept no longer: it leads to all memory that was in use."""
+        failures, self._failures = self._failures, []
+        # what only stopped because something else failed says so; the cause is what people need
+        causes = [error for error in failures if not isinstance(error, AbortedError)]
+        return next(iter(causes or failures), None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell of a failure: files that are being written stop before their next item."""
+        self._failures.append(error)
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
@@ -145,19 +161,24 @@ class Save:
         output = OutputFile(raw, self.meter, self.sync)
         file = DataFile(output, path, self.extensions, self._descriptors, self.writer_id, self.block_log2, self.meter)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
+        place = "nothing yet"
         try:
             with located(file=path):
                 for item in ordered:
-                    if self._failed.is_set():
+                    if self.failed:
                         raise AbortedError("another file of this save failed")
+                    place = f"item {item.index.fqn}"
                     data: Any = planner.resolve_data(item)
                     if item.type == WriteItemType.BYTE_IO:
                         self._look_at(item.index.fqn, data)
                     file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
+                place = "the end"
                 file.finish()
                 output.finish()
-        except BaseException:
-            self.fail()
+        except BaseException as error:
+            if not isinstance(error, StreamxfError):
+                error.add_note(f"while {place} was written to file {path}")
+            self.fail(error)
             file.cancel()
             raise
         if file.results:

@@ -1,0 +1,162 @@
+"""What leaves the methods that DCP calls on every rank: only errors that all ranks can read.
+
+DCP sends an error from rank to rank by pickle. One that cannot be pickled, or that another rank cannot unpickle, is
+never told: that rank fails with something else or dies, and the rest wait for it until their time-out. A cause gets
+lost on the way, too.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, ParamSpec, TypeVar
+
+from streamxf.errors import ForeignError, StreamxfError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_BYTES = 1 << 16
+_MAX_TEXT = 1 << 13
+_MAX_CAUSES = 8
+_EVERYWHERE = sys.stdlib_module_names | {"streamxf"}
+
+
+def told(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a method that DCP calls on every rank: whatever it raises can be sent to the others.
+
+    Errors of Python, torch and streamxf stay as they are and get their causes as notes. Others are replaced by the
+    nearest class that every rank has, `ForeignError` if there is none, with the same text; the original is the cause.
+    """
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            made = sendable(error)
+            if made is error:
+                raise
+            raise made.with_traceback(error.__traceback__) from error
+
+    return guarded
+
+
+def sendable(error: BaseException) -> BaseException:
+    """The error itself, or what can be sent to other ranks in its place."""
+    causes = [note for note in _causes(error) if note not in _notes(error)]
+    if _is_known(type(error)):
+        for note in causes:
+            error.add_note(note)
+        if _survives(error):
+            return error
+        causes = []
+    made = _stand_in(error)
+    for note in [*_notes(error), *causes]:
+        made.add_note(note[:_MAX_TEXT])
+    return made if _survives(made) else ForeignError(_named(error)[: MAX_BYTES // 8])
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    """An error of the nearest class that all ranks have, with the text of `error`."""
+    nearest = next(cls for cls in type(error).__mro__ if issubclass(cls, BaseException) and _is_known(cls))
+    named = _text(error) if nearest is type(error) else _named(error)
+    made: BaseException | None = None
+    if issubclass(nearest, StreamxfError):
+        block = getattr(error, "block", None)
+        made = nearest(
+            named,
+            file=_optional_text(error, "file"),
+            item=_optional_text(error, "item"),
+            block=block if type(block) is int else None,
+        )
+    elif isinstance(error, OSError) and type(error.errno) is int:
+        made = OSError(error.errno, named)
+    elif nearest not in (BaseException, Exception):
+        try:
+            made = nearest(named)
+        except Exception:  # it is not made of a text
+            made = None
+    return made if made is not None and _survives(made) else ForeignError(_named(error))
+
+
+def _survives(error: BaseException) -> bool:
+    """Whether the error comes out of a pickle as it went in, and needs nothing for it that another rank may lack."""
+    sink = _Sink()
+    try:
+        _Sender(sink).dump(error)
+        again = pickle.loads(sink.getvalue())
+        return type(again) is type(error) and str(again) == str(error) and _notes(again) == _notes(error)
+    except Exception:  # an error's own code may raise anything
+        return False
+
+
+class _Sink(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        if self.tell() + memoryview(data).nbytes > MAX_BYTES:
+            raise pickle.PicklingError("an error of this size is not sent to every rank")
+        return super().write(data)
+
+
+class _Sender(pickle.Pickler):
+    """Takes what is made of classes and functions that every rank has."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | BuiltinFunctionType):
+            known = _root(obj.__module__) in _EVERYWHERE
+        else:
+            known = _is_known(obj if isinstance(obj, type) else type(obj))
+        if not known:
+            raise pickle.PicklingError(f"{type(obj).__name__} may not be known everywhere")
+        return NotImplemented
+
+
+def _is_known(cls: type) -> bool:
+    root = _root(cls.__module__)
+    return root in _EVERYWHERE or (root == "torch" and issubclass(cls, BaseException))
+
+
+def _root(module: object) -> str:
+    return str(module).partition(".")[0]
+
+
+def _named(error: BaseException) -> str:
+    """The error's class, and its text."""
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    text = _text(error)
+    return f"{name}: {text}" if text else name
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = error.message if isinstance(error, StreamxfError) and hasattr(error, "message") else str(error)
+        return str(text)[:_MAX_TEXT]
+    except Exception:  # somebody else's code
+        return "(the error has no text that can be shown)"
+
+
+def _optional_text(error: BaseException, name: str) -> str | None:
+    value = getattr(error, name, None)
+    return value[:_MAX_TEXT] if isinstance(value, str) else None
+
+
+def _notes(error: BaseException) -> list[str]:
+    return [str(note) for note in getattr(error, "__notes__", ())]
+
+
+def _causes(error: BaseException) -> Iterator[str]:
+    seen = {id(error)}
+    for _ in range(_MAX_CAUSES):
+        cause, how = error.__cause__, "caused by"
+        if cause is None and not error.__suppress_context__:
+            cause, how = error.__context__, "raised while this was handled:"
+        if cause is None or id(cause) in seen:
+            return
+        seen.add(id(cause))
+        yield f"{how} {_named(cause)}"
+        error = cause

@@ -1,0 +1,72 @@
+"""The files of a save, written by several threads; the first failure stops all of them, and is what is raised."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from streamxf.dcp.save.session import Save
+
+WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
+
+
+def write_all(
+    write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int, save: Save
+) -> list[WriteResult]:
+    """Write files in up to `threads` threads, this one among them, and return when all have stopped.
+
+    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
+    may still be under way then.
+
+    Raises
+    ------
+    BaseException
+        The first failure, in any thread. An interrupt of this thread is one, too.
+    """
+    waiting = deque(files)
+    results: dict[str, list[WriteResult]] = {}
+
+    def work() -> None:
+        while not save.failed:
+            try:
+                name, items = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                results[name] = write(name, items)
+            except BaseException as error:
+                save.fail(error)
+
+    helpers = [threading.Thread(target=work, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files)))]
+    begun = False
+    while True:  # an interrupt may come at any place, and even then nobody leaves before the threads have stopped
+        try:
+            if not begun:
+                begun = True
+                all(map(_start, helpers))  # until one cannot be started
+                work()
+            for helper in helpers:
+                if helper.is_alive():
+                    helper.join()
+            break
+        except BaseException as error:
+            save.fail(error)
+    cause = save.take_cause()
+    if cause is not None:
+        try:
+            raise cause
+        finally:
+            del cause  # or it would lead to itself, and live until the garbage is collected
+    return [result for name, _ in files for result in results[name]]
+
+
+def _start(thread: threading.Thread) -> bool:
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads are to be had; the others do its work
+        return False
+    return True
