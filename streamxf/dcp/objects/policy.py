@@ -2,7 +2,8 @@
 
 The planner unpickles whatever it is given, and a pickle can call anything. So the object is loaded here first, by
 ``torch.load(weights_only=True)``, and the planner is given a new serialization of what came of it. It never sees the
-stored bytes, so nothing depends on whether its unpickler reads them as this one does.
+stored bytes, so nothing depends on whether its unpickler reads them as this one does. `plain` does the same, without
+torch, for the many small objects that need no class.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
 from streamxf.dcp.objects.needs import allowed, chosen, name_of, shown
+from streamxf.dcp.objects.plain import renew_plain
 from streamxf.dcp.objects.stand_ins import ALL as STAND_INS
 from streamxf.dcp.objects.stand_ins import stand_ins
 from streamxf.dcp.objects.vet import vet
@@ -103,8 +105,9 @@ class Objects:
             If ``torch.save`` did not write it, or it is damaged.
         """
         try:
+            archive = Archive.read(file, size)
             with _allowed(self._given, objects=False) as trusted:
-                return _load(file, size, stored, trusted, map_location="cpu")
+                return _load(file, archive, stored, trusted, map_location="cpu")
         except (NotSavedByTorch, TooMuch) as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except _NotAllowed as error:
@@ -114,9 +117,14 @@ class Objects:
             ) from None
 
     def _renew(self, data: bytes, stored: int) -> bytes:
+        file = io.BytesIO(data)
         try:
+            archive = Archive.read(file, len(data))
+            plain = renew_plain(archive.pickled)
+            if plain is not None:
+                return plain
             with _allowed(self._given, objects=True) as trusted:
-                loaded = _load(io.BytesIO(data), len(data), stored, trusted)
+                loaded = _load(file, archive, stored, trusted)
             if isinstance(loaded, torch.Tensor):
                 raise MetadataError("the item holds a tensor, the metadata says an object")
             renewed = io.BytesIO()
@@ -146,8 +154,7 @@ class _NotAllowed(ValueError):
     """Torch refuses the pickle under weights_only; says why."""
 
 
-def _load(file: Any, size: int, stored: int, trusted: Set[str], **options: Any) -> Any:
-    archive = Archive.read(file, size)
+def _load(file: Any, archive: Archive, stored: int, trusted: Set[str], **options: Any) -> Any:
     names = vet(archive.pickled, archive.sizes, stored, trusted) - allowed() - trusted
     if names:  # torch may still allow them, if it put them on its list itself
         raise _NotAllowed(f"it needs {shown(sorted(names))}")
