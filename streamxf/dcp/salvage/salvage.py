@@ -1,0 +1,178 @@
+"""`salvage`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from streamxf.dcp.compat import metadata_name
+from streamxf.dcp.load.items import Require
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.file import UnreadableMetadata
+from streamxf.dcp.metadata.save_ids import SaveIds
+from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, list_files
+from streamxf.dcp.registry import Registry
+from streamxf.dcp.salvage.catalog import Catalog
+from streamxf.dcp.salvage.fill import Filler
+from streamxf.dcp.salvage.rebuild import rebuild
+from streamxf.dcp.salvage.result import Lost, Salvaged
+from streamxf.dcp.salvage.session import FsspecSession, LocalSession, Session
+from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+
+_WITHOUT = (
+    ". salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
+    "check, first"
+)
+
+
+def salvage(
+    path: str | os.PathLike[str],
+    state_dict: dict[str, Any] | None = None,
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    registry: Registry | None = None,
+    weights_only: bool = True,
+    safe_globals: Sequence[Any] = (),
+    expect_save_id: SaveIds = None,
+    partial: bool = False,
+    rank: int | None = None,
+    merge_ranks: bool = False,
+    without_metadata: bool | Collection[str] = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Salvaged:
+    """Load what verifies of a checkpoint that may be damaged, in one process, and say what does not.
+
+    All checks of the reader hold, for each item by itself. An item of which anything does not verify is not in the
+    result, and its target keeps its values; what arrives is what was saved.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or its URL.
+    state_dict : dict, optional
+        Is filled in place, as by ``dcp.load``. Without it all that is there is loaded: whole tensors on the CPU, and
+        objects, in a new one.
+    keys, trust, allow_unsigned, require, weights_only, safe_globals
+        As in `FileSystemReader`.
+    registry : ExtensionRegistry, optional
+        The reader's ``_extension_registry``.
+    expect_save_id : str or several, optional
+        The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
+        is their own.
+    partial : bool
+        Whether tensors of which only some chunks verified are taken: the rest is zero, or keeps what the state dict
+        had. `Salvaged.partial` names them, and `Salvaged.damaged` the boxes that are lost.
+    rank : int, optional
+        Whose metadata to use, where each rank has its own.
+    merge_ranks : bool
+        Where each rank has metadata of its own, nothing says that all are of one save. True says that you know it, and
+        merges them; so does `expect_save_id`.
+    without_metadata : bool or collection of str
+        Where the metadata cannot be used, look for the items in the data files of streamxf's writers. You then vouch
+        that no data file of the save is missing, and that nobody else could put others there: nothing else can tell.
+        Files of several processes are taken together only if what is left of the metadata names them all; if not, name
+        the writer ids (the 32 digits in their names) that belong to one save.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    MetadataError, AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
+        If no metadata can be used, and `without_metadata` is not given or does not help either.
+    ParameterError
+        If an argument is not what it should be.
+    """
+    if expect_save_id is not None and without_metadata:
+        raise ParameterError("without_metadata= cannot find out which save it is, so expect_save_id= means nothing")
+    if isinstance(without_metadata, str):
+        raise ParameterError("without_metadata= is True, or a list of writer ids")
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    options: dict[str, Any] = {
+        "keys": ring,
+        "require": require,
+        "weights_only": weights_only,
+        "safe_globals": safe_globals,
+        "expect_save_id": expect_save_id,
+    }
+
+    def session() -> Session:
+        text = os.fspath(path)
+        if "://" in text or "::" in text or storage_options:
+            return FsspecSession(text, registry, **options, **(storage_options or {}))
+        return LocalSession(text, registry, **options)
+
+    first = session()
+    names = list_files(first.fs, first.path)
+    ranks = sorted(int(found["rank"]) for name in names if (found := RANK_METADATA.fullmatch(name)) is not None)
+    sessions: list[Session] = []
+    damaged: list[Lost] = []
+    failed: StreamxfError | None = None
+    for one in _candidates(".metadata" in names, ranks, rank):
+        try:
+            sessions.append(_opened(session(), one))
+        except StreamxfError as error:
+            failed = failed or error
+            damaged.append(Lost.of(error))
+    if len(sessions) > 1 and not merge_ranks and expect_save_id is None:
+        raise PolicyError(
+            "each rank has metadata of its own here, and nothing says that all of them are of one save: after a crash "
+            "some may be older. Pass rank= for one of them, expect_save_id= with the ids of all ranks, or "
+            "merge_ranks=True if you know that they belong together",
+            file=os.fspath(path),
+        )
+    if not sessions and not without_metadata:
+        raise _nothing(os.fspath(path), failed, names)
+    try:
+        if sessions:
+            catalog = Catalog.of(sessions, damaged)
+        else:
+            catalog = rebuild(first, names, without_metadata, damaged)
+        filler = Filler(catalog, partial)
+        return filler.whole() if state_dict is None else filler.into(state_dict)
+    finally:
+        for opened in sessions or [first]:
+            opened.close()
+
+
+def _candidates(has_global: bool, ranks: list[int], rank: int | None) -> Sequence[int | None]:
+    """Whose metadata to look at; None stands for that of all."""
+    if rank is None:
+        return [None] if has_global else ranks
+    if has_global or rank not in ranks:
+        there = "has metadata of all ranks together" if has_global else f"has that of the ranks {ranks!s:.200}"
+        raise ParameterError(f"rank={rank}: the checkpoint {there}")
+    return [rank]
+
+
+def _opened(session: Session, rank: int | None) -> Session:
+    content = session.read_metadata() if rank is None else session.read_metadata(rank=rank)
+    if isinstance(content, UnreadableMetadata):
+        content.raise_error()
+    own = any(OWN_FILE.fullmatch(place.relative_path) for place in (content.storage_data or {}).values())
+    if own and metadata_file.manifest_of(content) is None:
+        raise MetadataError(
+            "the metadata has lost its manifest, so nothing vouches for it: the file was cut or altered"
+        )
+    session.begin(content, metadata_name(rank))
+    return session
+
+
+def _nothing(path: str, failed: StreamxfError | None, names: Collection[str]) -> Exception:
+    """The error where no metadata can be used."""
+    own = any(OWN_FILE.fullmatch(name) for name in names)
+    if failed is None:
+        if not own:
+            return FileNotFoundError(f"there is no checkpoint in {path}")
+        failed = MetadataError("the checkpoint has no metadata", file=path)
+    if not own:
+        return failed
+    made = type(failed)(failed.message + _WITHOUT, file=failed.file, item=failed.item, block=failed.block)
+    made.__cause__ = failed
+    return made

@@ -1,0 +1,197 @@
+"""`Session`: single items of a checkpoint, read one by one, so that one which is damaged does not stop the others."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+
+from streamxf.dcp.fsspec import FsspecReader
+from streamxf.dcp.load.items import Expected, ItemOpener
+from streamxf.dcp.load.loader import Loader, noted
+from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader, OpenedFile
+from streamxf.dcp.salvage.records import check_bare
+from streamxf.dcp.tensors.boxes import contiguous_strides
+from streamxf.dcp.tensors.payload import untouched
+from streamxf.errors import MetadataError
+from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.source import access_to
+from streamxf.meter import Meter
+
+
+class Catch(DefaultLoadPlanner):
+    """A planner that keeps what it is given.
+
+    Attributes
+    ----------
+    target : torch.Tensor or None
+        Where the next tensor goes; None lets `tensor` be made for it.
+    tensor : torch.Tensor or None
+        The one that was read last.
+    data : bytes
+        The object that was read last, as `Objects` hands it on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype = torch.uint8
+        self.target: torch.Tensor | None = None
+        self.tensor: torch.Tensor | None = None
+        self.data = b""
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        self.tensor = self.target if self.target is not None else memory_for(read_item.lengths, self.dtype)
+        return self.tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """It is there already."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.data = value.getvalue()
+
+
+class Session(ChainReaderMixin):
+    """Reads items of one checkpoint, by one metadata file. The class beside it is one of streamxf's readers.
+
+    Every check of the reader holds but one: a file whose size is not the manifest's is looked into all the same, since
+    each item is bound to its place and has its own CRCs or tags.
+    """
+
+    metadata: Metadata
+    _writers: Mapping[str, str]
+    _opened: tuple[str, OpenedFile] | None
+    _stack: ExitStack
+    _catch: Catch
+    _loader: Loader | None
+
+    def _set_up_chain(self, *args: Any, **kwargs: Any) -> None:
+        super()._set_up_chain(*args, **kwargs)
+        self.name = ""
+        self._opened = None
+        self._stack = ExitStack()
+        self._catch = Catch()
+        self._loader = None
+
+    def begin(self, metadata: Metadata, name: str) -> None:
+        """Take the metadata in use, which was read from the file `name`."""
+        self.set_up_storage_reader(metadata, is_coordinator=True)
+        self._begin(metadata, {})
+        self.name = name
+
+    def begin_without(self, metadata: Metadata, writers: Mapping[str, str]) -> None:
+        """Take metadata in use that was made of what the data files say; `writers` has the writer id of each file."""
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        self.set_up_storage_reader(metadata, is_coordinator=True)
+        self._opener = ItemOpener(self._registry, self._require, sees_trailer=False)
+        self._begin(metadata, writers)
+
+    def _begin(self, metadata: Metadata, writers: Mapping[str, str]) -> None:
+        self.metadata = metadata
+        self._writers = writers
+
+    def close(self) -> None:
+        """Close the file that was read last."""
+        self._opened = None
+        self._stack.close()
+
+    def place_of(self, index: MetadataIndex) -> _StorageInfo | None:
+        """Where an item is stored."""
+        return self.storage_data.get(index)
+
+    def file_of(self, index: MetadataIndex) -> str | None:
+        """The whole path of the file that holds an item."""
+        place = self.place_of(index)
+        return None if place is None else self._full(place.relative_path)
+
+    def read_object(self, request: ReadItem) -> bytes:
+        """An object's bytes, as the planner may unpickle them; raises as `read_tensor`."""
+        self._read(request)
+        return self._catch.data
+
+    def read_tensor(self, request: ReadItem, dtype: torch.dtype, target: torch.Tensor | None = None) -> torch.Tensor:
+        """What `request` wants of a tensor, in `target` or in new memory. After an error that holds anything.
+
+        Raises
+        ------
+        StreamxfError, OSError
+            If anything about the item is not as it was saved.
+        """
+        self._catch.dtype, self._catch.target, self._catch.tensor = dtype, target, None
+        self._read(request)
+        if self._catch.tensor is None:
+            raise MetadataError("nothing of the tensor was wanted")
+        return self._catch.tensor
+
+    def _read(self, request: ReadItem) -> None:
+        path = self._place(request).relative_path
+        with noted(self._full(path), request.storage_index.fqn):
+            file = self._file(path)
+            loader = self._loader = self._loader or Loader(self._catch, Meter(), self._objects)
+            try:
+                self._read_item(file, request, loader)
+                loader.settle()
+            except BaseException:
+                self._loader = None
+                file.last = None
+                loader.cancel()
+                raise
+
+    def _file(self, path: str) -> OpenedFile:
+        if self._opened is None or self._opened[0] != path:
+            self.close()
+            raw, size = self._stack.enter_context(self._open_file(path))
+            self._opened = path, OpenedFile(self._full(path), raw, access_to(raw), size)
+        return self._opened[1]
+
+    # -- where it is not the reader ----------------------------------------------------------------
+
+    def _check_size(self, path: str, size: int) -> None:
+        """Each item is checked by itself."""
+
+    def _open_item(
+        self, file: OpenedFile, place: _StorageInfo, request: ReadItem, meter: Meter
+    ) -> BlockReader | IO[bytes] | None:
+        opened = super()._open_item(file, place, request, meter)
+        if isinstance(opened, BlockReader) or self._in_container(place):
+            return opened
+        if opened is None:
+            self._expected(request).check_size(place.length)
+            stored = bytearray(place.length)  # read once: what is compared is what is loaded
+            if file.access.read_into(place.offset, memoryview(stored)) < place.length:
+                raise MetadataError("the metadata places the item beyond the end of its file: the file was cut")
+            opened = io.BytesIO(stored)
+        check_bare(opened, opened.seek(0, io.SEEK_END))
+        return opened
+
+    def _in_container(self, place: _StorageInfo) -> bool:
+        return bool(self._registry.split(place.transform_descriptors or ())[0])
+
+    def _expected(self, request: ReadItem) -> Expected:
+        expected = super()._expected(request)
+        writer = self._writers.get(self._place(request).relative_path)
+        return expected if writer is None else replace(expected, writer=writer)
+
+
+class LocalSession(Session, FileSystemReader):
+    """A `Session` on a local file system."""
+
+
+class FsspecSession(Session, FsspecReader):
+    """A `Session` wherever fsspec reads."""
+
+
+def memory_for(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor, row-major and on the CPU; raises MetadataError if there is no room for it."""
+    try:
+        return untouched(dtype, shape, contiguous_strides(shape))
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise MetadataError(f"there can be no tensor of {dtype} and shape {tuple(shape)} here: {error}") from None
