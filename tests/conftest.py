@@ -1,13 +1,21 @@
-"""Hypothesis profiles for all tests: "quick" on a desk, "thorough" in CI; HYPOTHESIS_PROFILE chooses one by name."""
+"""What holds for all tests: profiles of Hypothesis, one thread of torch for each of several test processes, a table.
+
+The profiles are "quick" on a desk and "thorough" in CI; HYPOTHESIS_PROFILE chooses one by name.
+"""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
 
 import streamxf
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # before torch is imported here or in a child: as many threads as CPUs in every process would wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # deadline=None: blocks are encoded by threads of a shared machine, and what a single example takes says nothing
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -15,6 +23,10 @@ settings.register_profile("quick", max_examples=100, deadline=None, suppress_hea
 settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 _DEFAULT = "thorough" if os.environ.get("CI", "").lower() == "true" else "quick"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _DEFAULT))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RowTable())
 
 
 @pytest.fixture

@@ -55,14 +55,6 @@ class Row:
         self.seconds = 0.0
         self.mebibytes = 0.0
 
-    def add(self, other: Row) -> None:
-        """Take in what another test of the row has tried."""
-        self.cases += other.cases
-        self.silent += other.silent
-        self.untyped += other.untyped
-        self.seconds = max(self.seconds, other.seconds)
-        self.mebibytes = max(self.mebibytes, other.mebibytes)
-
     def refuse(
         self,
         what: object,

@@ -13,18 +13,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, blank, data_files, full_chain, raw_bytes, save
 from forge import Places, prefix_of, take_apart
-from samples import OneWay, encode
+from samples import FULL, OneWay, encode
 
 import streamxf
 from streamxf import Checksum, ZStandard
 
 BLOCK = 1 << 16
+TEXT = b"a small stream, a small stream"
+CHAINS = {"none": (), "zstd": [ZStandard()], "checksum": [Checksum()], "full": FULL}
+KINDS = {
+    "own, keyed": {},
+    "own, unkeyed": {"keyed": False},
+    "attached, keyed": {"writer": "attached"},
+    "stock, unkeyed": {"writer": "stock", "keyed": False, "chain": [ZStandard()]},
+}
 
 State = dict[str, Any]
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run a test with `small`, a checkpoint of each of these of `KINDS`."""
+    return pytest.mark.parametrize("small", names, indirect=True)
 
 
 class Checkpoint:
@@ -49,7 +63,7 @@ class Checkpoint:
         require: Any = None,
     ) -> None:
         self.folder = folder
-        self.state = small() if state is None else state
+        self.state = small_state() if state is None else state
         self.keys = KEY if keyed else None
         self.own = writer == "own"
         self.attached = writer == "attached"
@@ -208,7 +222,7 @@ class PlainFile:
         return prefix_of(fragment, padded=1) + self.file[len(self.parts.prefix) :]
 
 
-def small() -> State:
+def small_state() -> State:
     return {"w": torch.arange(12.0).reshape(4, 3), "obj": "a small object"}
 
 

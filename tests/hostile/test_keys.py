@@ -17,7 +17,7 @@ from streamxf import Key
 from streamxf.errors import DescriptorError, KeyMissingError, WrongKeyError
 
 from .rows import Row
-from .targets import content, small
+from .targets import content, small_state
 
 ROW = "wrong, missing, rotated keys"
 MEBIBYTES = 16
@@ -29,26 +29,26 @@ Load = Callable[[Any], Any]
 
 
 def own(folder: Path, key: Key) -> Load:
-    save(small(), folder, full_chain(key))
-    return lambda keys: content(load_with(small(), streamxf.FileSystemReader(folder, keys=keys)))
+    save(small_state(), folder, full_chain(key))
+    return lambda keys: content(load_with(small_state(), streamxf.FileSystemReader(folder, keys=keys)))
 
 
 def fsspec(folder: Path, key: Key) -> Load:
-    save(small(), folder, full_chain(key))
-    return lambda keys: content(load_with(small(), streamxf.FsspecReader(str(folder), keys=keys)))
+    save(small_state(), folder, full_chain(key))
+    return lambda keys: content(load_with(small_state(), streamxf.FsspecReader(str(folder), keys=keys)))
 
 
 def attached(folder: Path, key: Key) -> Load:
-    dcp.save(small(), storage_writer=streamxf.attach(dcp.FileSystemWriter(folder), full_chain(key)))
-    return lambda keys: content(load_with(small(), streamxf.attach(dcp.FileSystemReader(folder), keys=keys)))
+    dcp.save(small_state(), storage_writer=streamxf.attach(dcp.FileSystemWriter(folder), full_chain(key)))
+    return lambda keys: content(load_with(small_state(), streamxf.attach(dcp.FileSystemReader(folder), keys=keys)))
 
 
 def stock(folder: Path, key: Key) -> Load:
-    dcp.save(small(), storage_writer=dcp.FileSystemWriter(folder, _extensions=full_chain(key)))
+    dcp.save(small_state(), storage_writer=dcp.FileSystemWriter(folder, _extensions=full_chain(key)))
 
     def load(keys: Any) -> Any:
         registry = streamxf.Registry(keys=keys)
-        return content(load_with(small(), dcp.FileSystemReader(folder, _extension_registry=registry)))
+        return content(load_with(small_state(), dcp.FileSystemReader(folder, _extension_registry=registry)))
 
     return load
 
@@ -73,7 +73,7 @@ EVERY = pytest.mark.parametrize("way", WAYS)
 
 
 def right(way: str) -> Any:
-    return TEXT if way in ("file", "pipe") else content(small())
+    return TEXT if way in ("file", "pipe") else content(small_state())
 
 
 @EVERY

@@ -11,33 +11,15 @@ from dcp.helpers import error_of
 from forge import Parts, join_metadata, split_metadata, take_container_apart
 from samples import FULL
 
-from streamxf import Checksum, ZStandard
 from streamxf.errors import AuthenticationError, ContainerError
 
 from .rows import Row, share
-from .targets import BLOCK, Checkpoint, Container, PlainFile
+from .targets import BLOCK, CHAINS, TEXT, Checkpoint, Container, PlainFile, on
 
 ROW = "truncate, append"
 MEBIBYTES = 16
 
-TEXT = b"a small stream, a small stream"
-CHAINS = {"none": (), "zstd": [ZStandard()], "checksum": [Checksum()], "full": FULL}
 EXTRA = (1, 16, BLOCK, 1000)
-KINDS = {
-    "own, keyed": {},
-    "own, unkeyed": {"keyed": False},
-    "attached, keyed": {"writer": "attached"},
-    "stock, unkeyed": {"writer": "stock", "keyed": False, "chain": [ZStandard()]},
-}
-
-
-@pytest.fixture
-def small(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    return Checkpoint(tmp_path / "checkpoint", **KINDS[request.param])
-
-
-def on(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("small", names, indirect=True)
 
 
 def truncations(whole: bytes) -> Iterator[bytes]:
