@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
     from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
+    from streamxf.dcp.salvage.result import Lost, Salvaged
+    from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
+    from streamxf.dcp.verify.report import Damage, VerifyReport
+    from streamxf.dcp.verify.verify import verify
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode
@@ -44,6 +48,7 @@ _HOME = {
     "Checksum": "streamxf.codecs.checksum",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
+    "Damage": "streamxf.dcp.verify.report",
     "Encrypt": "streamxf.codecs.encrypt",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
@@ -55,18 +60,21 @@ _HOME = {
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
+    "Lost": "streamxf.dcp.salvage.result",
     "PrivateKey": "streamxf.keys",
     "PublicKey": "streamxf.keys",
     "Recipient": "streamxf.dcp.rekey.rekey",
     "Recipients": "streamxf.dcp.rekey.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
+    "Salvaged": "streamxf.dcp.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
+    "VerifyReport": "streamxf.dcp.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
     "add_recipient": "streamxf.dcp.rekey.rekey",
@@ -77,8 +85,10 @@ _HOME = {
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
+    "salvage": "streamxf.dcp.salvage.salvage",
     "tune": "streamxf.tuning.tuner",
     "unsafe_globals": "streamxf.dcp.unsafe",
+    "verify": "streamxf.dcp.verify.verify",
 }
 
 # without `open`: a star import would replace the builtin function
@@ -89,6 +99,7 @@ __all__ = [
     "Checksum",
     "Codec",
     "CodecRegistry",
+    "Damage",
     "Encrypt",
     "FileSystemReader",
     "FileSystemWriter",
@@ -99,18 +110,21 @@ __all__ = [
     "KeyProvider",
     "KeyRing",
     "LoadReport",
+    "Lost",
     "PrivateKey",
     "PublicKey",
     "Recipient",
     "Recipients",
     "Recommendation",
     "Registry",
+    "Salvaged",
     "SaveReport",
     "SigningKey",
     "StreamInfo",
     "StreamxfError",
     "UnsafeGlobals",
     "VerifyKey",
+    "VerifyReport",
     "ZStandard",
     "__version__",
     "add_recipient",
@@ -122,8 +136,10 @@ __all__ = [
     "recipients",
     "rekey",
     "remove_recipient",
+    "salvage",
     "tune",
     "unsafe_globals",
+    "verify",
 ]
 
 

@@ -85,7 +85,7 @@ def load(data: bytes, keys: KeyRing, *, rank: int | None = None, published: bool
     manifest: Manifest | None = None
     if parts.has_manifest:
         manifest = parts.checked(_data_key(parts.key, keys))
-        _check_rank(manifest, rank)
+        check_rank(manifest, rank)
     content = load_metadata(parts.pickled)
     check_places(content, manifest)
     check_items(content, rank)
@@ -107,7 +107,8 @@ def _check_published(parts: Parts) -> None:
         )
 
 
-def _check_rank(manifest: Manifest, rank: int | None) -> None:
+def check_rank(manifest: Manifest, rank: int | None) -> None:
+    """Refuse another rank's metadata; raises MetadataError."""
     if manifest.rank != rank:
         names = ["the global metadata" if value is None else f"rank {value}'s" for value in (manifest.rank, rank)]
         raise MetadataError(f"this is {names[0]}, standing where {names[1]} belongs: the file was renamed or copied")

@@ -120,7 +120,7 @@ def _check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | N
             stored = source.view(at, BLOCK_HEAD_BYTES + head.stored_size, scratch)
         except (ContainerError, OSError) as error:
             text = error.message if isinstance(error, ContainerError) else str(error)
-            notes.error(BlockError(f"neither index nor lengths tell where this block and those behind are: {text}"), index)
+            notes.error(BlockError(f"nothing tells where this block and those behind it are: {text}"), index)
             return
         notes.block()
         try:

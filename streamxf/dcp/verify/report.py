@@ -130,6 +130,7 @@ class Findings:
         self._damaged: list[Damage] = []
         self._unlisted = 0
         self._in_file: Counter[str] = Counter()
+        self._latest: dict[tuple[str, str | None, tuple[int, ...] | None], int] = {}
         self._unchecked: dict[str, None] = {}
 
     def damage(
@@ -143,17 +144,18 @@ class Findings:
         """Record an error; one more block with the error of the block before it belongs to that one."""
         text = error.message if isinstance(error, StreamxfError) else str(error)
         made = Damage(file, item, offset, block, block, type(error).__name__, shorten(text, _TEXT))
-        last = self._damaged[-1] if self._damaged else None
-        if last is not None and block is not None and last.last_block == block - 1:
-            whole = replace(last, last_block=block)
-            if whole == replace(made, block=last.block, message=last.message):
-                self._damaged[-1] = whole
+        at = self._latest.get((file, item, offset))
+        if at is not None and block is not None and self._damaged[at].last_block == block - 1:
+            last = self._damaged[at]
+            if last.error == made.error:
+                self._damaged[at] = replace(last, last_block=block)
                 return
         self._in_file[file] += 1
         if self._in_file[file] > MAX_DAMAGED:
             self._unlisted += 1
-        else:
-            self._damaged.append(made)
+            return
+        self._latest[file, item, offset] = len(self._damaged)
+        self._damaged.append(made)
 
     def damages_in(self, file: str) -> int:
         """How many errors were recorded for a file."""

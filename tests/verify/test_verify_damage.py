@@ -1,0 +1,248 @@
+"""Every kind of damage, through several chains: `verify` names the item and the block, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import KEY, data_files, full_chain, manifest_of, save
+from forge import Places
+
+import streamxf
+from streamxf import Checksum, FloatZip, VerifyReport
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.keys import KeyRing
+
+BLOCK = 1 << 16
+
+CHAINS = {"floatzip": lambda: [FloatZip()], "checksum": lambda: [Checksum()], "full": full_chain}
+
+
+class Saved:
+    """A checkpoint of three items in one file, and where the bytes of each stand."""
+
+    def __init__(self, folder: Path, chain: list[Any], keys: Any, places: Any) -> None:
+        self.folder = folder
+        self.keys = keys
+        self.chain = chain
+        (self.file,) = data_files(folder)
+        self.data = self.file.read_bytes()
+        self.places: dict[str, tuple[int, int]] = places
+
+    def verify(self, data: bytes | None = None) -> VerifyReport:
+        if data is not None:
+            self.file.write_bytes(data)
+        return streamxf.verify(self.folder, self.keys)
+
+    def blocks(self, item: str) -> list[tuple[int, int]]:
+        """Where the blocks of an item stand in the file."""
+        start, stop = self.places[item]
+        return [(start + head, start + end) for head, end in Places.of(self.data[start:stop]).blocks]
+
+    def flipped(self, *positions: int) -> bytes:
+        out = bytearray(self.data)
+        for position in positions:
+            out[position] ^= 0x10
+        return bytes(out)
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(60, 1000, generator=generator) for name in ("a", "b")} | {"o": ["an object"] * 9}
+
+
+@pytest.fixture(params=[(name, keyed) for name in CHAINS for keyed in ((True, False) if name == "full" else (False,))])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
+    """The full chain is looked at with the key and without."""
+    name, keyed = request.param
+    folder = tmp_path / "checkpoint"
+    save(state(), folder, CHAINS[name](), block_size=BLOCK)
+    ring = KeyRing.of(KEY if name == "full" else None)
+    metadata = metadata_file.load((folder / ".metadata").read_bytes(), ring)
+    places = {index.fqn: (info.offset, info.offset + info.length) for index, info in metadata.storage_data.items()}
+    return Saved(folder, CHAINS[name](), KEY if keyed else None, places)
+
+
+def damaged(report: VerifyReport) -> list[tuple[str | None, int | None, int | None]]:
+    return [(damage.item, damage.block, damage.last_block) for damage in report.damaged]
+
+
+def test_intact(saved: Saved) -> None:
+    report = saved.verify()
+    assert report.ok
+    assert bool(report)
+    assert report.damaged == ()
+    assert report.items == 3
+    assert report.files == 1
+    assert report.blocks == sum(len(saved.blocks(name)) for name in saved.places)
+    assert report.bytes_read == sum(file.stat().st_size for file in saved.folder.iterdir())
+    assert report.save_ids == (manifest_of(saved.folder).save_id,)
+    assert "whole" in str(report).splitlines()[0]
+
+
+def test_a_flipped_bit_in_any_block(saved: Saved) -> None:
+    """Its head, its CRC, and its payload."""
+    for item in saved.places:
+        for number, (head, end) in enumerate(saved.blocks(item)):
+            for position in (head, head + 4, (head + 8 + end) // 2, end - 1):
+                assert damaged(saved.verify(saved.flipped(position))) == [(item, number, number)]
+
+
+def test_several_blocks_of_several_items(saved: Saved) -> None:
+    one, other = saved.blocks("a"), saved.blocks("b")
+    places = (one[0][1], one[2][1], one[3][1], other[1][1])
+    report = saved.verify(saved.flipped(*(end - 1 for end in places)))
+    assert sorted(damaged(report)) == [("a", 0, 0), ("a", 2, 3), ("b", 1, 1)]
+
+
+def test_a_damaged_index_hides_no_block(saved: Saved) -> None:
+    _, stop = saved.places["a"]
+    (_, end) = saved.blocks("a")[1]
+    for position in (stop - 1, stop - 20, stop - 33):  # magic, container size, an entry of the index
+        assert damaged(saved.verify(saved.flipped(position))) == [("a", None, None)]
+        report = saved.verify(saved.flipped(position, end - 1))
+        assert damaged(report) == [("a", None, None), ("a", 1, 1)]
+
+
+def test_a_damaged_index_and_a_damaged_length(saved: Saved) -> None:
+    """Then nothing tells where the blocks behind it are."""
+    _, stop = saved.places["b"]
+    head, _ = saved.blocks("b")[1]
+    found = damaged(saved.verify(saved.flipped(stop - 1, head + 2)))
+    assert found[0] == ("b", None, None)
+    assert {entry[1] for entry in found[1:]} <= {1, 2}
+    assert ("b", 1, 1) in found or ("b", 1, 2) in found
+
+
+def test_a_damaged_header(saved: Saved) -> None:
+    for item, (start, _) in saved.places.items():
+        for position in (start, start + 9, start + 20, start + 60):
+            assert damaged(saved.verify(saved.flipped(position))) == [(item, None, None)]
+
+
+def test_every_bit_counts(saved: Saved) -> None:
+    """Bytes all over the file: each belongs to an item, and that one is named."""
+    for name, (start, stop) in saved.places.items():
+        for position in range(start, stop, max(1, (stop - start) // 40)):
+            report = saved.verify(saved.flipped(position))
+            assert {damage.item for damage in report.damaged} == {name}, position
+
+
+def test_a_zeroed_range(saved: Saved) -> None:
+    blocks = saved.blocks("a")
+    start, stop = blocks[1][0], blocks[2][1]
+    report = saved.verify(saved.data[:start] + bytes(stop - start) + saved.data[stop:])
+    assert damaged(report) == [("a", 1, 2)]
+
+
+def test_a_file_of_zeros_makes_a_short_report(saved: Saved) -> None:
+    report = saved.verify(bytes(len(saved.data)))
+    assert sorted(damage.item or "" for damage in report.damaged) == sorted(saved.places)
+
+
+def test_a_truncated_file(saved: Saved) -> None:
+    order = sorted(saved.places, key=lambda name: saved.places[name])
+    for cut in (1, 33, 5000):
+        report = saved.verify(saved.data[:-cut])
+        assert not report.ok
+        assert {damage.item for damage in report.damaged} == {None, order[-1]}
+    start, _ = saved.places[order[1]]
+    report = saved.verify(saved.data[:start])
+    assert {damage.item for damage in report.damaged} == {None, order[1], order[2]}
+
+
+def test_an_empty_file(saved: Saved) -> None:
+    assert {damage.item for damage in saved.verify(b"").damaged} == {None, *saved.places}
+
+
+def test_something_appended(saved: Saved) -> None:
+    report = saved.verify(saved.data + b"\0")
+    assert not report.ok
+    assert {damage.item for damage in report.damaged} == {None}
+
+
+def test_a_missing_file(saved: Saved) -> None:
+    saved.file.unlink()
+    report = saved.verify()
+    assert {damage.item for damage in report.damaged} == {None, *saved.places}
+    assert "missing" in report.damaged[0].message
+
+
+def test_missing_blocks(saved: Saved) -> None:
+    """Cut out, so that what stands behind them moved up."""
+    start, stop = saved.blocks("a")[1]
+    report = saved.verify(saved.data[:start] + saved.data[stop:])
+    assert not report.ok
+    assert "a" in {damage.item for damage in report.damaged}
+
+
+def test_exchanged_items(saved: Saved) -> None:
+    """Two items of one size, through a chain that does not change sizes."""
+    (a, a_stop), (b, b_stop) = saved.places["a"], saved.places["b"]
+    if a_stop - a != b_stop - b:
+        pytest.skip("the items have different sizes through this chain")
+    (low, middle), (high, end) = sorted([(a, a_stop), (b, b_stop)])
+    data = saved.data
+    report = saved.verify(data[:low] + data[high:end] + data[middle:high] + data[low:middle] + data[end:])
+    assert sorted(damaged(report)) == [("a", None, None), ("b", None, None)]
+    assert {damage.error for damage in report.damaged} == {"IdentityError"}
+
+
+def test_an_older_file_in_its_place(saved: Saved, tmp_path: Path) -> None:
+    save(state(), tmp_path / "older", saved.chain, block_size=BLOCK)
+    (older,) = data_files(tmp_path / "older")
+    report = saved.verify(older.read_bytes())
+    assert not report.ok
+    assert {*saved.places} <= {damage.item for damage in report.damaged}
+
+
+def test_damaged_metadata_is_named_and_data_is_looked_at(saved: Saved) -> None:
+    file = saved.folder / ".metadata"
+    whole = file.read_bytes()
+    end = saved.blocks("a")[1][1]
+    for position in spread(len(whole)):
+        altered = bytearray(whole)
+        altered[position] ^= 1
+        file.write_bytes(altered)
+        try:
+            report = saved.verify(saved.data)
+        except streamxf.errors.StreamxfError as error:
+            assert saved.keys is not None  # the wrapped key, or its id
+            assert isinstance(error, streamxf.errors.KeyMissingError | streamxf.errors.WrongKeyError)
+            continue
+        if saved.keys is None and saved.chain[-1:] and report.ok:
+            assert len(saved.chain) == 3  # nobody can check a MAC without its key
+            continue
+        assert ".metadata" in {damage.file for damage in report.damaged} or len(saved.chain) == 3
+    file.write_bytes(whole[: len(whole) // 2])
+    report = saved.verify(saved.flipped(end - 1))
+    assert {(damage.file, damage.item, damage.block) for damage in report.damaged} == {
+        (".metadata", None, None),
+        (saved.file.name, "a", 1),
+    }
+
+
+def spread(size: int) -> Iterator[int]:
+    steps = range(0, size, max(1, size // 60))
+    assert all(one < other for one, other in pairwise(steps))
+    return iter(steps)
+
+
+def test_no_metadata_at_all(saved: Saved) -> None:
+    (saved.folder / ".metadata").unlink()
+    report = saved.verify()
+    assert [(damage.file, damage.item) for damage in report.damaged] == [(".metadata", None)]
+    assert report.items == 3
+
+
+def test_leftovers_are_no_damage(saved: Saved) -> None:
+    name = "__0_0_" + "ab" * 16 + ".distcp"
+    (saved.folder / name).write_bytes(b"of another save")
+    report = saved.verify()
+    assert report.ok
+    assert report.leftovers == (name,)
+    assert name in str(report)
