@@ -7,6 +7,7 @@ and one that fails to unpickle leaves the other ranks waiting for their time-out
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -150,3 +151,11 @@ class ForeignError(StreamxfError):
     """Something that is not streamxf's failed, a codec's library or a store, in a way that cannot be sent to the other
     ranks as it is. The message has the class and the text.
     """
+
+
+class NoSpaceError(StreamxfError, OSError):
+    """What is to be saved does not fit on the disk; found out before it was written. ``errno`` is ``ENOSPC``."""
+
+    def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
+        super().__init__(message, file=file, item=item, block=block)
+        self.errno = errno.ENOSPC

@@ -37,6 +37,7 @@ from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.present import check_present
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.dcp.save.storing import storing
 from streamxf.dcp.save.threads import write_all
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
@@ -120,7 +121,12 @@ class ChainWriterMixin:
                 f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without "
                 "collectives into another folder"
             )
-        return plan
+        return note_room(plan, local, self._current_save().writer_id) if local is not None else plan
+
+    @told
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell each rank how much those that share its file system write to it."""
+        return share_room(super().prepare_global_plan(plans))  # type: ignore[misc]
 
     @told
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -128,11 +134,16 @@ class ChainWriterMixin:
 
         Raises
         ------
+        NoSpaceError
+            If they cannot fit on the disk; then nothing was written.
         BaseException
             The first failure, after all other threads have stopped.
         """
         save = self._current_save()
         save.begin()
+        local = local_path(self.fs, self.path)
+        if local is not None:
+            check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         buckets = (
             _split_by_size_and_type(self.thread_count, plan.items)
             if self.single_file_per_rank

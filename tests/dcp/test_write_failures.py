@@ -127,9 +127,11 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Path, "replace", fail)
     else:
         original = Path.open
-        monkeypatch.setattr(
-            Path, "open", lambda self, mode="r", *rest: fail() if "x" in mode else original(self, mode, *rest)
-        )
+
+        def open_old(self: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+            return fail() if "x" in mode else original(self, mode, *rest, **options)
+
+        monkeypatch.setattr(Path, "open", open_old)
     error = error_of(lambda: save(new, checkpoint, sync_files=sync))
     monkeypatch.undo()
     assert isinstance(error, OSError)

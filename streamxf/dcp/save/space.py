@@ -1,0 +1,238 @@
+"""A save that cannot fit on its file system fails before it writes, where that is certain.
+
+What a rank will write at the least is compared with what is free. Tensors take at least their bytes through a chain
+that cannot shrink them. For one that can, a sample of blocks is encoded, if there is less room than the tensors have
+bytes; so a save with room to spare costs a system call. A wrong refusal would be worse than an error while data is
+written: whatever is not sure counts as nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import statistics
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.save.datafile import identity_of, row_length
+from streamxf.dcp.save.volume import Volume
+from streamxf.dcp.tensors.framing import save_tensor
+from streamxf.dcp.tensors.payload import is_plain
+from streamxf.errors import NoSpaceError
+
+SAMPLE_BYTES = 1 << 24
+MAX_SAMPLES, MIN_SAMPLES = 16, 8
+
+_ERRORS = 4  # standard errors below the sample's mean: what was not looked at may be smaller
+_SLACK = 0.95
+_STRONGER = 0.9  # what a file system that compresses makes of a block, beside zlib at its lowest level
+
+
+@dataclass(frozen=True)
+class RoomNote:
+    """What a rank tells the others of its file system, as its plan's ``storage_data``; ranks of one file system share
+    its room.
+
+    Attributes
+    ----------
+    save : bytes
+        The rank's writer id: plans that are cached bring notes of earlier saves.
+    volume : Volume
+        Before anything was written.
+    ranks, planned : int
+        How many write to it, and the bytes of all their tensors; 0 until the coordinator has filled them in.
+    """
+
+    save: bytes
+    volume: Volume
+    ranks: int = 0
+    planned: int = 0
+
+
+def note_room(plan: SavePlan, folder: str | os.PathLike[str], save: bytes) -> SavePlan:
+    """Put a note into a rank's plan, if the plan has nothing there and the file system can tell its room."""
+    volume = Volume.of(folder) if plan.storage_data is None else None
+    return plan if volume is None else replace(plan, storage_data=RoomNote(save, volume))
+
+
+def share_room(plans: list[SavePlan]) -> list[SavePlan]:
+    """Complete the notes of all ranks' plans."""
+    groups: dict[tuple[str, ...], list[RoomNote]] = {}
+    for plan in plans:
+        if isinstance(plan.storage_data, RoomNote):
+            groups.setdefault(plan.storage_data.volume.name, []).append(plan.storage_data)
+    if all(len(group) == 1 for group in groups.values()):  # what each of them plans is all
+        return plans
+    planned = dict.fromkeys(groups, 0)
+    for plan in plans:
+        if isinstance(plan.storage_data, RoomNote):
+            planned[plan.storage_data.volume.name] += sum(map(_planned_bytes, plan.items))
+
+    def complete(plan: SavePlan) -> SavePlan:
+        note = plan.storage_data
+        if not isinstance(note, RoomNote):
+            return plan
+        name = note.volume.name
+        return replace(plan, storage_data=replace(note, ranks=len(groups[name]), planned=planned[name]))
+
+    return [complete(plan) for plan in plans]
+
+
+def check_room(
+    folder: str | os.PathLike[str],
+    plan: SavePlan,
+    planner: SavePlanner,
+    extensions: Extensions,
+    block_log2: int,
+    save: bytes,
+) -> None:
+    """Refuse to begin what cannot fit.
+
+    Parameters
+    ----------
+    folder : path
+        Local, and there.
+    plan : SavePlan
+        This rank's.
+    extensions : Extensions
+        Renewed for this save.
+    save : bytes
+        This rank's writer id.
+
+    Raises
+    ------
+    NoSpaceError
+    """
+    volume = Volume.of(folder)
+    if volume is None or extensions.foreign or not _gives_data_again(planner):
+        return
+    planned = sum(map(_planned_bytes, plan.items))
+    note = plan.storage_data if isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == save else None
+    together = note is not None and note.planned > note.volume.free and _is_exact(extensions, note.volume)
+    if planned <= volume.free and not together:
+        return
+    tensors = _Tensors(plan.items, planner)
+    if note is not None and together and tensors.size == planned:
+        _refuse(folder, note.planned, note.volume.free, f" by {note.ranks} ranks together")
+    if tensors.size <= volume.free:
+        return
+    exact = _is_exact(extensions, volume)
+    needed = tensors.size if exact else _estimate(tensors, extensions, block_log2, volume.plain)
+    if needed > volume.free:
+        _refuse(folder, needed, volume.free, "")
+
+
+def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) -> None:
+    raise NoSpaceError(
+        f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
+        f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
+        "room. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
+        file=os.fspath(folder),
+    )
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"
+
+
+def _is_exact(extensions: Extensions, volume: Volume) -> bool:
+    """Whether tensors surely take their bytes."""
+    roles = {codec.role for codec in extensions.chain}
+    if extensions.foreign or roles - {"checksum", "encryption"}:
+        return False
+    return volume.plain or "encryption" in roles  # of which no file system makes less
+
+
+def _gives_data_again(planner: SavePlanner) -> bool:
+    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything."""
+    own = DefaultSavePlanner
+    return (
+        isinstance(planner, own)
+        and type(planner).resolve_data is own.resolve_data
+        and type(planner).lookup_object is own.lookup_object
+        and type(planner).transform_object is own.transform_object
+    )
+
+
+def _planned_bytes(item: WriteItem) -> int:
+    data = item.tensor_data
+    return 0 if data is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
+
+
+class _Tensors:
+    """The tensors of a plan that take their bytes as they are. Objects and subclasses are not among them."""
+
+    def __init__(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
+        self.items: list[tuple[WriteItem, torch.Tensor]] = []
+        for item in items:
+            if item.tensor_data is None:
+                continue
+            data = planner.resolve_data(item)
+            if isinstance(data, torch.Tensor) and is_plain(data.detach()):
+                self.items.append((item, data.detach()))
+        self._ends = list(accumulate(tensor.nbytes for _, tensor in self.items))
+        self.size = self._ends[-1] if self._ends else 0
+
+    def at(self, place: float) -> tuple[WriteItem, torch.Tensor, float]:
+        """The tensor that has the byte at `place`, a share of all bytes, and where in that tensor it is."""
+        position = place * self.size
+        number = bisect_right(self._ends, position)
+        item, tensor = self.items[number]
+        return item, tensor, 1 - (self._ends[number] - position) / tensor.nbytes
+
+
+def _estimate(tensors: _Tensors, extensions: Extensions, block_log2: int, plain: bool) -> int:
+    """The bytes that all tensors will take at the least, from blocks that lie evenly among them."""
+    count = min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_BYTES >> block_log2))
+    ratios = []
+    for number in range(count):
+        item, tensor, place = tensors.at((number + 0.5) / count)
+        piece = _piece(tensor, place, 1 << block_log2)
+        ratios.append(min(1.0, _stored(item, tensor, piece, extensions, block_log2, plain) / piece.nbytes))
+    lowest = statistics.mean(ratios) - _ERRORS * statistics.stdev(ratios) / math.sqrt(count)
+    return int(max(0.0, lowest) * _SLACK * tensors.size)
+
+
+def _piece(tensor: torch.Tensor, place: float, size: int) -> torch.Tensor:
+    """Neighbouring elements of about `size` bytes, around `place`."""
+    while tensor.dim() and tensor.nbytes > size:
+        row = tensor[0].nbytes
+        length = tensor.shape[0]
+        start = min(length - 1, int(place * length))
+        if row > size:
+            tensor, place = tensor[start], place * length - start
+            continue
+        rows = size // row
+        return tensor.narrow(0, min(start, length - rows), rows)
+    return tensor
+
+
+def _stored(
+    item: WriteItem, tensor: torch.Tensor, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool
+) -> float:
+    """The bytes that a piece takes."""
+    sink = io.BytesIO()
+    if extensions:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        row = row_length(tensor.shape, tensor.dtype)
+        stream = extensions.open(
+            sink, identity_of(bytes(16), item), published=True, dtype=dtype, row=row, block_log2=block_log2
+        )
+        try:
+            save_tensor(piece.cpu().contiguous(), stream)
+            stream.close()
+        except BaseException:
+            stream.abort()
+            raise
+    else:
+        sink.write(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sink.tell() if plain else min(sink.tell(), _STRONGER * len(zlib.compress(sink.getbuffer(), 1)))
