@@ -1,0 +1,84 @@
+"""A row for one subject, as something that can be sent to another process, and what it comes to there."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from faults import forks
+from faults.crashes import lost_writes
+from faults.full_disk import full_disk
+from faults.mutants import MUTANTS
+from faults.rows import failing, interrupted, interrupted_load, killed
+from faults.shim import Shim
+from faults.subjects import CHAINS, LAYOUTS, OLD, Subject
+from faults.trials import Bench, Tally
+
+ROWS: dict[str, Callable[..., Tally]] = {
+    row.__name__: row for row in (killed, failing, interrupted, interrupted_load, lost_writes, full_disk)
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row to be tried.
+
+    Attributes
+    ----------
+    row : str
+        A function's name in `ROWS`.
+    layout, chain : str
+        As in `subjects`.
+    first : bool
+        Save where nothing is yet.
+    mutant : str, optional
+        A name in `MUTANTS`.
+    options : dict
+        Of the row's function.
+    """
+
+    row: str
+    layout: str
+    chain: str = "full"
+    first: bool = False
+    mutant: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, shim: Shim) -> Tally:
+        """Try it in this process, which forks."""
+        scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=_fast_folder()))
+        try:
+            mutant = nullcontext if self.mutant is None else MUTANTS[self.mutant]
+            bench = Bench(shim, Subject(LAYOUTS[self.layout], self.chain), scratch, first=self.first, mutant=mutant)
+            return ROWS[self.row](bench, **self.options)
+        finally:
+            shutil.rmtree(scratch)
+
+
+def import_what_is_used() -> None:
+    """Import what a save and a load import when they are made first, so that each child has it when it is forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in forks.run_one(partial(_modules, Path(folder))).value:
+            importlib.import_module(name)
+
+
+def _modules(folder: Path) -> list[str]:
+    before = set(sys.modules)
+    for chain in (*CHAINS, "stock"):
+        subject = Subject(LAYOUTS["2 threads"], chain)
+        subject.save(folder / chain, OLD)
+        subject.load(folder / chain)
+    return sorted(set(sys.modules) - before)
+
+
+def _fast_folder() -> str | None:
+    """Memory, where there is some to write to: what a disk would lose, the rows themselves take care of."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**29 else None
