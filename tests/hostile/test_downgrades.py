@@ -21,7 +21,7 @@ from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import IdentityError, PolicyError, StreamxfError
 
 from .rows import Row
-from .targets import Checkpoint, PlainFile, content, small
+from .targets import Checkpoint, PlainFile, content, small_state
 
 ROW = "downgrade"
 MEBIBYTES = 16
@@ -32,15 +32,15 @@ WEAKER = [[ZStandard(), Checksum()], [Checksum("sha256")], [], [TorchZStandard()
 
 
 def stock(path: Path, chain: list[Any]) -> None:
-    dcp.save(small(), storage_writer=dcp.FileSystemWriter(path, _extensions=chain or None))
+    dcp.save(small_state(), storage_writer=dcp.FileSystemWriter(path, _extensions=chain or None))
 
 
 def attached(path: Path, chain: list[Any]) -> None:
-    dcp.save(small(), storage_writer=streamxf.attach(dcp.FileSystemWriter(path), chain))
+    dcp.save(small_state(), storage_writer=streamxf.attach(dcp.FileSystemWriter(path), chain))
 
 
 def own(path: Path, chain: list[Any]) -> None:
-    save(small(), path, chain)
+    save(small_state(), path, chain)
 
 
 @REQUIRE
@@ -54,7 +54,7 @@ def test_a_checkpoint_rebuilt_without_encryption(
     file = checkpoint / ".metadata"
     whole = file.read_bytes()
     forms = [whole]
-    save(small(), checkpoint.parent / "keyed")
+    save(small_state(), checkpoint.parent / "keyed")
     _, keyed = split_metadata((checkpoint.parent / "keyed" / ".metadata").read_bytes())
     if write is own:
         pickled, manifest = split_metadata(whole)
@@ -66,7 +66,7 @@ def test_a_checkpoint_rebuilt_without_encryption(
         forms += [join_metadata(whole, manifest | {"key": key, "files": files}) for key in (None, keyed["key"])]
     for data in forms:
         file.write_bytes(data)
-        error = row.refuse(len(data), load, small(), checkpoint, KEY, require=require)
+        error = row.refuse(len(data), load, small_state(), checkpoint, KEY, require=require)
         if data is whole:
             assert isinstance(error, PolicyError)
             assert "not encrypted" in str(error) or "does not end in a manifest" in str(error)
@@ -84,7 +84,7 @@ def test_metadata_that_nobody_published_is_not_even_unpickled(
     stock(tmp_path / "stock", full_chain())
     monkeypatch.setattr("streamxf.dcp.metadata.file.load_metadata", unpickled.append)
     for path in tmp_path.iterdir():
-        row.refuse(path.name, load, small(), path, KEY, kind=PolicyError)
+        row.refuse(path.name, load, small_state(), path, KEY, kind=PolicyError)
     assert not unpickled
 
 
@@ -96,7 +96,7 @@ def test_the_same_through_an_attached_reader(row: Row, checkpoint: Path, write: 
         write(path, chain)
 
         reader = streamxf.attach(dcp.FileSystemReader(path), keys=KEY, require=require)
-        row.refuse(number, load_with, small(), reader, kind=PolicyError)
+        row.refuse(number, load_with, small_state(), reader, kind=PolicyError)
 
 
 def bare(container: bytes, chain: bytes, payload: bytes) -> bytes:
@@ -144,7 +144,7 @@ def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, wri
 def test_what_an_item_lacks_is_named_by_the_word_that_relaxes_it(row: Row, tmp_path: Path, require: Any) -> None:
     attached(tmp_path / "bound", full_chain())
     stock(tmp_path / "encrypted", full_chain())
-    right = content(small())
+    right = content(small_state())
     for strength, accepted in (("bound", ("bound", "encrypted")), ("encrypted", ("encrypted",))):
         path = tmp_path / strength
         if require in accepted:
@@ -154,7 +154,7 @@ def test_what_an_item_lacks_is_named_by_the_word_that_relaxes_it(row: Row, tmp_p
 
 
 def loaded(path: Path, require: Any) -> Any:
-    return content(load(small(), path, KEY, require=require))
+    return content(load(small_state(), path, KEY, require=require))
 
 
 def test_a_plain_file_without_encryption(row: Row) -> None:
@@ -172,12 +172,12 @@ def test_a_plain_file_without_encryption(row: Row) -> None:
 def test_encryption_under_a_key_that_the_attacker_drew(row: Row, tmp_path: Path) -> None:
     """Encrypted, bound and published, and all of it under another key: whole, and with the id of the right one."""
     mine = streamxf.Key(bytes(range(200, 232)))
-    save(small(), tmp_path / "whole", [ZStandard(), Checksum(), Encrypt(mine)])
-    row.refuse("whole", load, small(), tmp_path / "whole", kind=StreamxfError)
+    save(small_state(), tmp_path / "whole", [ZStandard(), Checksum(), Encrypt(mine)])
+    row.refuse("whole", load, small_state(), tmp_path / "whole", kind=StreamxfError)
     file = tmp_path / "whole" / ".metadata"
     data = file.read_bytes().replace(mine.id.encode(), KEY.id.encode())
     file.write_bytes(data)
-    row.refuse("named", load, small(), tmp_path / "whole", kind=StreamxfError)
+    row.refuse("named", load, small_state(), tmp_path / "whole", kind=StreamxfError)
     named = encode(TEXT, [Encrypt(mine)])
     fragment = take_apart(named).prefix.replace(mine.id.encode(), KEY.id.encode())
     row.refuse("file", streamxf.decode, named.replace(take_apart(named).prefix, fragment), keys=KEY)
