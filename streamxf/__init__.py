@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.dcp.attach import attach
+    from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
@@ -46,6 +47,7 @@ _HOME = {
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
     "Checksum": "streamxf.codecs.checksum",
+    "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
     "Damage": "streamxf.dcp.verify.report",
@@ -79,6 +81,7 @@ _HOME = {
     "__version__": "streamxf.version",
     "add_recipient": "streamxf.dcp.rekey.rekey",
     "attach": "streamxf.dcp.attach",
+    "clean": "streamxf.dcp.clean",
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
     "open": "streamxf.fileio",
@@ -97,6 +100,7 @@ __all__ = [
     "BlockInfo",
     "Chain",
     "Checksum",
+    "CleanReport",
     "Codec",
     "CodecRegistry",
     "Damage",
@@ -129,6 +133,7 @@ __all__ = [
     "__version__",
     "add_recipient",
     "attach",
+    "clean",
     "decode",
     "encode",
     "errors",

@@ -14,6 +14,7 @@ from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.limits import MAX_METADATA_FILES
 from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.commit import publish
+from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.errors import MetadataError, UnsupportedError
 
@@ -29,6 +30,12 @@ class Folder:
         A local folder, or a URL that fsspec knows.
     storage_options : mapping, optional
         fsspec's, for the URL.
+
+    Attributes
+    ----------
+    filesystem : torch FileSystemBase
+    path : path or str
+        As `filesystem` takes it.
     """
 
     def __init__(self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
@@ -40,12 +47,17 @@ class Folder:
             reader = FsspecReader(text, **(storage_options or {}))
         else:
             reader = FileSystemReader(text)
-        self._fs: Any = reader.fs
-        self._path: Any = reader.path
+        self.filesystem: Any = reader.fs
+        self.path: Any = reader.path
         self._inner: Any = getattr(reader.fs, "fs", None)  # fsspec's
 
-    def names(self) -> list[str]:
-        """The metadata files that are there: the global one, then those of ranks in their order.
+    def names(self, *, beside: bool = False) -> list[str]:
+        """The metadata files that are there: the global one, or those of ranks in their order.
+
+        Parameters
+        ----------
+        beside : bool
+            Whether metadata of ranks may lie beside the global one. It is then left out, as by any reader.
 
         Raises
         ------
@@ -58,28 +70,30 @@ class Folder:
             raise UnsupportedError(
                 "this is a file, and not a checkpoint's folder. A plain file keeps its wrapped keys in its own "
                 "beginning: read it with streamxf.open, and write it anew",
-                file=str(self._path),
+                file=str(self.path),
             )
         found = [name for name in self._listed() if _NAME.fullmatch(name)]
         if not found:
-            raise MetadataError("there is no checkpoint: the folder has no .metadata", file=str(self._path))
+            raise MetadataError("there is no checkpoint: the folder has no .metadata", file=str(self.path))
         if len(found) > MAX_METADATA_FILES:
             raise MetadataError(
-                f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self._path)
+                f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self.path)
             )
+        if beside and ".metadata" in found:
+            return [".metadata"]
         if len(found) > 1 and ".metadata" in found:
             one = next(name for name in found if name != ".metadata")
             raise MetadataError(
                 f"the folder has a .metadata and, beside it, metadata of single ranks such as {one}, which no reader "
                 "looks at: it is left from another save, or somebody put another checkpoint's there. Move it away, and "
                 "try again",
-                file=str(self._path),
+                file=str(self.path),
             )
         return sorted(found, key=lambda name: -1 if (rank := rank_of(name)) is None else rank)
 
     def full(self, name: str) -> str:
         """A file's whole path, for errors."""
-        path: str = os.fspath(self._fs.concat_path(self._path, name))
+        path: str = os.fspath(self.filesystem.concat_path(self.path, name))
         return path
 
     def read(self, name: str) -> bytes:
@@ -92,10 +106,10 @@ class Folder:
         """
         path = self.full(name)
         try:
-            if (local := local_path(self._fs, path)) is not None and not stat.S_ISREG(os.lstat(local).st_mode):
+            if (local := local_path(self.filesystem, path)) is not None and not stat.S_ISREG(os.lstat(local).st_mode):
                 raise MetadataError("this is a link, or no regular file at all; no writer made it", file=path)
             self._forget_listings()
-            with self._fs.create_stream(path, "rb") as file:
+            with self.filesystem.create_stream(path, "rb") as file:
                 return metadata_file.read_file(file)
         except FileNotFoundError as error:
             raise MetadataError("the metadata has gone: is somebody saving to this folder?", file=path) from error
@@ -115,7 +129,8 @@ class Folder:
             if digest(self.read(name)) != old:
                 raise self.replaced(name)
 
-        publish(self._fs, self._path, name, new, True, check=check)
+        with locked(self.filesystem, self.path):
+            publish(self.filesystem, self.path, name, new, True, check=check)
 
     def replaced(self, name: str) -> MetadataError:
         """The error for a file that is not what was read before."""
@@ -126,14 +141,14 @@ class Folder:
         )
 
     def _is_file(self) -> bool:
-        return bool(self._inner.isfile(self._path)) if self._inner is not None else self._path.is_file()
+        return bool(self._inner.isfile(self.path)) if self._inner is not None else self.path.is_file()
 
     def _listed(self) -> list[str]:
         self._forget_listings()
         with suppress(FileNotFoundError):
             if self._inner is None:
-                return os.listdir(self._path)
-            return [os.path.basename(path) for path in self._inner.ls(self._path, detail=False)]
+                return os.listdir(self.path)
+            return [os.path.basename(path) for path in self._inner.ls(self.path, detail=False)]
         return []
 
     def _forget_listings(self) -> None:

@@ -32,7 +32,7 @@ from streamxf.dcp.metadata.whole import check_items
 from streamxf.dcp.places import check_local, local_path, protocol_of
 from streamxf.dcp.publish.commit import one_step, publish
 from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
-from streamxf.dcp.publish.leftovers import remove_files, remove_leftovers
+from streamxf.dcp.publish.leftovers import find_leftovers, remove_files, remove_leftovers
 from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.present import check_present
@@ -201,13 +201,13 @@ class ChainWriterMixin:
         host = socket.gethostname()
         elsewhere = {record.path for record in known if record.host != host}
         data = metadata_file.dump(metadata, manifest, data_key)
-        with locked(self.fs, self.path):
-            self._publish(manifest, data, elsewhere)
+        named = {metadata_name(rank), *manifest.files}
+        with locked(self.fs, self.path) as alone:
+            old = self._publish(manifest, data, elsewhere, named, alone)
             self.save_id = save_id
             self.report = save.report
-            named = {metadata_name(rank), *manifest.files}
             try:
-                remove_leftovers(self.fs, self.path, named, rank, encryption is not None)
+                remove_leftovers(self.fs, self.path, old, encryption is not None)
             except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
                 _log.warning("%s", warning)
 
@@ -217,15 +217,19 @@ class ChainWriterMixin:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str]) -> None:
+    def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
+        """Publish, and give the files that nothing needs after it."""
         name = metadata_name(manifest.rank)
         try:
-            check_present(self.fs, self.path, manifest.files, elsewhere)
+            found = list_files(self.fs, self.path, manifest.files)
+            check_present(self.fs, self.path, found, manifest.files, elsewhere)
+            old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
             publish(self.fs, self.path, name, data, self.sync_files)
         except BaseException:
             if self._surely_unpublished(name, data):
                 remove_files(self.fs, self.path, manifest.files)
             raise
+        return old
 
     def _surely_unpublished(self, name: str, data: bytes) -> bool:
         """Whether nothing names this save's files, though publishing it failed.

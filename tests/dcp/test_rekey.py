@@ -639,15 +639,15 @@ def test_a_save_at_the_same_time_is_not_undone(
     url: str, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_to(url, state)
-    publish = folder_module.publish
+    locked = folder_module.locked
     later = {**state, "step": 18}
 
-    def late(*arguments: Any, **options: Any) -> None:
+    def late(*arguments: Any) -> Any:
         monkeypatch.undo()
         save_to(url, later)
-        publish(*arguments, **options)
+        return locked(*arguments)
 
-    monkeypatch.setattr(folder_module, "publish", late)
+    monkeypatch.setattr(folder_module, "locked", late)
     with refused(MetadataError, "replaced meanwhile"):
         streamxf.rekey(url, KEY, OTHER_KEY)
     assert_same(load_from(url, later), later)

@@ -7,7 +7,11 @@ import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from streamxf.dcp.publish.listing import list_files, made_by_writers, rank_of
+from streamxf.dcp.compat import metadata_name
+from streamxf.dcp.metadata.file import read_file
+from streamxf.dcp.metadata.manifest import split
+from streamxf.dcp.publish.listing import OWN_FILE, made_by_writers, rank_of
+from streamxf.errors import StreamxfError
 
 _SHOWN = 5
 
@@ -29,30 +33,45 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
     return sorted(found, key=lambda name: (-1 if (number := rank_of(name)) is None else number, name))
 
 
-def remove_leftovers(
-    filesystem: Any, folder: str | os.PathLike[str], named: Collection[str], rank: int | None, encrypted: bool
-) -> None:
+def find_leftovers(
+    filesystem: Any,
+    folder: str | os.PathLike[str],
+    files: Iterable[str],
+    named: Collection[str],
+    rank: int | None,
+    locked: bool,
+) -> list[str]:
+    """What a save that is about to be published will leave behind, asked for before that.
+
+    Parameters
+    ----------
+    files, named, rank
+        As `leftovers` has them.
+    locked : bool
+        Whether nobody else can publish to the folder meanwhile. Otherwise data files that no metadata names may belong
+        to a save that is about to be published, too; then only what the metadata of now names is left behind, which
+        no other save will name, and the rest is for `streamxf.clean`.
+    """
+    found = leftovers(files, named, rank)
+    if locked:
+        return found
+    replaced = _files_of(filesystem, filesystem.concat_path(folder, metadata_name(rank)))
+    return [name for name in found if not OWN_FILE.fullmatch(name) or name in replaced]
+
+
+def remove_leftovers(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str], encrypted: bool) -> None:
     """Remove what a save that was published just now leaves behind.
 
     Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
     """
-    try:
-        found = leftovers(list_files(filesystem, folder), named, rank)
-    except Exception as error:  # whatever a file system raises here, the save stands
-        warnings.warn(
-            f"the checkpoint is saved, but {folder} could not be listed, so files of the one before it may still be "
-            f"there: {error}. streamxf.clean removes them",
-            stacklevel=2,
-        )
-        return
-    failed = remove_files(filesystem, folder, found)
+    failed = remove_files(filesystem, folder, names)
     if failed:
-        names = [os.fspath(filesystem.concat_path(folder, name)) for name in list(failed)[:_SHOWN]]
-        more = f" and {len(failed) - len(names)} more" if len(failed) > len(names) else ""
+        shown = [os.fspath(filesystem.concat_path(folder, name)) for name in list(failed)[:_SHOWN]]
+        more = f" and {len(failed) - len(shown)} more" if len(failed) > len(shown) else ""
         plain = "; unlike the new checkpoint, they may be unencrypted" if encrypted else ""
         warnings.warn(
             f"the checkpoint is saved, but files of earlier saves could not be removed{plain}: "
-            f"{', '.join(names)}{more} ({next(iter(failed.values()))}). "
+            f"{', '.join(shown)}{more} ({next(iter(failed.values()))}). "
             "Once that is mended, streamxf.clean removes them",
             stacklevel=2,
         )
@@ -63,9 +82,27 @@ def remove_files(filesystem: Any, folder: str | os.PathLike[str], names: Iterabl
     failed: dict[str, Exception] = {}
     for name in names:
         try:
-            filesystem.rm_file(filesystem.concat_path(folder, name))
+            _remove(filesystem, filesystem.concat_path(folder, name))
         except FileNotFoundError:
             pass
         except Exception as error:  # the others shall go all the same
             failed[name] = error
     return failed
+
+
+def _remove(filesystem: Any, path: str | os.PathLike[str]) -> None:
+    inner = getattr(filesystem, "fs", None)
+    if inner is None:
+        filesystem.rm_file(path)
+    else:  # torch would have it expand what looks like a pattern, so that run[1] becomes run1
+        inner.rm_file(inner._strip_protocol(path))
+
+
+def _files_of(filesystem: Any, path: str | os.PathLike[str]) -> Collection[str]:
+    """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
+    try:
+        with filesystem.create_stream(path, "rb") as file:
+            manifest = split(read_file(file)).manifest
+    except (StreamxfError, OSError):
+        return ()  # it is damaged, or there is none
+    return manifest.files.keys() if manifest is not None else ()

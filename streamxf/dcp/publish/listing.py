@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -21,13 +23,20 @@ _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 _MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, _DRAFT, _TORCH_DRAFT)
 
 
-def list_files(filesystem: Any, folder: str | os.PathLike[str]) -> dict[str, int | None]:
+def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[str] = ()) -> dict[str, int | None]:
     """The names directly in a folder, without those of folders, each with its size in bytes.
 
     The size is None for what is no regular file, a link say, and where the file system does not tell. A folder that is
     not there has no files.
+
+    Parameters
+    ----------
+    known : iterable of str
+        Names to look for one by one in a folder that this process may write to, and not list.
     """
     local = local_path(filesystem, folder)
+    if local is not None and not os.access(local, os.R_OK):
+        return _look_for(local, known)
     found: dict[str, int | None] = {}
     with suppress(FileNotFoundError):
         if local is not None:
@@ -44,6 +53,15 @@ def list_files(filesystem: Any, folder: str | os.PathLike[str]) -> dict[str, int
         for entry in inner.ls(os.fspath(folder), detail=True):
             if entry.get("type") != "directory":
                 found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
+    return found
+
+
+def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            facts = os.lstat(os.path.join(folder, name))
+            found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
     return found
 
 

@@ -55,8 +55,8 @@ def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
 def _open(folder: str) -> int | None:
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # nobody has to be allowed to list the folder that he writes to
-        return None
+    except (PermissionError, FileNotFoundError, NotADirectoryError):
+        return None  # who may write to a folder need not be allowed to list it; if there is none, others say so
 
 
 def _acquire(descriptor: int, folder: str) -> bool:

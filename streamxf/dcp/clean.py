@@ -1,0 +1,158 @@
+"""`clean`: removes what saves that failed, or were killed, left in a checkpoint's folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from streamxf.dcp.folder import Folder
+from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.manifest import Manifest, split
+from streamxf.dcp.metadata.unpickle import load_metadata
+from streamxf.dcp.metadata.whole import check_items, check_places
+from streamxf.dcp.publish.leftovers import leftovers, remove_files
+from streamxf.dcp.publish.listing import list_files, rank_of
+from streamxf.dcp.publish.lock import locked
+from streamxf.errors import MetadataError, located
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What `clean` did, or would do.
+
+    Attributes
+    ----------
+    removed : tuple of str
+        Names of the files that were removed; with `dry_run`, those that would be.
+    bytes : int
+        What they took, as far as the storage tells.
+    failed : mapping of str to str
+        Names of leftovers that could not be removed, each with the reason.
+    kept : tuple of str
+        Names of files that no writer makes, and of data files of ranks that have no metadata there. Nobody but you
+        knows what they are for.
+    dry_run : bool
+    """
+
+    removed: tuple[str, ...]
+    bytes: int
+    failed: Mapping[str, str]
+    kept: tuple[str, ...]
+    dry_run: bool
+
+    def __str__(self) -> str:
+        did = "would remove" if self.dry_run else "removed"
+        lines = [f"{did} {len(self.removed)} files, {self.bytes} bytes"]
+        lines += [f"could not remove {name}: {reason}" for name, reason in self.failed.items()]
+        lines += [f"left alone: {name}" for name in self.kept]
+        return "\n".join(lines)
+
+
+def clean(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CleanReport:
+    """Remove data files and drafts that the checkpoint does not name: what saves left that failed or were killed.
+
+    The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
+    folder is under way: one that is would fail, though what is published stays whole.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or a URL that fsspec knows.
+    keys, trust, allow_unsigned
+        As `FileSystemReader` has them, to have the metadata authenticated. Without keys, the two lists of files that it
+        has must agree.
+    dry_run : bool
+        Whether to remove nothing, and only say what would be.
+    storage_options : mapping, optional
+        fsspec's, for the URL.
+
+    Returns
+    -------
+    CleanReport
+
+    Raises
+    ------
+    MetadataError
+        If there is no metadata, or it is damaged, or names files that are not there or have another size. Nothing is
+        removed then: it may be all that is left of a checkpoint.
+    AuthenticationError, KeyMissingError, WrongKeyError
+        If keys are given, and the metadata is not what they say.
+    AbortedError
+        If somebody publishes to the folder, or cleans it up, and does not finish.
+    """
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    folder = Folder(path, storage_options)
+    with locked(folder.filesystem, folder.path):
+        names = folder.names(beside=True)
+        files = list_files(folder.filesystem, folder.path)
+        named = set(names)
+        for name in names:
+            with located(file=folder.full(name)):
+                named |= _named_files(folder.read(name), ring, rank_of(name), files)
+        ranks = None if names == [".metadata"] else {rank_of(name) for name in names}
+        found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
+        kept = sorted(name for name in files if name not in named and name not in found)
+        failed = {} if dry_run else remove_files(folder.filesystem, folder.path, found)
+    report = CleanReport(
+        tuple(name for name in found if name not in failed),
+        sum(files[name] or 0 for name in found if name not in failed),
+        {name: str(error) for name, error in failed.items()},
+        tuple(kept),
+        dry_run,
+    )
+    if failed:
+        warnings.warn(f"{len(failed)} files could not be removed:\n{report}", stacklevel=2)
+    return report
+
+
+def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[str, int | None]) -> set[str]:
+    """The data files that a metadata file names, once all of them were found."""
+    content, manifest = _read(data, keys, rank)
+    ends: dict[str, int] = {}
+    for place in (content.storage_data or {}).values():
+        path = place.relative_path
+        ends[path] = max(ends.get(path, 0), place.offset + place.length)
+    if manifest is not None and manifest.files.keys() != ends.keys():
+        raise _doubtful("its items and its manifest name different files")
+    for path, end in ends.items():
+        if "/" in path:
+            continue  # nothing in folders is ever removed
+        if path not in files:
+            raise _doubtful(f"it names {path}, which is not there")
+        size = files[path]
+        if size is not None and (size < end or (manifest is not None and manifest.files[path].size != size)):
+            raise _doubtful(f"{path} has {size} bytes, which is not what it says")
+    return set(ends)
+
+
+def _read(data: bytes, keys: KeyRing, rank: int | None) -> tuple[Metadata, Manifest | None]:
+    parts = split(data)
+    if len(keys) or parts.key is None:
+        content = metadata_file.load(data, keys, rank=rank)
+        return content, metadata_file.manifest_of(content)
+    manifest = parts.manifest  # nobody can say that it is right, only that both its parts say the same
+    content = load_metadata(parts.pickled)
+    check_places(content, manifest)
+    check_items(content, rank)
+    return content, manifest
+
+
+def _doubtful(reason: str) -> MetadataError:
+    return MetadataError(
+        f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
+        "like a leftover may belong to it. streamxf.verify says what is wrong, streamxf.salvage reads what is left"
+    )

@@ -1,0 +1,290 @@
+"""Publishing beside others: nothing that was published is ever lost, and what earlier saves left goes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+
+import streamxf
+from streamxf.dcp import writer as writer_module
+from streamxf.dcp.publish import durable, lock
+from streamxf.errors import AbortedError, ContainerError
+
+from .helpers import assert_same, data_files, error_of, full_chain, load, manifest_of, refused, save
+
+ROUNDS = 20
+
+
+def state_of(value: float) -> dict[str, Any]:
+    return {name: torch.full((257,), value) for name in "abcd"}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+# -- leftovers -------------------------------------------------------------------------------------
+
+LEFTOVERS = [
+    "__0_0_" + "0" * 32 + ".distcp",
+    "__7_3_" + "a" * 32 + ".distcp",
+    "__0_0.distcp",
+    "__12_0.distcp",
+    ".metadata.0123abcd.tmp",
+    ".metadata.tmp",
+    "__0.metadata",
+    "__3.metadata",
+    "__3.metadata.0123abcd.tmp",
+]
+NOT_OURS = [
+    "README.md",
+    "__0_0.distcp.bak",
+    "x__0_0.distcp",
+    ".metadata.old",
+    "__a_0.distcp",
+    "__0_0_" + "A" * 32 + ".distcp",
+    "__00_0.distcp",
+]
+
+
+def plant(folder: Path, names: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text("left")
+
+
+@pytest.mark.parametrize("before", ["nothing", "a checkpoint", "a damaged one"])
+def test_a_save_removes_what_earlier_ones_left(checkpoint: Path, before: str) -> None:
+    if before != "nothing":
+        save(state_of(0), checkpoint, [], thread_count=4)
+    if before == "a damaged one":
+        (checkpoint / ".metadata").write_bytes(b"rubbish")
+    plant(checkpoint, LEFTOVERS + NOT_OURS)
+    save(state_of(1), checkpoint)
+    assert_same(load(state_of(0), checkpoint), state_of(1))
+    named = {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == named | set(NOT_OURS)
+
+
+def test_nothing_goes_before_the_new_one_is_published(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(state_of(0), checkpoint)
+    plant(checkpoint, LEFTOVERS)
+    before = set(os.listdir(checkpoint))
+
+    def fail(*_: Any, **__: Any) -> None:
+        assert before <= set(os.listdir(checkpoint))
+        raise OSError(errno.EIO, "fault injected")
+
+    monkeypatch.setattr(writer_module, "publish", fail)
+    assert isinstance(error_of(lambda: save(state_of(1), checkpoint)), OSError)
+    assert set(os.listdir(checkpoint)) == before  # and the failed save's own files are gone
+
+
+def test_a_link_in_the_place_of_a_data_file_is_removed_and_not_followed(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    checkpoint.mkdir()
+    (checkpoint / "__0_0.distcp").symlink_to(tmp_path / "precious")
+    save(state_of(1), checkpoint)
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (checkpoint / "__0_0.distcp").is_symlink()
+
+
+def test_names_that_look_like_patterns(tmp_path: Path) -> None:
+    """Fsspec's `rm` expands them: cleaning `run[1]` would remove files of `run1`."""
+    url = "memory://patterns"
+    memory = fsspec.filesystem("memory")
+    for folder in ("run1", "run[1]"):
+        memory.pipe_file(f"/patterns/{folder}/__0_0.distcp", b"left")
+    save_to = streamxf.FsspecWriter(f"{url}/run[1]")
+    dcp.save(state_of(1), storage_writer=save_to)
+    assert memory.cat_file("/patterns/run1/__0_0.distcp") == b"left"
+    assert not memory.exists("/patterns/run[1]/__0_0.distcp")
+
+
+def test_leftovers_that_cannot_be_removed_are_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(checkpoint, [f"__{rank}_0.distcp" for rank in range(9)])
+
+    def unlink(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, "fault injected")
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.warns(UserWarning, match=r"unencrypted.*__0_0\.distcp.* and 4 more .*streamxf\.clean"):
+        save(state_of(1), checkpoint, full_chain())
+    assert_same(load(state_of(0), checkpoint), state_of(1))
+
+
+# -- at the same time ------------------------------------------------------------------------------
+
+
+def save_again_and_again(process: int, folder: str, outcomes: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for turn in range(ROUNDS):
+        state = state_of(1000 * process + turn)
+        error = error_of(partial(save, state, Path(folder), [], thread_count=2))
+        outcomes.put((process, type(error).__name__ if error is not None else "saved"))
+
+
+def test_saves_of_several_processes_into_one_folder(checkpoint: Path) -> None:
+    outcomes = mp.get_context("spawn").SimpleQueue()
+    processes = mp.start_processes(
+        save_again_and_again, (str(checkpoint), outcomes), nprocs=2, join=False, start_method="spawn"
+    )
+    loaded = 0
+    while not processes.join(timeout=0.01):
+        if (checkpoint / ".metadata").exists():
+            target = state_of(-1)
+            error = error_of(partial(load, target, checkpoint, keys=None))
+            if error is None:  # else the save that it was reading was replaced meanwhile
+                loaded += 1
+                assert len({float(tensor[0]) for tensor in target.values()}) == 1
+    found = [outcomes.get() for _ in range(2 * ROUNDS)]
+    assert {outcome for _, outcome in found} <= {"saved", "AbortedError"}
+    assert sum(outcome == "saved" for _, outcome in found) >= ROUNDS
+    assert loaded
+    target = load(state_of(-1), checkpoint, keys=None)
+    assert len({float(value[0]) for value in target.values()}) == 1
+    assert set(os.listdir(checkpoint)) == {".metadata", *manifest_of(checkpoint).files}
+
+
+def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one publishes while the other is between its last look and its put, and cleans up after that put."""
+    url = "memory://overlap"
+    dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
+    publish, remove = writer_module.publish, writer_module.remove_leftovers
+    looked, cleaning, put = threading.Event(), threading.Event(), threading.Event()
+
+    def publish_late(*args: Any, **options: Any) -> None:
+        if threading.current_thread().name == "late":
+            looked.set()
+            assert cleaning.wait(30)
+        publish(*args, **options)
+        if threading.current_thread().name == "late":
+            put.set()
+
+    def remove_later(*args: Any) -> None:
+        if threading.current_thread().name == "early":
+            cleaning.set()
+            assert put.wait(30)
+        remove(*args)
+
+    monkeypatch.setattr(writer_module, "publish", publish_late)
+    monkeypatch.setattr(writer_module, "remove_leftovers", remove_later)
+    errors: list[BaseException | None] = []
+
+    def save_one(value: float) -> None:
+        writer = streamxf.FsspecWriter(url)
+        errors.append(error_of(lambda: dcp.save(state_of(value), storage_writer=writer, no_dist=True)))
+
+    late = threading.Thread(target=save_one, args=(2.0,), name="late")
+    late.start()
+    assert looked.wait(30)
+    early = threading.Thread(target=save_one, args=(1.0,), name="early")
+    early.start()
+    early.join()
+    late.join()
+    assert errors == [None, None]
+    target = state_of(-1)
+    dcp.load(target, storage_reader=streamxf.FsspecReader(url), no_dist=True)
+    assert_same(target, state_of(2))
+
+
+@pytest.mark.parametrize("damage", ["gone", "shorter", "longer", "a link"])
+def test_a_file_that_is_not_as_it_was_written_is_not_published(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    save(state_of(0), checkpoint)
+    dump = writer_module.metadata_file.dump
+
+    def then_damage(metadata: Any, manifest: Any, key: Any) -> bytes:
+        file = checkpoint / max(manifest.files)
+        content = file.read_bytes()
+        if damage in ("gone", "a link"):
+            file.unlink()
+        if damage == "a link":
+            file.symlink_to(data_files(checkpoint)[0])
+        if damage in ("shorter", "longer"):
+            file.write_bytes(content[:-1] if damage == "shorter" else content + b"x")
+        return dump(metadata, manifest, key)
+
+    monkeypatch.setattr(writer_module.metadata_file, "dump", then_damage)
+    kind = AbortedError if damage == "gone" else ContainerError
+    with refused(kind, "not published"):
+        save(state_of(1), checkpoint, thread_count=2)
+    monkeypatch.undo()
+    assert_same(load(state_of(1), checkpoint), state_of(0))
+
+
+def test_a_lock_that_somebody_keeps(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(state_of(0), checkpoint)
+    monkeypatch.setattr(lock, "PATIENCE", 0.05)
+    with lock.locked(streamxf.FileSystemReader(checkpoint).fs, checkpoint) as alone:
+        assert alone
+        with refused(AbortedError, "another process"):
+            save(state_of(1), checkpoint)
+    assert_same(load(state_of(1), checkpoint), state_of(0))
+    save(state_of(1), checkpoint)
+    assert_same(load(state_of(0), checkpoint), state_of(1))
+
+
+# -- folders on the disk ---------------------------------------------------------------------------
+
+
+def test_folders_that_a_save_makes_are_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    save(state_of(0), tmp_path / "run" / "step", sync_files=True)
+    for folder in (tmp_path, tmp_path / "run", tmp_path / "run" / "step"):
+        assert str(folder) in synced
+    synced.clear()
+    save(state_of(0), tmp_path / "run" / "other")
+    assert not synced
+
+
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_file_systems_that_cannot_sync_folders(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, number: int, fails: bool
+) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, "fault injected")
+        fsync(descriptor)
+
+    monkeypatch.setattr(durable.os, "fsync", refuse)
+    error = error_of(lambda: save(state_of(0), checkpoint, sync_files=True))
+    assert isinstance(error, OSError) == fails
+    assert (checkpoint / ".metadata").exists() != fails
+
+
+def test_storage_that_may_not_replace_in_one_step_is_warned_of(tmp_path: Path) -> None:
+    class Ftp(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        protocol = "ftpmemory"
+
+    fsspec.register_implementation("ftpmemory", Ftp, clobber=True)
+    with pytest.warns(UserWarning, match="whether ftpmemory replaces a file in one step"):
+        streamxf.FsspecWriter("ftpmemory://x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        streamxf.FsspecWriter("memory://x")
+        streamxf.FsspecWriter(f"file://{tmp_path}")
+        streamxf.FileSystemWriter(tmp_path)
