@@ -18,6 +18,7 @@ from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.source import FileSlice
 
 _DECODED = -2  # the scratch memory's place for a decoded block; a chain's steps count from 0, and -1 is taken
+_LOST_AFTER = 8  # damaged blocks in a row: zeros would be taken for the heads of blocks without end
 _scratch = ScratchPool(keep=16)
 
 Then = Callable[[], None]
@@ -113,8 +114,15 @@ def _done(notes: Notes, index: int, error: Exception | None, framed: bool) -> No
 def _check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | None, notes: Notes) -> None:
     """Go from block to block by the lengths in their heads, because there is no index to find them by."""
     at, index, last = header.size, 0, False
+    damaged = 0
     scratch = Scratch()
     while not last:
+        if damaged == _LOST_AFTER:
+            notes.error(
+                BlockError(f"nothing tells where this block and the rest are: {_LOST_AFTER} before it are damaged"),
+                index,
+            )
+            return
         try:
             head = parse_head(source.read_at(at, BLOCK_HEAD_BYTES), index, stage_limit(header.block_size))
             stored = source.view(at, BLOCK_HEAD_BYTES + head.stored_size, scratch)
@@ -129,7 +137,9 @@ def _check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | N
                 decoded = coder.decode(stored[BLOCK_HEAD_BYTES:], index, head.last, scratch)
                 if not head.last and len(decoded) != header.block_size:
                     raise CodecError(f"block decodes to {len(decoded)} bytes where {header.block_size} belong")
+            damaged = 0
         except StreamxfError as error:
             notes.error(error, index)
+            damaged += 1
         at += len(stored)
         index, last = index + 1, head.last

@@ -48,6 +48,8 @@ def _length(source: FileSlice, header: Header) -> int | None:
     try:
         while not last:
             head = parse_head(source.read_at(at, BLOCK_HEAD_BYTES), count, limit)
+            if not (head.last or head.stored_size):  # zeros are no heads, and there may be gigabytes of them
+                return None
             at += BLOCK_HEAD_BYTES + head.stored_size
             count, last = count + 1, head.last
     except ContainerError:
