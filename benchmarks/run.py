@@ -20,7 +20,19 @@ from benchmarks.harness import Settings
 from benchmarks.machine import describe, machine
 from benchmarks.result import markdown
 
-NAMES = ("sizes", "times", "memory", "save_load", "overhead", "encryption", "rekey", "profile", "scaling", "granite")
+NAMES = (
+    "sizes",
+    "times",
+    "memory",
+    "save_load",
+    "overhead",
+    "encryption",
+    "rekey",
+    "publishing",
+    "profile",
+    "scaling",
+    "granite",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
