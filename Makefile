@@ -27,8 +27,9 @@ help: ## Show this list
 demo: $(STAMPS)/model ## Save and load a real model through several chains
 	$(RUN) streamxf.cli.demo $(ARGS)
 
+# A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test ## Run the tests
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)

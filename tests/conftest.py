@@ -1,6 +1,6 @@
 """What holds for all tests: profiles of Hypothesis, one thread of torch for each of several test processes, a table.
 
-The profiles are "quick" on a desk and "thorough" in CI; HYPOTHESIS_PROFILE chooses one by name.
+The profiles are "quick" on a desk, "thorough" in CI, and "deep" on request: HYPOTHESIS_PROFILE chooses one by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # deadline=None: blocks are encoded by threads of a shared machine, and what a single example takes says nothing
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("quick", max_examples=100, deadline=None, suppress_health_check=_SLOW_IS_FINE)
-settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=_SLOW_IS_FINE)
+for _name, _examples in {"quick": 100, "thorough": 200, "deep": 2000}.items():
+    settings.register_profile(_name, max_examples=_examples, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 _DEFAULT = "thorough" if os.environ.get("CI", "").lower() == "true" else "quick"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _DEFAULT))
 

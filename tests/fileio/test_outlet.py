@@ -222,9 +222,13 @@ def test_memory_that_was_handed_over_lives_until_it_is_encoded() -> None:
     parts = [bytearray(os.urandom(3 * BLOCK)) for _ in range(20)]
     copies = [bytes(part) for part in parts]
     stream = StreamWriter(target, Chain([Checksum()]), block_log2=16, outlet=outlet)
-    while parts:
-        stream.write_owned(memoryview(parts.pop(0)))
-        gc.collect()
+    gc.freeze()  # or each collection would look through all that other tests have left
+    try:
+        while parts:
+            stream.write_owned(memoryview(parts.pop(0)))
+            gc.collect()
+    finally:
+        gc.unfreeze()
     stream.close()
     del stream
     outlet.settle()
