@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz bench bench-smoke bench-publish lint format docs clean
+.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -34,6 +34,10 @@ test: $(STAMPS)/test ## Run the tests
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
 	PYTHONPATH=tests $(RUN) fuzz $(ARGS)
+
+# One row: make torture ARGS='killed'; a twentieth of it all: ARGS='--share 20'; more in make torture ARGS=--help
+torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (40 minutes, needs a C compiler)
+	PYTHONPATH=.:tests $(RUN) faults $(ARGS)
 
 # About 20 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
 bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (20 minutes, 12 GiB of memory, 10 GiB of disk)

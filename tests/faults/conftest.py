@@ -12,7 +12,7 @@ from .shim import compiler
 
 Try = Callable[..., dict[str, Any]]
 
-BAD = ("unloadable", "mixed", "corrupt", "false_success", "hung", "unclean")
+BAD = ("unloadable", "mixed", "corrupt", "false_success", "hung", "disagree", "unclean")
 
 
 @pytest.fixture(scope="package")

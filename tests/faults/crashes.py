@@ -78,5 +78,5 @@ def _verdicts(bench: Bench, states: list[dict[str, bytes]]) -> list[tuple[str, s
 def _verdict(bench: Bench, root: Path, files: dict[str, bytes]) -> tuple[str, str]:
     empty(root)
     put(root, files)
-    outcome = forks.attempt(partial(bench.subject.verdict, bench.path))
+    outcome = forks.attempt(partial(bench.subject.verified_verdict, bench.path))
     return bench.verdict_of(outcome, 0), outcome.error

@@ -10,7 +10,8 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -37,6 +38,51 @@ def run(*calls: Callable[[], Any], seconds: float = SECONDS) -> list[Outcome]:
 def run_one(call: Callable[[], Any], seconds: float = SECONDS) -> Outcome:
     """Make one call in a child."""
     return run(call, seconds=seconds)[0]
+
+
+class Helper:
+    """A child that makes one call again and again, with other arguments each time; a fork for each would be slower."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        asking, self._asks = os.pipe()
+        self._answers, answering = os.pipe()
+        self._process = os.fork()
+        if self._process:
+            os.close(asking)
+            os.close(answering)
+            return
+        try:
+            os.close(self._asks)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            with os.fdopen(asking, "rb") as questions, os.fdopen(answering, "wb") as answers:
+                while True:
+                    pickle.dump(attempt(partial(call, *pickle.load(questions))), answers)
+                    answers.flush()
+        except EOFError:  # nobody asks any more
+            pass
+        finally:
+            os._exit(0)
+
+    def ask(self, *arguments: Any, seconds: float = SECONDS) -> Outcome:
+        """Make the call. A child that hangs or dies does so for all later calls."""
+        try:
+            os.write(self._asks, pickle.dumps(arguments))
+        except BrokenPipeError:
+            return Outcome("killed")
+        if not select.select([self._answers], [], [], seconds)[0]:
+            os.kill(self._process, signal.SIGKILL)
+            return Outcome("hung")
+        with os.fdopen(os.dup(self._answers), "rb") as answers:
+            try:
+                return cast(Outcome, pickle.load(answers))
+            except EOFError:
+                return Outcome("killed")
+
+    def close(self) -> None:
+        """Have the child end."""
+        os.close(self._asks)
+        os.close(self._answers)
+        os.waitpid(self._process, 0)
 
 
 def _start(call: Callable[[], Any]) -> tuple[int, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from faults.crashes import lost_writes
 from faults.full_disk import full_disk
 from faults.mutants import MUTANTS
 from faults.rows import failing, interrupted, interrupted_load, killed
+from faults.s3 import killed_s3
 from faults.shim import Shim
 from faults.subjects import CHAINS, LAYOUTS, OLD, Subject
 from faults.trials import Bench, Tally
@@ -34,7 +35,7 @@ class Job:
     Attributes
     ----------
     row : str
-        A function's name in `ROWS`.
+        A function's name in `ROWS`, or "killed_s3".
     layout, chain : str
         As in `subjects`.
     first : bool
@@ -56,9 +57,13 @@ class Job:
         """Try it in this process, which forks."""
         scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=_fast_folder()))
         try:
+            subject = Subject(LAYOUTS[self.layout], self.chain)
+            if self.row == "killed_s3":
+                return killed_s3(subject, scratch, **self.options)
             mutant = nullcontext if self.mutant is None else MUTANTS[self.mutant]
-            bench = Bench(shim, Subject(LAYOUTS[self.layout], self.chain), scratch, first=self.first, mutant=mutant)
-            return ROWS[self.row](bench, **self.options)
+            bench = Bench(shim, subject, scratch, first=self.first, mutant=mutant)
+            with closing(bench):
+                return ROWS[self.row](bench, **self.options)
         finally:
             shutil.rmtree(scratch)
 
@@ -66,7 +71,8 @@ class Job:
 def import_what_is_used() -> None:
     """Import what a save and a load import when they are made first, so that each child has it when it is forked."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in forks.run_one(partial(_modules, Path(folder))).value:
+        names = ["s3fs"] if importlib.util.find_spec("s3fs") else []
+        for name in names + forks.run_one(partial(_modules, Path(folder))).value:
             importlib.import_module(name)
 
 
@@ -75,7 +81,7 @@ def _modules(folder: Path) -> list[str]:
     for chain in (*CHAINS, "stock"):
         subject = Subject(LAYOUTS["2 threads"], chain)
         subject.save(folder / chain, OLD)
-        subject.load(folder / chain)
+        subject.verified_verdict(folder / chain)
     return sorted(set(sys.modules) - before)
 
 

