@@ -15,7 +15,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
-import streamxf.dcp.save.datafile
 from streamxf.dcp.publish import commit as publish
 
 from .helpers import KEY, assert_same, error_of, full_chain, load, manifest_of, save
@@ -229,35 +228,3 @@ def test_an_object_that_cannot_be_pickled(checkpoint: Path) -> None:
     error = error_of(lambda: save({**old, "bad": Unsavable()}, checkpoint, thread_count=2))
     assert isinstance(error, ValueError)
     assert_unharmed(checkpoint, old, KEY)
-
-
-def test_an_interrupt_while_other_files_are_written_waits_for_them_and_leaves_nothing(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = {str(number): torch.rand(100_000) for number in range(8)}
-    joined: list[threading.Thread] = []
-    join = threading.Thread.join
-
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        if thread.name.startswith("streamxf-file_") and thread not in joined:
-            joined.append(thread)
-            raise KeyboardInterrupt
-        join(thread, timeout)
-
-    held = threading.Event()
-    finish = streamxf.dcp.save.datafile.DataFile.finish
-
-    def slow(self: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            held.wait(0.3)
-        finish(self)
-
-    monkeypatch.setattr(streamxf.dcp.save.datafile.DataFile, "finish", slow)
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(BaseException) as failure:
-        save(state, checkpoint, thread_count=3)
-    assert joined, "the save ended before anybody waited for its threads"
-    assert "KeyboardInterrupt" in repr(failure.value) + str(failure.value)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("streamxf-file_")]
-    assert not list(checkpoint.glob("*.distcp"))
-    assert not (checkpoint / ".metadata").exists()

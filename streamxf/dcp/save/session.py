@@ -70,6 +70,8 @@ class Save:
     writer_id : bytes
     meter : Meter
         What all threads of the save count in.
+    failed : bool
+        Whether anything has failed.
     report : SaveReport or None
         What was written, once all of it is.
     """
@@ -87,6 +89,7 @@ class Save:
         self._modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
+        self.failed = False
         self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
         self._begun = threading.Lock()
 
@@ -103,11 +106,6 @@ class Save:
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
 
-    @property
-    def failed(self) -> bool:
-        """Whether anything has failed."""
-        return bool(self._failures)
-
     def take_cause(self) -> BaseException | None:
         """The first failure; None if there is none. It is kept no longer: it leads to all memory that was in use."""
         failures, self._failures = self._failures, []
@@ -118,6 +116,7 @@ class Save:
     def fail(self, error: BaseException) -> None:
         """Tell of a failure: files that are being written stop before their next item."""
         self._failures.append(error)
+        self.failed = True
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -41,17 +42,30 @@ def write_all(
             except BaseException as error:
                 save.fail(error)
 
-    helpers = [threading.Thread(target=work, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files)))]
-    begun = False
+    begun: list[None] = []
+    over: list[None] = []
+    news: SimpleQueue[None] = SimpleQueue()
+
+    def help_out() -> None:
+        begun.append(None)
+        try:
+            work()
+        finally:
+            over.append(None)
+            news.put(None)
+
+    helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files))))
+    first = True
     while True:  # an interrupt may come at any place, and even then nobody leaves before the threads have stopped
         try:
-            if not begun:
-                begun = True
+            if first:
+                first = False
                 all(map(_start, helpers))  # until one cannot be started
                 work()
-            for helper in helpers:
-                if helper.is_alive():
-                    helper.join()
+            # No join: an interrupt of it makes Python 3.11 and 3.12 believe that a thread has ended which has not. One
+            # that begins only now finds nothing to do.
+            while len(over) < len(begun):
+                news.get()
             break
         except BaseException as error:
             save.fail(error)

@@ -1,0 +1,531 @@
+"""What fails in a save before it is published, in any thread: the save raises the first cause, and leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.planner import SavePlanner
+
+import streamxf
+from streamxf import Checksum
+from streamxf.dcp.publish import commit
+from streamxf.dcp.save.datafile import DataFile
+from streamxf.errors import AbortedError, CodecError
+
+from .foreign_errors import MADE, NeedsTwo
+from .helpers import assert_same, full_chain, load, manifest_of, save, unwrapped
+
+ITEMS = 8
+
+
+def states() -> tuple[dict[str, Any], dict[str, Any]]:
+    old = {str(number): torch.full((300, 100), float(number)) for number in range(ITEMS)}
+    return old, {name: value + 1 for name, value in old.items()}
+
+
+class Planner(dcp.DefaultSavePlanner):
+    """Runs `act` with the number of each item that is asked for, from 1, counted over all threads."""
+
+    def __init__(self, act: Callable[[int], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._act = act
+        self._lock = threading.Lock()
+        self._asked = 0
+
+    def resolve_data(self, write_item: Any) -> Any:
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+        self._act(number)
+        return super().resolve_data(write_item)
+
+
+def raising(at: int, error: BaseException) -> Callable[[int], None]:
+    def act(number: int) -> None:
+        if number == at:
+            raise error
+
+    return act
+
+
+def ignore_torch() -> None:
+    """Torch warns in every save, too."""
+    for message in ("torch.distributed is disabled", "Detected an existing checkpoint"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def writer_for(path: Path, threads: int = 1, **options: Any) -> streamxf.FileSystemWriter:
+    return streamxf.FileSystemWriter(path, _extensions=full_chain(), thread_count=threads, sync_files=False, **options)
+
+
+def failure_of(action: Callable[[], Any]) -> BaseException:
+    """The error of the only rank, out of DCP's CheckpointException."""
+    with pytest.raises(CheckpointException) as caught:
+        action()
+    assert list(caught.value.failures) == [0]
+    return unwrapped(caught.value)
+
+
+def assert_only(path: Path, state: dict[str, Any]) -> None:
+    """The checkpoint loads, and nothing else is there."""
+    assert_same(load(state, path), state)
+    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+
+
+# -- anything, in any thread -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt("k"), SystemExit(1), GeneratorExit("g"), MemoryError("m"), StopIteration("s"), RuntimeError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_planner_raises_fails_the_save(checkpoint: Path, error: BaseException, threads: int) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    writer = writer_for(checkpoint, threads)
+    for at in (1, 3, ITEMS):
+        found = failure_of(lambda at=at: dcp.save(new, storage_writer=writer, planner=Planner(raising(at, error))))
+        assert found is error
+        assert_only(checkpoint, old)
+        assert writer.report is None
+        error.__traceback__ = None
+    dcp.save(new, storage_writer=writer)
+    assert writer.report is not None
+    assert_only(checkpoint, new)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_errors_of_other_libraries_fail_the_save_as_errors_that_can_be_sent(checkpoint: Path, name: str) -> None:
+    make, kind, text = MADE[name]
+    old, new = states()
+    save(old, checkpoint)
+    planner = Planner(raising(2, make()))
+    found = failure_of(lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 2), planner=planner))
+    assert type(found).__name__ == kind
+    assert text in str(found)
+    assert_only(checkpoint, old)
+
+
+def test_without_collectives_the_error_comes_as_it_is(checkpoint: Path) -> None:
+    old, _ = states()
+    planner = Planner(raising(2, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        dcp.save(old, storage_writer=writer_for(checkpoint, 2), planner=planner, use_collectives=False)
+    assert not list(checkpoint.iterdir())
+
+
+def test_the_notes_tell_the_item_and_the_file(checkpoint: Path) -> None:
+    old, _ = states()
+    planner = Planner(raising(3, OSError(errno.EIO, "torn cable")))
+    found = failure_of(lambda: dcp.save(old, storage_writer=writer_for(checkpoint), planner=planner))
+    (note,) = getattr(found, "__notes__")  # noqa: B009
+    assert "item 2 " in note
+    assert "__0_0_" in note
+
+
+class Refusing(Checksum):
+    """A codec that fails in a worker."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__()
+        self._raised = raised
+
+    def renew(self) -> Refusing:
+        return self
+
+    def encode(self, block: Any, info: Any) -> Any:
+        raise self._raised
+
+
+def test_an_error_in_a_worker_names_codec_item_and_file(checkpoint: Path) -> None:
+    old, _ = states()
+    writer = streamxf.FileSystemWriter(checkpoint, _extensions=[Refusing(NeedsTwo("gpu", 7))], thread_count=2)
+    found = failure_of(lambda: dcp.save(old, storage_writer=writer))
+    assert type(found) is CodecError
+    assert "gpu failed with 7" in str(found)
+    assert found.item in old
+    assert found.file is not None
+    (note,) = getattr(found, "__notes__")  # noqa: B009
+    assert note.startswith("caused by ")
+    assert note.endswith("NeedsTwo: gpu failed with 7")
+
+
+def test_threads_that_cannot_be_started_leave_their_work_to_the_others(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = states()
+    start = threading.Thread.start
+    tried: list[str] = []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("streamxf-file_"):
+            tried.append(thread.name)
+            if len(tried) > 1:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    save(old, checkpoint, thread_count=4)
+    assert len(tried) == 2
+    assert_only(checkpoint, old)
+
+
+# -- the first cause -------------------------------------------------------------------------------
+
+
+def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    both = threading.Barrier(2, timeout=30)
+    second_over = threading.Event()
+    cancel = DataFile.cancel
+
+    def act(number: int) -> None:
+        if number > 2:
+            return
+        both.wait()
+        if number == 1:
+            raise ValueError("first")
+        assert first_told.wait(30)
+        raise KeyError("second")
+
+    first_told = threading.Event()
+
+    def slow(self: Any) -> None:
+        if not first_told.is_set():
+            first_told.set()
+            assert second_over.wait(30)
+        else:
+            second_over.set()
+        cancel(self)
+
+    monkeypatch.setattr(DataFile, "cancel", slow)
+    found = failure_of(lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 2), planner=Planner(act)))
+    assert second_over.is_set()
+    assert isinstance(found, ValueError)
+    assert_only(checkpoint, old)
+
+
+class Unclosable(FileSystem):
+    """Nothing can be closed, and nothing removed."""
+
+    def create_stream(self, path: Any, mode: str) -> Any:
+        return _Unclosable(super().create_stream(path, mode))
+
+    def rm_file(self, path: Any) -> None:
+        raise PermissionError(errno.EPERM, "may not be removed")
+
+
+class _Unclosable:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Any:
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        raise OSError(errno.EIO, "cannot be closed")
+
+
+@pytest.mark.parametrize("filters", ["default", "error"])
+def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(checkpoint: Path, filters: Any) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    writer = writer_for(checkpoint, 2)
+    writer.fs = Unclosable()
+    planner = Planner(raising(3, ValueError("the cause")))
+    with warnings.catch_warnings():
+        warnings.simplefilter(filters)
+        ignore_torch()
+        found = failure_of(lambda: dcp.save(new, storage_writer=writer, planner=planner, no_dist=True))
+    assert str(found) == "the cause"
+    notes = "\n".join(getattr(found, "__notes__"))  # noqa: B009
+    assert notes.count("of the failed save could not be removed") == 2
+    assert_same(load(old, checkpoint), old)
+
+
+def test_a_failure_keeps_no_memory(checkpoint: Path) -> None:
+    """A writer that failed lets go of the error, which leads to the tensors."""
+    import gc
+    import weakref
+
+    class Marked(ValueError):
+        pass
+
+    error: Any = Marked("x")
+    gone = weakref.ref(error)
+    writer = writer_for(checkpoint, 2)
+    state, _ = states()
+    with pytest.raises(CheckpointException):
+        dcp.save(state, storage_writer=writer, planner=Planner(raising(2, error)))
+    error = None
+    gc.collect()
+    assert gone() is None
+    assert writer.report is None
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as Python starts with it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("at", range(1, ITEMS + 1))
+@pytest.mark.parametrize("whose", ["main", "other"])
+def test_ctrl_c_stops_all_threads_and_reaches_the_caller(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, at: int, whose: str
+) -> None:
+    """The signal comes while the main thread writes, or while it waits for one that writes."""
+    old, new = states()
+    save(old, checkpoint)
+    sent = threading.Event()
+    at_work: list[int] = []
+    cancel = DataFile.cancel
+
+    def slow(self: Any) -> None:
+        at_work.append(1)
+        time.sleep(0.01)
+        cancel(self)
+        at_work.append(-1)
+
+    monkeypatch.setattr(DataFile, "cancel", slow)
+
+    def act(number: int) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if number >= at and main == (whose == "main") and not sent.is_set():
+            sent.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if not main:
+                time.sleep(0.05)  # at work, while the main thread hears of it
+
+    try:
+        error: BaseException | None = failure_of(
+            lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 4), planner=Planner(act))
+        )
+    except pytest.fail.Exception:
+        error = None  # nobody raised, because
+        assert not sent.is_set()  # that thread had no item any more
+    assert sum(at_work) == 0, "somebody was still at work when the save had ended"
+    if sent.is_set():
+        assert type(error) is KeyboardInterrupt
+        assert_only(checkpoint, old)
+    else:
+        assert_only(checkpoint, new)
+
+
+# -- publishing, and after it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filters", ["error", "default"])
+def test_clean_up_that_fails_never_fails_a_published_save(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, filters: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even where filters make errors of warnings: the log has them then."""
+    old, new = states()
+    save(old, checkpoint)
+
+    def rm_file(self: Any, path: Any) -> None:
+        raise PermissionError(errno.EPERM, "may not be removed")
+
+    monkeypatch.setattr(FileSystem, "rm_file", rm_file)
+    writer = writer_for(checkpoint)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(filters)
+        ignore_torch()
+        dcp.save(new, storage_writer=writer)
+    assert_same(load(new, checkpoint), new)
+    assert writer.report is not None
+    assert writer.save_id == manifest_of(checkpoint).save_id
+    told = [str(warning.message) for warning in caught] if filters == "default" else caplog.messages
+    assert any("is saved, but" in message for message in told)
+
+
+def test_a_warning_that_is_an_error_fails_the_save_before_it_is_published(checkpoint: Path) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ignore_torch()
+        found = failure_of(lambda: dcp.save({**new, "object": Path("x")}, storage_writer=writer_for(checkpoint, 2)))
+    assert isinstance(found, UserWarning)
+    assert_only(checkpoint, old)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    old, new = states()
+    writer = writer_for(checkpoint, threads)
+    dcp.save(old, storage_writer=writer)
+    first = writer.save_id
+    made: list[str] = []
+
+    def fail(*_: Any, **__: Any) -> Any:
+        made.append("tried")
+        raise NeedsTwo("publish", 1)
+
+    monkeypatch.setattr(commit, "_replace_local", fail)
+    found = failure_of(lambda: dcp.save(new, storage_writer=writer))
+    assert made
+    assert "publish failed with 1" in str(found)
+    assert writer.report is None
+    assert writer.save_id == first == manifest_of(checkpoint).save_id
+    assert_only(checkpoint, old)
+
+
+def test_an_error_after_the_rename_is_reported_and_the_new_checkpoint_loads(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = states()
+    save(old, checkpoint)
+    replace = Path.replace
+    replaced: list[Path] = []
+
+    def noted(self: Path, target: Any) -> Path:
+        replaced.append(self)
+        return replace(self, target)
+
+    sync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if replaced:
+            raise OSError(errno.EIO, "after the rename")
+        sync(descriptor)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(os, "fsync", fail)
+    writer = streamxf.FileSystemWriter(checkpoint, _extensions=full_chain())
+    found = failure_of(lambda: dcp.save(new, storage_writer=writer))
+    monkeypatch.undo()
+    assert "after the rename" in str(found)
+    assert_same(load(new, checkpoint), new)
+
+
+# -- in the background, and with cached plans ------------------------------------------------------
+
+
+def in_background(state: dict[str, Any], **options: Any) -> Future[Any]:
+    future = dcp.async_save(state, no_dist=True, **options)
+    assert isinstance(future, Future)
+    return future
+
+
+def test_the_future_of_a_save_in_the_background_has_the_error(checkpoint: Path) -> None:
+    old, new = states()
+    writer = writer_for(checkpoint, 2)
+    in_background(old, storage_writer=writer).result(60)
+    assert_only(checkpoint, old)
+    future = in_background(new, storage_writer=writer, planner=Planner(raising(3, NeedsTwo("put", 1))))
+    error = future.exception(60)
+    assert isinstance(error, CheckpointException)
+    assert "NeedsTwo: put failed with 1" in str(error)
+    with pytest.raises(CheckpointException):
+        future.result()
+    assert_only(checkpoint, old)
+    in_background(new, storage_writer=writer).result(60)
+    assert_only(checkpoint, new)
+
+
+def test_what_cannot_be_staged_fails_at_once(checkpoint: Path) -> None:
+    class Uncopyable(torch.Tensor):
+        pass
+
+    old, _ = states()
+    bad = torch.zeros(3).as_subclass(Uncopyable)
+    writer = writer_for(checkpoint)
+    writer.stage = lambda state_dict: (_ for _ in ()).throw(NeedsTwo("stage", 2))  # type: ignore[method-assign]
+    with pytest.raises(NeedsTwo):
+        in_background({**old, "bad": bad}, storage_writer=writer)
+    assert not checkpoint.exists()
+
+
+def test_a_second_save_beside_one_in_the_background_is_refused_and_the_first_one_stands(checkpoint: Path) -> None:
+    old, _ = states()
+    writer = writer_for(checkpoint)
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def act(number: int) -> None:
+        if number == 2:
+            under_way.set()
+            assert go_on.wait(60)
+
+    first = in_background(old, storage_writer=writer, planner=Planner(act))
+    assert under_way.wait(60)
+    other = writer_for(checkpoint.with_name("other"))
+    dcp.save(old, storage_writer=other)  # a writer of its own is no problem
+    go_on.set()
+    first.result(60)
+    assert_only(checkpoint, old)
+    assert_only(checkpoint.with_name("other"), old)
+
+
+@pytest.fixture
+def no_cached_plans() -> Iterator[None]:
+    caches = [
+        SavePlanner._cached_save_plan,
+        SavePlanner._cached_all_plans,
+        SavePlanner._cached_global_plan,
+        SavePlanner._cached_metadata,
+        SavePlanner._cached_final_save_plan,
+    ]
+    before = [dict(cache) for cache in caches]
+    for cache in caches:
+        cache.clear()
+    yield
+    for cache, kept in zip(caches, before, strict=True):
+        cache.clear()
+        cache.update(kept)
+
+
+@pytest.mark.usefixtures("no_cached_plans")
+def test_cached_plans_survive_a_save_that_fails(checkpoint: Path) -> None:
+    writer = writer_for(checkpoint, 2)
+    state, _ = states()
+    here = checkpoint / ".metadata"
+    last: dict[str, Any] | None = None
+    for number, fails in enumerate([True, False, True, True, False]):
+        state = {name: value + 1 for name, value in state.items()}
+        act = raising(2 if fails else -1, ValueError(f"save {number}"))
+        planner = Planner(act, enable_plan_caching=True)
+        if fails:
+            found = failure_of(lambda planner=planner: dcp.save(state, storage_writer=writer, planner=planner))  # noqa: B023
+            assert str(found) == f"save {number}"
+        else:
+            dcp.save(state, storage_writer=writer, planner=planner)
+            last = state
+        if last is None:
+            assert not here.exists()
+        else:
+            assert_only(checkpoint, last)
+    assert SavePlanner._cached_save_plan, "nothing was cached, so this test shows nothing"
+
+
+def test_a_writer_that_never_began_says_so(checkpoint: Path) -> None:
+    with pytest.raises(AbortedError, match="no save is under way"):
+        writer_for(checkpoint).write_data(dcp.SavePlan([]), dcp.DefaultSavePlanner())
