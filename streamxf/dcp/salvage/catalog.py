@@ -118,7 +118,9 @@ class Catalog:
                     for one in (index, last):
                         if one is not None:
                             message = "the metadata gives two items the same bytes of a file: it is damaged"
-                            self.damaged.append(Lost(one.fqn, path, None, None, MetadataError.__name__, message))
+                            self.damaged.append(
+                                Lost(one.fqn, session._full(path), None, None, MetadataError.__name__, message)
+                            )
                             yield one.fqn
                 if offset + length > reach:
                     reach, last = offset + length, index

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from streamxf.dcp.metadata.file import key_fragment
 from streamxf.descriptor import ENCRYPT, MAX_BOUND, MAX_FRAGMENT
-from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, StreamxfError
+from streamxf.errors import DescriptorError, KeyServiceError, MetadataError, StreamxfError, WrongKeyError
 from streamxf.keys import KeyRing
 
 _TEXT = re.compile(
@@ -36,8 +36,10 @@ def find_keys(remains: Iterable[bytes], keys: KeyRing) -> list[str]:
             keys.unwrap(key_fragment(text))
         except KeyServiceError:
             raise
+        except DescriptorError:
+            continue  # a piece of one
         except StreamxfError as error:
-            if reason is None or isinstance(error, KeyMissingError):
+            if reason is None or isinstance(reason, WrongKeyError):  # which a damaged copy of a good one raises
                 reason = error
         else:
             opened.append(text)

@@ -95,9 +95,9 @@ class Filler:
         if not complete:
             whole.zero_()
         good = 0
-        for chunk in item.chunks:
+        for number, chunk in enumerate(item.chunks):
             box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
-            if self._read(_chunk_request(name, chunk), item, box):
+            if self._read(_chunk_request(name, number, chunk), item, box):
                 good += 1
             elif self._partial:
                 box.zero_()
@@ -177,8 +177,6 @@ class Filler:
         All copies are read that several ranks have of it: nothing says that they are of one save.
         """
         index = request.storage_index
-        size = next((tuple(chunk.sizes) for chunk in item.chunks if chunk.offsets == index.offset), None)
-        offset = tuple(index.offset or ())
         found = False
         for session in self._catalog.readers_of(index):
             try:
@@ -186,10 +184,10 @@ class Filler:
                     session.read_tensor(request, item.properties.dtype, target)
                     found = True
                 elif not _same_bits(target, session.read_tensor(request, item.properties.dtype)):
-                    self._damaged.append(_differ(request.storage_index.fqn, offset, size))
+                    self._damaged.append(_differ(index.fqn, *_box(item, index)))
                     return False
             except (StreamxfError, OSError) as error:
-                self._damaged.append(Lost.of(error, index.fqn, session.file_of(index), offset, size))
+                self._damaged.append(Lost.of(error, index.fqn, session.file_of(index), *_box(item, index)))
         return found
 
     def _covers(self, name: str, shape: Sequence[int], chunks: Sequence[Chunk]) -> bool:
@@ -246,9 +244,15 @@ def _chunks_of(item: TensorStorageMetadata) -> list[Chunk]:
     return [(chunk.offsets, chunk.sizes) for chunk in item.chunks]
 
 
-def _chunk_request(name: str, chunk: ChunkStorageMetadata) -> ReadItem:
+def _box(item: TensorStorageMetadata, index: MetadataIndex) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """A chunk's offset and size."""
+    size = next((tuple(chunk.sizes) for chunk in item.chunks if chunk.offsets == index.offset), None)
+    return tuple(index.offset or ()), size
+
+
+def _chunk_request(name: str, number: int, chunk: ChunkStorageMetadata) -> ReadItem:
     begin = torch.Size([0] * len(chunk.sizes))
-    index = MetadataIndex(name, chunk.offsets)
+    index = MetadataIndex(name, chunk.offsets, number)
     return ReadItem(LoadItemType.TENSOR, index, begin, index, begin, chunk.sizes)
 
 

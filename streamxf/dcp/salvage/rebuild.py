@@ -43,6 +43,7 @@ from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice, access_to
 
 _STEP = 16 * 2**20
+_ZIP = b"PK\x03\x04"
 _VOUCHED = (
     "no metadata could be used: that no data file of the save is missing, and that all files are of one save, is what "
     "you vouched for"
@@ -120,7 +121,7 @@ def rebuild(
     reader = _Files(session, remains.values(), kept)
     for name, writer in sorted(save.files.items()):
         reader.read(name, writer)
-    if not reader.containers:
+    if reader.bare and not reader.containers:
         raise MetadataError(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
             "not say what they are. Restore .metadata from a copy"
@@ -146,6 +147,8 @@ class _Files:
     ----------
     containers : int
         How many there were.
+    bare : bool
+        Whether a file begins as ``torch.save`` begins.
     """
 
     def __init__(self, session: Session, remains: Collection[bytes], kept: _Remains) -> None:
@@ -156,6 +159,7 @@ class _Files:
         self._keys: list[str] | None = None
         self._by_writer: dict[str, str] = {}
         self.containers = 0
+        self.bare = False
 
     def read(self, name: str, writer: str) -> None:
         """Verify everything in a file.
@@ -170,7 +174,9 @@ class _Files:
             try:
                 file, size = stack.enter_context(self._session._open_file(name))
                 access = access_to(file)
-                everything = list(scan(FileSlice(access, 0, size), bytes.fromhex(writer)))
+                whole = FileSlice(access, 0, size)
+                self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
+                everything = list(scan(whole, bytes.fromhex(writer)))
             except (StreamxfError, OSError) as error:
                 self._kept.gap(error, full)
                 return
