@@ -13,32 +13,44 @@ import pytest
 import streamxf
 
 PACKAGE = Path(streamxf.__file__).parent
-LAYERS = {
-    name: rank
-    for rank, names in enumerate(
-        [
-            ["errors", "version"],
-            ["buffers", "descriptor", "engine", "meter"],
-            ["keys", "codec", "report"],
-            ["codecs"],
-            ["registry"],
-            ["chain"],
-            ["coder"],
-            ["container"],
-            ["fileio"],
-            ["dcp"],
-            ["testing", "cli", "tuning"],
-        ]
-    )
-    for name in names
-}
+
+# From the ground up; what stands in one line knows nothing of each other.
+LAYERS = [
+    ["errors", "version"],
+    ["buffers", "descriptor", "engine", "meter"],
+    ["keys", "codec", "report"],
+    ["codecs"],
+    ["registry"],
+    ["chain"],
+    ["coder"],
+    ["container"],
+    ["fileio"],
+    ["dcp"],
+    ["testing", "cli", "tuning"],
+]
+# The same within dcp/; docs/design.md says what each is for.
+ROOMS = [
+    ["border", "compat", "extensions", "places", "registry", "stock"],
+    ["metadata", "tensors"],
+    ["objects"],
+    ["load", "publish", "save"],
+    ["reader", "writer"],
+    ["attach", "fsspec"],
+    ["folder"],
+    ["clean", "rekey", "unsafe", "verify"],
+    ["salvage"],
+]
 # a codec is a torch extension too, and only there does it need the streams of the DCP layer
 EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
-def layer_of(module: str) -> str:
-    return module.split(".")[1]
+def check_order(order: list[list[str]], path: Path, own: str, others: dict[str, str]) -> None:
+    """Check that a file of `own` imports only from below; `others` says from where each module is that it imports."""
+    ranks = {name: rank for rank, names in enumerate(order) for name in names}
+    assert own in ranks, f"{path}: {own} has no place yet: say where it belongs"
+    for module, other in others.items():
+        assert other == own or ranks[other] < ranks[own], f"{path}: {module}"
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -73,13 +85,26 @@ def home_layer(path: Path) -> str:
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if str(path) != "__init__.py"], ids=str)
 def test_imports_point_downwards(path: Path):
-    own = home_layer(path)
-    assert own in LAYERS, f"{own} is in no layer: say where it belongs"
-    for module, _ in imports(path):
-        if not module.startswith("streamxf.") or (str(path), module) in EXCEPTIONS:
-            continue
-        other = layer_of(module)
-        assert other == own or LAYERS[other] < LAYERS[own], f"{path}: {module}"
+    found = {module for module, _ in imports(path) if module.startswith("streamxf.")}
+    bound = [module for module in found if (str(path), module) not in EXCEPTIONS]
+    check_order(LAYERS, path, home_layer(path), {module: module.split(".")[1] for module in bound})
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[0] == "dcp" and len(path.parts) > 1], ids=str)
+def test_imports_within_dcp_point_downwards(path: Path):
+    if path == Path("dcp/__init__.py"):
+        assert not [module for module, _ in imports(path) if module.startswith("streamxf.dcp")]
+        return
+    rooms = {module: module.split(".")[2] for module, _ in imports(path) if module.startswith("streamxf.dcp.")}
+    check_order(ROOMS, path, path.parts[1].removesuffix(".py"), rooms)
+
+
+def test_every_place_is_there():
+    """What is gone leaves the picture, too."""
+    layers = {home_layer(path) for path in SOURCES}
+    rooms = {path.parts[1].removesuffix(".py") for path in SOURCES if path.parts[0] == "dcp"}
+    for order, there in ((LAYERS, layers), (ROOMS, rooms)):
+        assert sorted(name for names in order for name in names) == sorted(there - {"__init__"})
 
 
 def test_leaves_know_nothing_of_each_others_layer():
