@@ -1,0 +1,117 @@
+"""A sample of the rows through `streamxf.salvage`: it returns what was saved or nothing, and raises what has a type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forge import join_metadata, split_metadata, take_container_apart
+
+import streamxf
+
+from .rows import Row, share, six
+from .targets import Checkpoint, content
+
+ROW = "salvage"
+MEBIBYTES = 64
+RIGHT = "right"
+
+
+def state() -> dict[str, Any]:
+    return {"w": torch.arange(12.0).reshape(4, 3), "obj": "a small object", "last": torch.ones(3)}
+
+
+@pytest.fixture(params=[True, False], ids=["keyed", "unkeyed"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path / "checkpoint", state(), keyed=request.param)
+
+
+def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, bytes]]:
+    for position in range(len(whole)):
+        if position not in but:
+            bit = position % 8
+            yield 8 * position + bit, whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
+
+
+def salvaged(target: Checkpoint, *, judge: bool = True, **options: Any) -> str:
+    """`RIGHT`, if all that comes back is; where anybody can write what is right, that it comes back at all."""
+    found = streamxf.salvage(target.folder, keys=target.keys, **options)
+    right = dict(target.right)
+    for name, value in content({name: found.state_dict.get(name) for name in found.loaded}):
+        if judge and right.get(name) != value:
+            return f"{name} is wrong"
+    return RIGHT
+
+
+def with_file(target: Checkpoint, file: Path, data: bytes, **options: Any) -> str:
+    file.write_bytes(data)
+    return salvaged(target, **options)
+
+
+@pytest.mark.parametrize("without_metadata", [False, True])
+def test_bits_of_data(row: Row, target: Checkpoint, without_metadata: bool) -> None:
+    """With a key somebody mends the CRCs afterwards."""
+    if without_metadata:
+        damaged = target.metadata[:-20] + bytes(20)
+        target.metadata_file.write_bytes(damaged)
+    for container in target.containers():
+        start, stop = target.places[container.name]
+        for number, altered in share(flips(container.intact, container.at.crcs if target.keys else frozenset()), 41):
+            mended = container.mended(altered) if target.keys else altered
+            data = target.data[:start] + mended + target.data[stop:]
+            case = f"{container.name}, bit {number}"
+            error = row.refuse_or_equal(
+                case, RIGHT, with_file, target, target.data_file, data, without_metadata=without_metadata
+            )
+            assert error is None, case
+
+
+@pytest.mark.parametrize("without_metadata", [False, True])
+def test_bits_of_metadata(row: Row, target: Checkpoint, without_metadata: bool) -> None:
+    for number, altered in share(flips(target.metadata), 61):
+        row.refuse_or_equal(
+            f"bit {number}", RIGHT, with_file, target, target.metadata_file, altered, without_metadata=without_metadata
+        )
+
+
+def test_metadata_that_somebody_made(row: Row, tmp_path: Path) -> None:
+    """Without a key anybody can, so values may be anybody's; errors have types all the same, and memory an end."""
+    target = Checkpoint(tmp_path / "checkpoint", state(), keyed=False)
+    pickled, manifest = split_metadata(target.metadata)
+    for number, altered in share(flips(pickled), 23):
+        data = join_metadata(altered, manifest)
+        row.refuse_or_equal(f"bit {number}", RIGHT, with_file, target, target.metadata_file, data, judge=False)
+
+
+def test_headers_that_somebody_made(row: Row, tmp_path: Path) -> None:
+    """Offsets, kinds and names of all sorts, with right CRCs, where no metadata contradicts them."""
+    target = Checkpoint(tmp_path / "checkpoint", state(), keyed=False)
+    target.metadata_file.unlink()
+    container = next(container for container in target.containers() if container.name == "w")
+    start, stop = target.places["w"]
+    parts = take_container_apart(container.intact)
+    for value in (*six(0, 64), 2**63 - 1, 2**62, 2**40, 2**31):
+        for at in (18, 26):
+            identity = parts.identity[:at] + value.to_bytes(8, "little") + parts.identity[at + 8 :]
+            data = target.data[:start] + parts.change(identity=identity).container() + target.data[stop:]
+            for partial in (False, True) if value < 2**20 else (False,):
+                row.refuse_or_equal(
+                    f"offset {value}",
+                    RIGHT,
+                    with_file,
+                    target,
+                    target.data_file,
+                    data,
+                    judge=False,
+                    without_metadata=True,
+                    partial=partial,
+                )
+    for number, altered in islice(flips(container.intact, container.at.crcs), 48, 110):
+        data = target.data[:start] + container.mended(altered) + target.data[stop:]
+        row.refuse_or_equal(
+            f"bit {number}", RIGHT, with_file, target, target.data_file, data, judge=False, without_metadata=True
+        )
