@@ -24,6 +24,7 @@ from faults.full_disk import NotPermitted
 from faults.subjects import NEW, NEXT, OLD, Subject, codecs, state_of
 from faults.trials import Tally
 
+PUTS = ("put_object", "copy_object", "complete_multipart_upload")
 MOMENTS = ("before", "during", "after")
 DURING = 0.001  # seconds after which the process dies; the server may have the request by then, or not
 
@@ -38,10 +39,10 @@ def killed_s3(subject: Subject, scratch: Path, every: int = 1) -> Tally:
         place.must(OLD)
         counted = forks.run_one(partial(place.save, NEW))
         assert counted.how == "returned", counted
-        requests = int(counted.value)
+        requests = len(counted.value)
+        publishing = max(number for number, method in enumerate(counted.value) if method in PUTS)
         points = [(number, moment) for number in range(requests) for moment in MOMENTS]
-        # the last requests publish and clean up
-        sampled = [point for place, point in enumerate(points) if place % every == 0 or point[0] >= requests - 4]
+        sampled = [point for place, point in enumerate(points) if place % every == 0 or point[0] == publishing]
         stands = "new"
         for number, moment in sampled:
             if stands != "old":
@@ -76,18 +77,18 @@ class Place:
         found = forks.run_one(self.verdict)
         assert found.value == {OLD: "old", NEW: "new", NEXT: "next"}[seed], found
 
-    def save(self, seed: int, number: int = -1, moment: str = "") -> int:
-        """Save, and die at a request; return how many there were. In a process of its own."""
+    def save(self, seed: int, number: int = -1, moment: str = "") -> list[str]:
+        """Save, and die at a request; return what they were. In a process of its own."""
         subject, layout = self.subject, self.subject.layout
         options = {"thread_count": layout.threads, **self.options}
-        with _counted(number, moment) as count:
+        with _counted(number, moment) as made:
             writer = (
                 torch_fsspec.FsspecWriter(self.url, **options)
                 if subject.stock
                 else streamxf.FsspecWriter(self.url, _extensions=codecs(subject.chain), **options)
             )
             dcp.save(state_of(layout, seed, 0), storage_writer=writer, no_dist=True)
-            return len(count)
+            return made
 
     def verdict(self) -> str:
         """What loads; in a process of its own."""

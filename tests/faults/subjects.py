@@ -141,7 +141,7 @@ class Subject:
         return self.kind_of(self.load(path, rank, meeting), rank)
 
     def verified_verdict(self, path: Path) -> str:
-        """As `verdict`, but "disagree" if `streamxf.verify` takes for damaged what loads, or for whole what does not."""
+        """As `verdict`, but "disagree" if `streamxf.verify` takes what loads for damaged, or the other way round."""
         try:
             found = self.verdict(path)
         except BaseException:

@@ -11,6 +11,6 @@ pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 def test_old_or_new(passes: Try) -> None:
     pytest.importorskip("s3fs")
-    found = passes("killed_s3", "2 threads", every=6, at_least=12)
+    found = passes("killed_s3", "2 threads", every=7, at_least=5)
     assert found["old"] > 0
     assert found["new"] > 0
