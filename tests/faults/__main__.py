@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.machine import describe, machine
-from faults.torture import SECTIONS, Result, as_json, jobs, publish, try_all
+from benchmarks.machine import machine
+from faults.torture import SECTIONS, Result, jobs, publish, try_all
 
 DOCS = Path(__file__).parents[2] / "docs" / "reliability"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="torture", description="Saves and loads under every fault.")
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(SECTIONS)}; all, whose tables are kept")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(SECTIONS)}; all")
     parser.add_argument("--share", type=int, default=1, metavar="N", help="try one point in N, and keep no tables")
     parser.add_argument("--workers", type=int, default=2, help="processes that try (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=DOCS, help="where tables are put (default: %(default)s)")
@@ -39,19 +37,9 @@ def main() -> int:
         print(f"\nWRONG: {result.job}: {result.wrong}", *result.found["examples"], sep="\n  ")
     points = sum(result.found.get("points", 0) for result in results)
     print(f"\n{points} points in {took} s; {len(wrong)} of {len(wanted)} jobs found something wrong in streamxf")
-    if given.share == 1 and not given.rows:
-        publish(results, given.results)
-        whole: dict[str, Any] = {"machine": on, "took_seconds": took, "results": as_json(results)}
-        (given.results / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
-        versions = ", ".join(f"{name} {number}" for name, number in on["packages"].items() if name in NAMED)
-        (given.results / "machine.md").write_text(
-            f"{points:,} points, tried on {on['time'][:10]} in {took // 60} minutes on {describe(on)}. "
-            f"Versions: {versions}. Commit {on['commit'] or 'unknown'}.\n"
-        )
+    if given.share == 1:
+        publish(results, on, took, given.results)
     return bool(wrong)
-
-
-NAMED = ("streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c")
 
 
 def _words(result: Result) -> str:

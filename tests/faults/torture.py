@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import describe
 from faults.runner import Runner
 
 CHAINS = ("none", "zstd", "checksum", "encrypt", "full")
@@ -20,6 +22,7 @@ KILLED = (
     "two ranks",
     "two ranks, each for itself",
 )
+PACKAGES = ("streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c")
 KILL_POINTS = 320  # in each layout
 BAD = ("unloadable", "mixed", "corrupt", "false_success", "hung", "disagree", "unclean")
 COLUMNS = {
@@ -73,9 +76,10 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
     least = KILL_POINTS // share
     for chain in ("full", "stock"):
         for layout in KILLED:
-            yield job("killed", layout, chain, every=share, at_least=least)
+            every = share * 2 if chain == "stock" else share  # it writes an item in more pieces
+            yield job("killed", layout, chain, every=every, at_least=least)
             if layout == "two ranks":
-                yield job("killed", layout, chain, every=share, together=True, at_least=least)
+                yield job("killed", layout, chain, every=every, together=True, at_least=least)
         yield job("killed", "4 threads", chain, first=True, every=share)
     for row in ("failing", "interrupted", "interrupted_load"):
         for chain in (*CHAINS, "stock"):
@@ -135,22 +139,47 @@ def try_all(wanted: list[dict[str, Any]], workers: int, told: Callable[[Result],
 # -- tables ------------------------------------------------------------------------------------------
 
 
-def publish(results: list[Result], folder: Path) -> None:
-    """Write a table for each row, and the summary; what was there is replaced."""
+def publish(results: list[Result], machine: dict[str, Any], took: int, folder: Path) -> None:
+    """Write the tables, with the rows that were tried now in the place of what was found of them before."""
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    rows: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for name in dict.fromkeys(result.job["row"] for result in results):
+        found = [dataclasses.asdict(result) for result in results if result.job["row"] == name]
+        rows[name] = {"machine": machine, "took_seconds": took, "results": found}
+    rows = {name: rows[name] for name in SECTIONS if name in rows}
+    file.write_text(json.dumps(rows, indent=1) + "\n")
+    known = {name: [Result(**one) for one in row["results"]] for name, row in rows.items()}
     for name, title in SECTIONS.items():
-        found = [result for result in results if result.job["row"] == name]
-        lines = [f"### {title}", "", *_table(found)]
+        lines = [f"### {title}", "", *_table(known.get(name, []))]
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
-    (folder / "summary.md").write_text("\n".join(_summary(results)) + "\n")
+    (folder / "summary.md").write_text("\n".join(_summary(known)) + "\n")
+    (folder / "machine.md").write_text("\n".join(_machines(rows)) + "\n")
 
 
-def _summary(results: list[Result]) -> list[str]:
+def _machines(rows: dict[str, Any]) -> list[str]:
+    """On what it was tried, when, and how many points there were."""
+    lines = [f"{line}." for line in sorted({describe(row["machine"]) for row in rows.values()})]
+    for packages in dict.fromkeys(_versions(row["machine"]) for row in rows.values()):
+        lines += ["", f"Versions: {packages}."]
+    lines += ["", "| row | tried | commit | points |", "| --- | --- | --- | ---: |"]
+    for name, row in rows.items():
+        points = sum(one["found"].get("points", 0) for one in row["results"])
+        facts = row["machine"]
+        lines.append(f"| {SECTIONS[name]} | {facts['time'][:16]} | {facts['commit'] or 'unknown'} | {points:,} |")
+    return lines
+
+
+def _versions(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in facts["packages"].items() if name in PACKAGES)
+
+
+def _summary(known: dict[str, list[Result]]) -> list[str]:
     lines = _head("fault")
-    for name, title in SECTIONS.items():
+    for name, results in known.items():
         for stock in (False, True):
-            found = [one for one in results if one.job["row"] == name and one.stock == stock]
-            lines.append(_line(title, "stock DCP" if stock else "streamxf", found))
+            found = [one for one in results if one.stock == stock]
+            lines.append(_line(SECTIONS[name], "stock DCP" if stock else "streamxf", found))
     return lines
 
 
@@ -199,8 +228,3 @@ def _line(what: str, writer: str, results: list[Result]) -> str:
     done = [one.found for one in results if "skipped" not in one.found]
     counts = [f"{sum(one[name] for one in done):,}" if done else "" for name in COLUMNS]
     return f"| {what} | {writer} | {' | '.join(counts)} |"
-
-
-def as_json(results: list[Result]) -> list[dict[str, Any]]:
-    """For the file of all results."""
-    return [dataclasses.asdict(result) for result in results]
