@@ -8,6 +8,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,20 @@ from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def run_ranks(count: int, folder: Path, *scenarios: str, limit: float = 150) -> list[dict[str, Any]]:
-    """Run scenarios, one after the other, on `count` ranks; return what each rank reported."""
-    meeting = folder / f"meeting {count} {'+'.join(scenarios)}"
-    arguments = (count, str(meeting), str(folder), scenarios)
-    context = mp.start_processes(_rank, arguments, nprocs=count, join=False, start_method="spawn")
+def run_ranks(
+    count: int, folder: Path, *scenarios: str, module: str = __name__, limit: float = 150
+) -> list[dict[str, Any]]:
+    """Run scenarios of a module, one after the other, on `count` ranks; return what each rank reported."""
+    meeting = folder / f"meeting {count} {'+'.join(scenarios)[:99]}"
+    arguments = (count, str(meeting), str(folder), module, scenarios)
+    context = start_ranks(_rank, arguments, count)
     try:
         for process in context.processes:
             process.join(limit)
         alive = [number for number, process in enumerate(context.processes) if process.is_alive()]
         assert not alive, f"ranks {alive} hang"
-        assert context.join(timeout=10)
+        context.join(timeout=10)  # raises what a rank raised
+        assert [process.exitcode for process in context.processes] == [0] * count
     finally:
         for process in context.processes:
             if process.is_alive():
@@ -50,15 +54,25 @@ def run_ranks(count: int, folder: Path, *scenarios: str, limit: float = 150) -> 
     return [json.loads((folder / f"report {rank}.json").read_text()) for rank in range(count)]
 
 
-def _rank(rank: int, count: int, meeting: str, folder: str, scenarios: tuple[str, ...]) -> None:
+def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> Any:
+    """Start processes, each a copy of one that has imported torch, which takes seconds, and done nothing else."""
+    mp.get_context("forkserver").set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp"])
+    return mp.start_processes(function, arguments, nprocs=count, join=False, start_method="forkserver")
+
+
+def join_group(rank: int, count: int, meeting: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     store = dist.FileStore(meeting, count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
+
+
+def _rank(rank: int, count: int, meeting: str, folder: str, module: str, scenarios: tuple[str, ...]) -> None:
+    join_group(rank, count, meeting)
     report: dict[str, Any] = {}
     try:
         for name in scenarios:
-            scenario: Callable[[Path], Any] = globals()[name]
+            scenario: Callable[[Path], Any] = getattr(import_module(module), name)
             try:
                 report[name] = scenario(Path(folder))
             except BaseException:
