@@ -40,8 +40,7 @@ def run(settings: Settings) -> Result:
     OSError
         If the system has no /proc to read a process's memory from.
     """
-    if not Path("/proc/self/clear_refs").exists():
-        raise OSError("this benchmark reads the memory of a process from /proc, which this system does not have")
+    need_proc()
     mib = settings.pick(2 * settings.mib, 16)
     rows: list[Row] = []
     goals: list[Row] = []
@@ -134,6 +133,12 @@ def _state(layout: str, mib: int) -> State:
 
 def _digest(state: State) -> list[int]:
     return [crc32c.crc32c(row.view(torch.uint8).numpy()) for tensor in state.values() for row in tensor]
+
+
+def need_proc() -> None:
+    """Raise OSError if the system has no /proc to read a process's memory from."""
+    if not Path("/proc/self/clear_refs").exists():
+        raise OSError("this benchmark reads the memory of a process from /proc, which this system does not have")
 
 
 def peak_added(action: Any) -> int:

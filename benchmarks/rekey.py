@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 import streamxf
 from benchmarks.child import in_child
 from benchmarks.harness import MIB, Settings, progress, timed
-from benchmarks.memory import peak_added
+from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
 from streamxf.dcp.metadata import file as metadata_file
@@ -52,8 +52,7 @@ def run(settings: Settings) -> Result:
     OSError
         If the system has no /proc to read a process's memory from.
     """
-    if not Path("/proc/self/clear_refs").exists():
-        raise OSError("this benchmark reads the memory of a process from /proc, which this system does not have")
+    need_proc()
     rows: list[Row] = []
     goals: list[Row] = []
     for label, (ranks, items, gib) in settings.pick(CASES, SMOKE_CASES).items():

@@ -26,6 +26,7 @@ NAMES = (
     "memory",
     "save_load",
     "overhead",
+    "objects",
     "encryption",
     "rekey",
     "publishing",
