@@ -177,14 +177,18 @@ def _parsed(line: str, passphrase: str | None, place: str) -> AnyKey:
         raise KeyFileError(f"this key file cannot be used: {error.message}", file=place) from None
 
 
-def _check_secret(status: os.stat_result, place: str) -> None:
-    mode = stat.S_IMODE(status.st_mode)
+def _check_owner(status: os.stat_result, place: str, kind: str, danger: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise KeyFileError(
-            f"this secret key file belongs to user {status.st_uid}, who can change it; it must belong to the user "
+            f"this {kind} key file belongs to user {status.st_uid}, who can {danger}; it must belong to the user "
             f"of this process ({os.geteuid()}) or to root",
             file=place,
         )
+
+
+def _check_secret(status: os.stat_result, place: str) -> None:
+    _check_owner(status, place, "secret", "change it")
+    mode = stat.S_IMODE(status.st_mode)
     # a group that reads what root owns was let in by root: Kubernetes mounts secrets so for pods with an fsGroup
     refused = _OTHERS | _GROUP_WRITES | (0 if status.st_uid == 0 else _GROUP_READS)
     if mode & refused:
@@ -196,13 +200,8 @@ def _check_secret(status: os.stat_result, place: str) -> None:
 
 
 def _check_public(status: os.stat_result, place: str) -> None:
+    _check_owner(status, place, "public", "put another key there")
     mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid not in (0, os.geteuid()):
-        raise KeyFileError(
-            f"this public key file belongs to user {status.st_uid}, who can put another key there; it must belong to "
-            f"the user of this process ({os.geteuid()}) or to root",
-            file=place,
-        )
     if mode & (_GROUP_WRITES | _OTHERS_WRITE):
         raise KeyFileError(
             f"others can put another key into this file (its mode is {mode:04o}); look whether it is still the "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+import sys
 import zlib
 from typing import NoReturn
 
@@ -65,10 +66,14 @@ def _record(name: bytes, data: bytes, offset: int) -> tuple[bytes, bytes]:
 
 
 def _first_records() -> tuple[bytes, bytes, int]:
-    """What stands before the pickle, always alike: the version of torch's format."""
-    data = b"3\n"
-    local, entry = _record(b"version", data, 0)
-    return local + data, entry, 1
+    """What stands before the pickle, always alike, its entries, and how many these are."""
+    records = {b"version": b"3\n", b"byteorder": sys.byteorder.encode("ascii")}
+    first, entries = b"", b""
+    for name, data in records.items():
+        local, entry = _record(name, data, len(first))
+        first += local + data
+        entries += entry
+    return first, entries, len(records)
 
 
 _FIRST, _FIRST_ENTRIES, _FIRST_COUNT = _first_records()
