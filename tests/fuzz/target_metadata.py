@@ -19,6 +19,7 @@ from fuzz.target import Havoc, Target
 from streamxf import Encrypt, ZStandard
 from streamxf.container.limits import METADATA_MAGIC
 from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata import records
 from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from streamxf.keys import KeyRing
 
@@ -30,6 +31,7 @@ def run(data: bytes) -> None:
     attempt(lambda: metadata_file.load(data, KeyRing()))
     attempt(lambda: metadata_file.load(data, KeyRing.of(KEY), published=True))
     attempt(lambda: metadata_file.load(data, KeyRing.of(KEY), rank=0))
+    _read_in_steps(data, with_key)
     if with_key is None:
         return
     agree(type(with_key) is dcp.Metadata, "something else than Metadata comes out")
@@ -43,6 +45,16 @@ def run(data: bytes) -> None:
     except FormatError as error:
         raise Finding("only the second decoder refuses the file") from error
     agree(second["save_id"] == manifest.save_id and set(second["files"]) == set(manifest.files), "different manifests")
+
+
+def _read_in_steps(data: bytes, expected: dcp.Metadata | None) -> None:
+    """Instances that are read in one step, as they are where there are many, must be those of their opcodes."""
+    usual, records.LEARN_AFTER = records.LEARN_AFTER, 1
+    try:
+        found, _ = attempt(lambda: metadata_file.load(data, KeyRing.of(KEY)))
+    finally:
+        records.LEARN_AFTER = usual
+    agree(repr(found) == repr(expected), "instances that are read in one step are others")
 
 
 def _look_at(content: dcp.Metadata) -> None:
@@ -59,12 +71,14 @@ def _look_at(content: dcp.Metadata) -> None:
         agree(type(place.offset) is type(place.length) is int, "a place that is none")
 
 
-def example(protocol: int = 2, chain: tuple[str, ...] = ()) -> tuple[bytes, Manifest]:
+def example(protocol: int = 2, chain: tuple[str, ...] = (), parts: int = 2) -> tuple[bytes, Manifest]:
     """The metadata of a small checkpoint."""
-    chunks = [dcp.ChunkStorageMetadata(torch.Size([at, 0]), torch.Size([2, 3])) for at in (0, 2)]
+    offsets = [torch.Size([2 * part, 0]) for part in range(parts)]
+    chunks = [dcp.ChunkStorageMetadata(offset, torch.Size([2, 3])) for offset in offsets]
     properties = dcp.TensorProperties(dtype=torch.float32)
-    items = {"w": dcp.TensorStorageMetadata(properties, torch.Size([4, 3]), chunks), "o": dcp.BytesStorageMetadata()}
-    indices = [dcp.MetadataIndex("w", torch.Size([0, 0]), 0), dcp.MetadataIndex("w", torch.Size([2, 0]), 1)]
+    size = torch.Size([2 * parts, 3])
+    items = {"w": dcp.TensorStorageMetadata(properties, size, chunks), "o": dcp.BytesStorageMetadata()}
+    indices = [dcp.MetadataIndex("w", offset, part) for part, offset in enumerate(offsets)]
     path = f"__0_0_{_ID}.distcp"
     places = {
         index: _StorageInfo(path, 100 * number, 100, list(chain) or None)
@@ -81,6 +95,9 @@ def seeds() -> Iterable[bytes]:
         pickled, manifest = example(protocol)
         yield pickled
         yield metadata_files.tagged(pickled, manifest.pack())
+    pickled, manifest = example(4, ("a/1",), parts=6)
+    yield pickled
+    yield metadata_files.tagged(pickled, manifest.pack())
     chain = [ZStandard(), Encrypt(KEY)]
     texts = [str(codec.descriptor()) for codec in reversed(chain)]
     pickled, manifest = example(2, tuple(texts))

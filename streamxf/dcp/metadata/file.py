@@ -9,6 +9,7 @@ from typing import IO, Any, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.limits import MAX_METADATA
 from streamxf.dcp.metadata.manifest import Manifest, Parts, append_trailer, split
 from streamxf.dcp.metadata.unpickle import load_metadata
@@ -86,9 +87,10 @@ def load(data: bytes, keys: KeyRing, *, rank: int | None = None, published: bool
     if parts.has_manifest:
         manifest = parts.checked(_data_key(parts.key, keys))
         check_rank(manifest, rank)
-    content = load_metadata(parts.pickled)
-    check_places(content, manifest)
-    check_items(content, rank)
+    with collector_paused():
+        content = load_metadata(parts.pickled)
+        check_places(content, manifest)
+        check_items(content, rank)
     setattr(content, MANIFEST_ATTRIBUTE, manifest)
     return content
 

@@ -23,44 +23,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_NAME
+from streamxf.dcp.metadata.names import OBJECT_CHARGE, TUPLE_CHARGE, Fill, Find, Name
+from streamxf.dcp.metadata.records import Impossible, Kinds
 from streamxf.errors import MetadataError
 
 MAX_SAME_HASH = 8
 MAX_MAGNITUDE = 2**64  # of numbers, which have 64 bits and a sign
 FREE = 2**16  # bytes that even the smallest pickle may be charged
-TUPLE_CHARGE, OBJECT_CHARGE = 3, 6  # below what the shortest real ones take, with their place in the memo
 
 _FLOAT = struct.Struct(">d")
-
-
-class Name:
-    """What a global name of the pickle stands for.
-
-    Parameters
-    ----------
-    text : str
-        The name, for errors.
-    call : callable, optional
-        From a `Pay` and positional arguments to an object.
-    make : callable, optional
-        Makes an instance that holds nothing yet.
-    """
-
-    __slots__ = ("call", "make", "text")
-
-    def __init__(
-        self, text: str, call: Callable[..., Any] | None = None, make: Callable[[], object] | None = None
-    ) -> None:
-        self.text = text
-        self.call = call
-        self.make = make
-
-
-Find = Callable[[str, str], Any]
-Pay = Callable[[int], None]
-"""Charges a number of bytes of the pickle for what is made, and raises where it has not so many."""
-
-Fill = Callable[[Any, Any, Pay], None]
 
 
 class Machine:
@@ -78,7 +49,20 @@ class Machine:
         For keys of tables that are neither texts nor numbers: gets the key, and returns its hash, or raises.
     """
 
-    __slots__ = ("_charge", "_fill", "_find", "_hash_of", "_hashes", "_outer", "_same", "data", "memo", "stack")
+    __slots__ = (
+        "_charge",
+        "_charge_to",
+        "_fill",
+        "_find",
+        "_hash_of",
+        "_hashes",
+        "_kinds",
+        "_outer",
+        "_same",
+        "data",
+        "memo",
+        "stack",
+    )
 
     def __init__(
         self, data: bytes, find: Find, fill: Mapping[type, Fill], hash_of: Mapping[type, Callable[[Any], int]]
@@ -91,8 +75,10 @@ class Machine:
         self._fill = fill
         self._hash_of = hash_of
         self._charge = -FREE
+        self._charge_to = 0
         self._hashes: set[int] = set()
         self._same: dict[int, int] = {}
+        self._kinds = Kinds(data, self.memo)
 
     def run(self) -> tuple[Any, int]:
         """Read up to the pickle's end.
@@ -139,7 +125,11 @@ class Machine:
                 stack.append(data[position])
                 position += 1
             elif code == _EMPTY_TUPLE:
-                stack.append(())
+                end = self._record(position - 1) if data.startswith(_MAKE, position) else 0
+                if end:
+                    position = end
+                else:
+                    stack.append(())
             elif code == _STOP:
                 break
             else:
@@ -148,6 +138,40 @@ class Machine:
         if len(stack) != 1 or self._outer:
             raise MetadataError("the metadata is damaged: its pickle ends in the middle of something")
         return stack[0], position
+
+    def _record(self, position: int) -> int:
+        """Read a whole instance, from the arguments of its name to its state, if it is one of many alike and nothing
+        but its content could be wrong. Returns where it ends, or 0: then nothing was done.
+        """
+        name = self.stack[-1]
+        if type(name) is not Name or name.fill is None:
+            return 0
+        for layout in self._kinds.layouts.get(name, ()):
+            match = layout.match(self.data, position)
+            if match is not None:
+                break
+        else:
+            self._kinds.missed(name, position)
+            return 0
+        if len(self._outer) + layout.marks > 2 * MAX_DEPTH:
+            return 0
+        before, memorised = self._charge, len(self.memo)
+        try:
+            values, charge = layout.values(match.groups())
+            self._charge_to = position
+            self._pay_early(charge)
+            self.stack[-1] = layout.read(values, self.memo, self._pay_early)
+        except (IndexError, KeyError, Impossible):
+            self._charge = before
+            del self.memo[memorised:]
+            return 0
+        return match.end()
+
+    def _pay_early(self, charge: int) -> None:
+        """What is not too much before the first of several opcodes is not too much at any of them."""
+        self._charge += charge
+        if self._charge > self._charge_to:
+            raise Impossible
 
     # -- one opcode each: from the position behind the opcode to the position of the next ---------------
 
@@ -391,6 +415,7 @@ _PROTO, _STOP, _MEMOIZE = 0x80, ord("."), 0x94
 _BINGET, _LONG_BINGET = ord("h"), ord("j")
 _BININT1, _BININT2 = ord("K"), ord("M")
 _EMPTY_TUPLE = ord(")")
+_MAKE = b"\x81\x94"  # an instance, memorised
 
 _KNOWN: dict[int, Callable[[Machine, int], int]] = {
     ord("("): Machine._mark,

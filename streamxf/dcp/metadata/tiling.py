@@ -28,6 +28,8 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
     """
     if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and not any(chunks[0][0]):
         return
+    if _is_row(shape, chunks):
+        return
     axes, boxes = _cut(shape, chunks)
     if len(boxes) << len(axes) > MAX_CORNERS or len(axes) > MAX_CUT_DIMS:
         raise MetadataError(
@@ -74,6 +76,38 @@ def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
             ):
                 raise MetadataError("its chunks overlap")
         open_boxes.append((begins, ends))
+
+
+def _is_row(shape: Ints, chunks: Sequence[Chunk]) -> bool:
+    """Whether `chunks` are the parts of a tensor that is cut along one dimension, none of them empty. That is what most
+    are, and needs no more than a look at each dimension as a whole.
+    """
+    ndim = len(shape)
+    if not 0 < len(chunks) <= MAX_CORNERS // 2 or any(
+        len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks
+    ):
+        return False
+    cut: tuple[Ints, Ints] | None = None
+    columns = zip(
+        zip(*[offsets for offsets, _ in chunks], strict=True),
+        zip(*[sizes for _, sizes in chunks], strict=True),
+        strict=True,
+    )
+    for whole, (begins, lengths) in zip(shape, columns, strict=True):
+        if lengths.count(whole) == len(chunks) and not any(begins):
+            continue
+        if cut is not None:
+            return False
+        cut = begins, lengths
+        length = whole
+    if cut is None:
+        return False
+    at = 0
+    for begin, size in sorted(zip(*cut, strict=True)):
+        if begin != at or size < 1:
+            return False
+        at += size
+    return at == length
 
 
 def _cut(shape: Ints, chunks: Iterable[Chunk]) -> tuple[list[int], list[tuple[Ints, Ints]]]:

@@ -11,11 +11,8 @@ torch may add some), and refused where they would hide something of the class.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.limits import (
     MAX_DEPTH,
     MAX_DESCRIPTORS,
@@ -41,7 +39,8 @@ from streamxf.dcp.metadata.limits import (
     MAX_NDIM,
     MAX_STEPS,
 )
-from streamxf.dcp.metadata.machine import Machine, Name, Pay
+from streamxf.dcp.metadata.machine import Machine
+from streamxf.dcp.metadata.names import Fill, Name, Pay
 from streamxf.descriptor import MAX_BOUND, MAX_FRAGMENT
 from streamxf.errors import MetadataError
 
@@ -63,7 +62,7 @@ def load_metadata(pickled: memoryview) -> Metadata:
     extras: list[Any] = []
     fill = {cls: partial(_fill, cls, extras) for cls in _FILLERS}
     machine = Machine(bytes(pickled), _find, fill, {MetadataIndex: _hash_of_index})
-    with _collector_paused():
+    with collector_paused():
         content, end = machine.run()
     if type(content) is not Metadata:
         raise MetadataError(f"the metadata holds a {type(content).__name__}, not DCP's Metadata")
@@ -75,18 +74,6 @@ def load_metadata(pickled: memoryview) -> Metadata:
     _check_plain([content.planner_data, *extras])
     _check_paths(content.planner_data, content.state_dict_metadata)
     return content
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Half the time would go into looking for garbage among a million objects, of which none is."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _find(module: str, name: str) -> Any:
@@ -146,16 +133,13 @@ def _fill(cls: type, extras: list[Any], target: Any, state: State, pay: Pay) -> 
     fields, required, fill = _FILLERS[cls]
     if required and hasattr(target, required):
         raise MetadataError(f"the metadata fills in a {cls.__name__} twice: it is hostile; it was refused")
-    if cls is TensorProperties:
-        _fill_properties(target, state)
-        return
-    if type(state) is not dict:
+    if cls is not TensorProperties and type(state) is not dict:
         raise MetadataError(f"the metadata fills in a {cls.__name__} with something that is no table; it was refused")
     try:
         fill(target, state, pay)
     except KeyError as error:
         raise MetadataError(f"the metadata is not complete: a {cls.__name__} has no {error}") from None
-    if state.keys() <= fields:
+    if cls is TensorProperties or state.keys() <= fields:
         return
     pay(_EXTRA_CHARGE * len(state))
     for name in state.keys() - fields:
@@ -205,7 +189,7 @@ def _fill_tensor(target: TensorStorageMetadata, state: dict[str, Any], pay: Pay)
     target.properties, target.size, target.chunks = properties, size, list(chunks)
 
 
-def _fill_properties(target: TensorProperties, state: State) -> None:
+def _fill_properties(target: TensorProperties, state: State, _: Pay) -> None:
     # newer versions of torch append to these (2.15: strides), which this one would not take
     if type(state) is not tuple or len(state) < _KNOWN_PROPERTIES:
         raise MetadataError("the metadata holds a tensor's properties that are not complete")
@@ -379,7 +363,7 @@ _PATHS = [
     for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 ]
 # the attributes, one that only an instance has which was filled in, and how to fill it in
-_FILLERS: dict[type, tuple[frozenset[str], str, Callable[[Any, Any, Pay], None]]] = {
+_FILLERS: dict[type, tuple[frozenset[str], str, Fill]] = {
     BytesStorageMetadata: (frozenset(), "", _fill_nothing),
     ChunkStorageMetadata: (frozenset({"offsets", "sizes"}), "sizes", _fill_chunk),
     Metadata: (
@@ -389,19 +373,21 @@ _FILLERS: dict[type, tuple[frozenset[str], str, Callable[[Any, Any, Pay], None]]
     ),
     MetadataIndex: (frozenset({"fqn", "offset", "index"}), "fqn", _fill_index),
     StorageMeta: (frozenset({"checkpoint_id", "save_id", "load_id", "modules"}), "modules", _fill_storage_meta),
-    TensorProperties: (frozenset(), "dtype", _fill_nothing),
+    TensorProperties: (frozenset(), "dtype", _fill_properties),
     TensorStorageMetadata: (frozenset({"properties", "size", "chunks"}), "chunks", _fill_tensor),
     _StorageInfo: (frozenset({"relative_path", "offset", "length", "transform_descriptors"}), "length", _fill_place),
 }
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{
-        (cls.__module__, cls.__qualname__): Name(cls.__qualname__, make=partial(object.__new__, cls))
-        for cls in _FILLERS
+        (cls.__module__, cls.__qualname__): Name(
+            cls.__qualname__, make=partial(object.__new__, cls), fields=fields, fill=fill
+        )
+        for cls, (fields, _, fill) in _FILLERS.items()
     },
     **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
     **dict.fromkeys(_PATHS, Name("a path", call=_make_path)),
     (metadata.__name__, "_MEM_FORMAT_ENCODING"): Name("_MEM_FORMAT_ENCODING", call=_make_memory_format),
     ("torch.serialization", "_get_layout"): Name("_get_layout", call=_make_layout),
     ("collections", "OrderedDict"): Name("OrderedDict", call=_make_ordered),
-    ("torch", "Size"): Name("torch.Size", call=_make_size),
+    ("torch", "Size"): Name("torch.Size", call=_make_size, pure=True),
 }

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.manifest import Manifest, check_path
 from streamxf.dcp.metadata.tiling import check_apart, check_tiles
-from streamxf.errors import MetadataError, located
+from streamxf.errors import MetadataError
 
 _SHOWN = 200
 
@@ -28,22 +29,24 @@ def check_items(content: Metadata, rank: int | None) -> None:
         With the item that is not whole.
     """
     check = check_tiles if rank is None else check_apart
-    places = {(index.fqn, index.offset) for index in content.storage_data or ()}
-    for name, item in content.state_dict_metadata.items():
-        if not isinstance(item, TensorStorageMetadata):
-            if (name, None) not in places:
-                raise _no_place(name)
-            continue
-        with located(item=name[:_SHOWN]):
+    with collector_paused():
+        places = {(index.fqn, index.offset) for index in content.storage_data or ()}
+        for name, item in content.state_dict_metadata.items():
+            if not isinstance(item, TensorStorageMetadata):
+                if (name, None) not in places:
+                    raise _no_place(name)
+                continue
+            chunks = [(chunk.offsets, chunk.sizes) for chunk in item.chunks]
             try:
-                check(item.size, [(chunk.offsets, chunk.sizes) for chunk in item.chunks])
+                check(item.size, chunks)
             except MetadataError as error:
                 raise MetadataError(
-                    f"the metadata of a tensor of {list(item.size)!s:.80} is wrong: {error.message}"
+                    f"the metadata of a tensor of {list(item.size)!s:.80} is wrong: {error.message}",
+                    item=name[:_SHOWN],
                 ) from None
-        for chunk in item.chunks:
-            if (name, chunk.offsets) not in places:
-                raise _no_place(name)
+            for offsets, _ in chunks:
+                if (name, offsets) not in places:
+                    raise _no_place(name)
 
 
 def check_places(content: Metadata, manifest: Manifest | None) -> None:
