@@ -16,7 +16,7 @@ from typing import Any
 from faults import forks
 from faults.crashes import lost_writes
 from faults.full_disk import full_disk
-from faults.mutants import MUTANTS
+from faults.mutants import MUTANTS, SURROUNDINGS
 from faults.rows import failing, interrupted, interrupted_load, killed
 from faults.s3 import killed_s3
 from faults.shim import Shim
@@ -41,7 +41,7 @@ class Job:
     first : bool
         Save where nothing is yet.
     mutant : str, optional
-        A name in `MUTANTS`.
+        A name in `MUTANTS` or `SURROUNDINGS`.
     options : dict
         Of the row's function.
     """
@@ -60,7 +60,7 @@ class Job:
             subject = Subject(LAYOUTS[self.layout], self.chain)
             if self.row == "killed_s3":
                 return killed_s3(subject, scratch, **self.options)
-            mutant = nullcontext if self.mutant is None else MUTANTS[self.mutant]
+            mutant = nullcontext if self.mutant is None else {**MUTANTS, **SURROUNDINGS}[self.mutant]
             bench = Bench(shim, subject, scratch, first=self.first, mutant=mutant)
             with closing(bench):
                 return ROWS[self.row](bench, **self.options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -32,8 +33,17 @@ def _unlink_then_rename(source: Any, target: Any) -> None:
     _replace(source, target)
 
 
+def _no_answer(_: Any) -> Any:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
 MUTANTS: dict[str, Any] = {
     "files are not synced": lambda: _in_the_place_of("fsync", _only(stat.S_ISDIR)),
     "folders are not synced": lambda: _in_the_place_of("fsync", _only(stat.S_ISREG)),
     "the old metadata goes first": lambda: _in_the_place_of("replace", _unlink_then_rename),
+}
+
+# No mutants of the writer, but what it may meet.
+SURROUNDINGS: dict[str, Any] = {
+    "nobody tells how much room there is": lambda: _in_the_place_of("statvfs", _no_answer),
 }

@@ -70,7 +70,7 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
     """What is tried: every point, or one in `share`."""
 
     def job(row: str, layout: str, chain: str, **rest: Any) -> dict[str, Any]:
-        own = {name: rest.pop(name) for name in ("first", "at_least") if name in rest}
+        own = {name: rest.pop(name) for name in ("first", "mutant", "at_least") if name in rest}
         return {"row": row, "layout": layout, "chain": chain, "options": rest, **own}
 
     least = KILL_POINTS // share
@@ -96,7 +96,13 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             for first in (False, True):
                 yield job("full_disk", layout, chain, first=first, levels=max(24 // share, 4))
     for layout in ("1 thread, 4 MiB", "4 threads, 4 MiB"):
-        yield job("full_disk", layout, "full", kind="ext4", levels=max(24 // share, 4))
+        for chain in ("full", "stock"):
+            for first in (False, True):
+                yield job("full_disk", layout, chain, first=first, kind="ext4", levels=max(24 // share, 4))
+        for chain in CHAINS:
+            for first in (False, True):
+                mutant = "nobody tells how much room there is"
+                yield job("full_disk", layout, chain, first=first, mutant=mutant, levels=max(24 // share, 4))
     for chain in ("full", "stock"):
         yield job("killed_s3", "2 threads", chain, every=share)
 
@@ -214,6 +220,8 @@ def _what(result: Result) -> str:
         parts.append("first save")
     if job["row"] == "full_disk":
         parts.append(job["options"].get("kind", "tmpfs"))
+    if "mutant" in job:
+        parts.append(job["mutant"])
     return ", ".join(parts)
 
 
