@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf import Checksum
 from streamxf.errors import KeyMissingError, MetadataError
 
-from .fsspec_checks import check_round_trips, fsspec_files, load_from, save_to
+from .fsspec_checks import assert_only_the_manifest_remains, check_round_trips, fsspec_files, load_from, save_to
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, refused
 from .s3_server import serving, storage, weed
 
@@ -55,3 +60,67 @@ def test_recipients_change(endpoint: str, state: dict[str, Any]) -> None:
     assert [reader.id for reader in streamxf.recipients(url, KEY, storage_options=options).whole] == [KEY.id]
     with refused(MetadataError, "no checkpoint"):
         streamxf.rekey("s3://checkpoints/nothing", KEY, OTHER_KEY, storage_options=options)
+
+
+class Planner(dcp.DefaultSavePlanner):
+    """Does something when the item of this number is asked for."""
+
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._at, self._act = at, act
+        self._asked = 0
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self._asked += 1
+        if self._asked == self._at:
+            self._act()
+        return super().resolve_data(write_item)
+
+
+def uploads_begun(options: dict[str, Any]) -> list[Any]:
+    import s3fs
+
+    return list(s3fs.S3FileSystem(**options).call_s3("list_multipart_uploads", Bucket="checkpoints").get("Uploads", []))
+
+
+def fail() -> None:
+    raise ValueError("in the middle")
+
+
+def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None:
+    url = "s3://checkpoints/fails"
+    options = {**storage(endpoint), "default_block_size": 5 * 2**20}  # the smallest part that S3 takes
+    old = {str(number): torch.randn(800_000) for number in range(6)}
+    save_to(url, old, options)
+    begun: list[Any] = []
+
+    def act() -> None:
+        begun.extend(uploads_begun(options))
+        fail()
+
+    error = error_of(
+        lambda: dcp.save(
+            {name: tensor + 1 for name, tensor in old.items()},
+            storage_writer=streamxf.FsspecWriter(url, _extensions=[Checksum()], **options),
+            planner=Planner(6, act),
+        )
+    )
+    assert isinstance(error, ValueError)
+    assert begun, "no upload had begun when the save failed, so this shows nothing"
+    assert not uploads_begun(options)
+    assert_only_the_manifest_remains(url, options)
+    assert_same(load_from(url, old, options), old)
+
+
+def test_a_server_that_dies_in_the_middle_fails_the_save(tmp_path: Path, endpoint: str) -> None:
+    state = {str(number): torch.randn(800_000) for number in range(4)}
+    with ExitStack() as server:
+        options = {**storage(server.enter_context(serving(tmp_path))), "default_block_size": 5 * 2**20}
+        assert options["endpoint_url"] != endpoint
+        once = {"config_kwargs": {"retries": {"max_attempts": 0}}}  # it will not come back
+        writer = streamxf.FsspecWriter("s3://checkpoints/dies", _extensions=[Checksum()], **options, **once)
+        writer.fs.fs.retries = 1
+        error = error_of(lambda: dcp.save(state, storage_writer=writer, planner=Planner(3, server.close)))
+    assert isinstance(error, Exception)
+    assert type(error).__module__.partition(".")[0] in ("builtins", "streamxf")
+    assert writer.report is None
