@@ -6,13 +6,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.dcp.metadata.save_ids import SaveIds
 from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, list_files
-from streamxf.dcp.registry import Registry
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.fill import Filler
 from streamxf.dcp.salvage.rebuild import rebuild
@@ -35,7 +36,7 @@ def salvage(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,
-    registry: Registry | None = None,
+    registry: ExtensionRegistry | None = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
     expect_save_id: SaveIds = None,
