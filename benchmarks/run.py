@@ -29,6 +29,7 @@ NAMES = (
     "objects",
     "encryption",
     "rekey",
+    "many_items",
     "publishing",
     "profile",
     "scaling",

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 import streamxf
@@ -29,7 +29,6 @@ class Store(MemoryFileSystem):
     cachable = False
     pending: dict[str, int] = {}  # noqa: RUF012
     fails: str | None = None
-    calls = 0
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "rb":
@@ -54,7 +53,7 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
         Store.pending[self.path] += 1
         if final:
             del Store.pending[self.path]
-            MemoryFileSystem.pipe_file(self.fs, self.path, b"".join(self._parts))
+            self.fs.store[self.path] = MemoryFile(self.fs, self.path, b"".join(self._parts))
 
     def discard(self) -> None:
         Store.call("abort")

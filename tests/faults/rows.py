@@ -34,7 +34,7 @@ def killed(bench: Bench, every: int = 1, next_every: int = 16, together: bool = 
     return tally
 
 
-def failing(bench: Bench, every: int = 1) -> Tally:
+def failing(bench: Bench, every: int = 1, near: int = 1) -> Tally:
     """ENOSPC and EIO of each call, once and for good."""
     kinds = bench.kinds()
     tally = Tally("ENOSPC, EIO", str(bench.subject))
@@ -45,14 +45,14 @@ def failing(bench: Bench, every: int = 1) -> Tally:
         for when in (When.ONCE, When.FOR_GOOD)
         if error == errno.EIO or kinds[number] & TAKES_SPACE
     ]
-    return _tried(bench, tally, kinds, faults, every)
+    return _tried(bench, tally, kinds, faults, every, near)
 
 
-def interrupted(bench: Bench, every: int = 1) -> Tally:
+def interrupted(bench: Bench, every: int = 1, near: int = 1) -> Tally:
     """Short writes and reads, and EINTR, while saving: of each call, and of every second one from there on."""
     kinds = bench.kinds()
     tally = Tally("short, EINTR, saving", str(bench.subject))
-    return _tried(bench, tally, kinds, list(_little(kinds)), every)
+    return _tried(bench, tally, kinds, list(_little(kinds)), every, near)
 
 
 def interrupted_load(bench: Bench, every: int = 1) -> Tally:
@@ -90,8 +90,8 @@ def _little(kinds: list[Kind]) -> Iterator[Fault]:
             yield Fault(Action.FAIL, number, when, error=errno.EINTR)
 
 
-def _tried(bench: Bench, tally: Tally, kinds: list[Kind], faults: list[Fault], every: int) -> Tally:
-    for fault in sample(kinds, faults, every, lambda fault: int(fault.point), near=1):
+def _tried(bench: Bench, tally: Tally, kinds: list[Kind], faults: list[Fault], every: int, near: int) -> Tally:
+    for fault in sample(kinds, faults, every, lambda fault: int(fault.point), near):
         trial = bench.attempt(fault)
         if trial.hits:
             bench.judge(tally, trial, f"{fault}, {trial.hit.name}")

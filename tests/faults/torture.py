@@ -23,6 +23,7 @@ KILLED = (
     "two ranks, each for itself",
 )
 PACKAGES = ("streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c")
+TWO_RANKS = "2 ranks, few tensors"
 KILL_POINTS = 320  # in each layout
 BAD = ("unloadable", "mixed", "corrupt", "false_success", "hung", "disagree", "unclean")
 COLUMNS = {
@@ -87,8 +88,10 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             every = share * (4 if row == "interrupted_load" and chain in ("none", "stock") else 1)
             for layout in THREADS:
                 yield job(row, layout, chain, every=every)
+            if row != "interrupted_load" and chain in ("full", "stock"):
+                yield job(row, TWO_RANKS, chain, every=every)
     for chain in (*CHAINS, "stock"):
-        for layout in (*THREADS, "4 threads, a file per item", "2 ranks, few tensors"):
+        for layout in (*THREADS, "4 threads, a file per item", TWO_RANKS):
             yield job("lost_writes", layout, chain, every=share, seeds=30)
             yield job("lost_writes", layout, chain, every=share, seeds=30, first=True)
     for chain in (*CHAINS, "stock"):
