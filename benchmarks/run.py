@@ -31,6 +31,7 @@ NAMES = (
     "rekey",
     "many_items",
     "publishing",
+    "verify",
     "profile",
     "scaling",
     "granite",

@@ -48,10 +48,12 @@ class Flaky(KeyProvider):
 @pytest.fixture
 def with_older(tmp_path: Path) -> Path:
     """A checkpoint in whose folder rank-local metadata of an older one stands, too."""
-    path = tmp_path / "checkpoint"
-    for state, together in ((OLDER, False), (STATE, True)):
-        writer = streamxf.FileSystemWriter(path, _extensions=[Encrypt(Flaky())], sync_files=False, overwrite=True)
+    path, older = tmp_path / "checkpoint", tmp_path / "older"
+    for folder, state, together in ((older, OLDER, False), (path, STATE, True)):
+        writer = streamxf.FileSystemWriter(folder, _extensions=[Encrypt(Flaky())], sync_files=False)
         dcp.save(state, storage_writer=writer, use_collectives=together)
+    for file in older.iterdir():  # a save removes what is there, so it comes afterwards
+        file.rename(path / file.name)
     assert {".metadata", "__0.metadata"} <= {file.name for file in path.iterdir()}
     return path
 
