@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import crc32c
 
+from streamxf.container.combine import shifted
+from streamxf.container.limits import BLOCK_HEAD_BYTES
 from streamxf.errors import BlockError
 
 LAST = 1 << 31
@@ -60,6 +62,20 @@ def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: me
         raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
 
 
+def crc_of_stored(stored: memoryview, header_digest: bytes, index: int) -> int:
+    """The CRC-32C of a block as it is stored, head and payload, once `check_payload` has passed.
+
+    It takes no look at the payload: what that counts is in the block's own CRC.
+    """
+    head = bytes(stored[:BLOCK_HEAD_BYTES])
+    word, crc = _WORDS.unpack(head)
+    instead = crc32c.crc32c(head) ^ _start(header_digest, index, word)
+    return shifted(instead, len(stored) - BLOCK_HEAD_BYTES) ^ int(crc)
+
+
 def _crc(header_digest: bytes, index: int, word: int, payload: memoryview) -> int:
-    start = crc32c.crc32c(header_digest[:16] + _INDEX.pack(index) + _WORD.pack(word))
-    return int(crc32c.crc32c(payload, start))
+    return int(crc32c.crc32c(payload, _start(header_digest, index, word)))
+
+
+def _start(header_digest: bytes, index: int, word: int) -> int:
+    return int(crc32c.crc32c(header_digest[:16] + _INDEX.pack(index) + _WORD.pack(word)))

@@ -114,7 +114,7 @@ class BlockReader:
 
     def stored_size_of(self, index: int) -> int:
         """Bytes that block `index` takes in storage."""
-        return self._ends[index] - self._begin_of(index)
+        return self._ends[index] - self.begin_of(index)
 
     def decode(self, index: int, out: memoryview) -> None:
         """Decode block `index` into `out`, which has exactly its size.
@@ -125,7 +125,7 @@ class BlockReader:
             If it is not as it was stored. What `out` then holds did not pass its checks and must not be used.
         """
         scratch = _scratch.take()
-        self._decode(index, self._source.view(self._begin_of(index), self.stored_size_of(index), scratch), out, scratch)
+        self.decode_stored(index, self.read(index, scratch), scratch, out)
         _scratch.give(scratch)
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
@@ -137,21 +137,42 @@ class BlockReader:
         if self._source.parallel:
             return partial(self.decode, index)
         scratch = _scratch.take()
-        stored = self._source.view(self._begin_of(index), self.stored_size_of(index), scratch)
-        return partial(self._decode_and_give, index, stored, scratch)
+        return partial(self._decode_and_give, index, self.read(index, scratch), scratch)
 
     def _decode_and_give(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
-        self._decode(index, stored, out, scratch)
+        self.decode_stored(index, stored, scratch, out)
         _scratch.give(scratch)
 
-    def _decode(self, index: int, stored: memoryview, out: memoryview, scratch: Scratch) -> None:
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already.
+
+        Raises
+        ------
+        ContainerError
+            If the file ends before.
+        """
+        return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
+
+    def decode_stored(
+        self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None = None
+    ) -> memoryview:
+        """Decode block `index`, which `read` gave; raises as `decode`.
+
+        Parameters
+        ----------
+        out : memoryview, optional
+            Where the block belongs, which has exactly its size. Without it the result lies in `scratch` or `stored`,
+            and is at most a block long. Where there is no coder it is empty.
+        """
         head = parse_head(bytes(stored[:BLOCK_HEAD_BYTES]), index, self._stage_limit)
         payload = stored[BLOCK_HEAD_BYTES:]
         if head.stored_size != len(payload) or head.last != (index == self.count - 1):
             raise BlockError("block does not end where the index says, or is last where it should not be", block=index)
         check_payload(head, self._digest, index, payload)
-        if self._coder is not None:
-            self._coder.decode(payload, index, head.last, scratch, out)
+        if self._coder is None:
+            return memoryview(b"")
+        return self._coder.decode(payload, index, head.last, scratch, out)
 
-    def _begin_of(self, index: int) -> int:
+    def begin_of(self, index: int) -> int:
+        """Where block `index` begins in the container; for `count`, where the last one ends."""
         return self._ends[index - 1] if index else self._start
