@@ -133,6 +133,47 @@ def colliding(count: int) -> list[tuple[int, int]]:
     return found
 
 
+def shared_empty_parts() -> bytes:
+    """Paths of many parts, none of which has a character."""
+    parts = b"(" + b"h\x00" * 60_000 + b"t\x94"
+    return PROTO + text("") + b"\x94" + PATH + b"\x94" + parts + b"(" + b"h\x01h\x02R" * 20_000 + b"t."
+
+
+def equal_keys() -> bytes:
+    """Two long texts that are equal, each for a key again and again: they are compared from end to end."""
+    twins = (text("x" * MIB) + b"\x94") * 2
+    return PROTO + twins + b"}" + b"h\x00Nsh\x01Ns" * (MIB // 4) + b"."
+
+
+def equal_keys_at_once() -> bytes:
+    """The same in one opcode."""
+    twins = (text("x" * MIB) + b"\x94") * 2
+    return PROTO + twins + b"}(" + b"h\x00Nh\x01N" * (MIB // 3) + b"u."
+
+
+def shared_tables() -> bytes:
+    """Many Metadata that are made of one table; each copies it."""
+    count = 10_923  # whose table has grown just before
+    items = b"".join(b"\x8c\x05" + f"{at:05}".encode() + b"h\x00" for at in range(count))
+    out = PROTO + name(BytesStorageMetadata) + b")\x81\x94}(" + items + b"u\x94" + name(Metadata) + b"\x94"
+    one = b"h\x02)\x81}h\x03h\x01sb" + b"C\xff" + bytes(255) + b"B" + struct.pack("<I", count) + bytes(count)
+    return out + text("state_dict_metadata") + b"\x94(" + one * 300 + b"t."
+
+
+def instances_in_instances() -> bytes:
+    """What is looked at to find out how the next instances may be written is deeper than any of them."""
+    out = PROTO + name(TensorStorageMetadata) + b"\x94" + text("chunks") + b"\x94" + b"h\x00)\x81\x94" * 47
+    return out + b"h\x00)\x81\x94}\x94(h\x01]\x94(" * 5_000 + b"."
+
+
+def endless_instance() -> bytes:
+    """One that is written with more opcodes than any is, and looked at for the same reason."""
+    names = name(TensorStorageMetadata), text("chunks"), name(BytesStorageMetadata)
+    out = PROTO + b"".join(one + b"\x94" for one in names)
+    out += b"h\x00)\x81\x94" * 47 + b"h\x00)\x81\x94}\x94(h\x01]\x94("
+    return out + b"h\x02)\x81\x94}\x94(ub" * 100_000 + b"eub."
+
+
 def corners() -> bytes:
     """Tensors cut along many dimensions."""
     items = {}
@@ -185,6 +226,13 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a shared shape": shared_shape,
     "shared chunks": shared_chunks,
     "shared attributes": shared_attributes,
+    "shared empty parts of paths": shared_empty_parts,
+    "OrderedDicts": lambda: PROTO + b"ccollections\nOrderedDict\n\x94(" + b"h\x00)R" * (MIB // 4) + b"t.",
+    "equal keys": equal_keys,
+    "equal keys at once": equal_keys_at_once,
+    "shared tables": shared_tables,
+    "instances in instances": instances_in_instances,
+    "an instance without an end": endless_instance,
     "corners": corners,
     "manifest of lists": lambda: manifest_of(b"[" + b"[]," * (2 * MIB) + b"0]"),
     "manifest of tables": lambda: manifest_of(padded(b'{"a":0},', 8 * MIB, 8)),

@@ -11,7 +11,8 @@ by the one who checks it:
   filled in, once; it never is an object to set things on.
 - Lengths are compared with what is there. Memorised objects are numbered one after the other, as pickling numbers them.
 - Objects are charged a number of bytes of the pickle, so that the memory stays below a small multiple of the file.
-- Keys of tables are texts, numbers and objects that the caller knows to be quick to hash, and few share a hash.
+- Keys of tables are texts, numbers and objects that the caller knows to be quick to hash; few share a hash, and none
+  stands twice in a table.
 """
 
 from __future__ import annotations
@@ -342,7 +343,12 @@ class Machine:
         for key in keys:
             if type(key) is not str:
                 self._check(key)
-        target.update(zip(keys, items[1::2], strict=True))
+        wanted = len(target) + len(keys)
+        # by identity first: to find out that two long texts are equal takes their length, and a few bytes ask for it
+        if len(set(map(id, keys))) == len(keys):
+            target.update(zip(keys, items[1::2], strict=True))
+        if len(target) != wanted:
+            raise MetadataError("the metadata has a key twice in one table: it is damaged or hostile; it was refused")
 
     def _check(self, key: Any) -> None:
         if type(key) in _KEY_TYPES:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from streamxf.dcp.metadata.limits import MAX_NDIM
+from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_NDIM
 from streamxf.dcp.metadata.names import OBJECT_CHARGE, TUPLE_CHARGE, Fill, Name, Pay
 from streamxf.errors import MetadataError
 
@@ -27,6 +27,9 @@ MAX_LAYOUTS = 4
 
 MAX_VALUES = 64
 """Values in one expression."""
+
+MAX_PIECES = 16 * MAX_VALUES
+"""Pieces of one expression, those with values and those without: to compile one takes hundreds of times its bytes."""
 
 MAX_SHAPES = 4096
 """Shapes that are remembered: many chunks have the same."""
@@ -93,10 +96,15 @@ class _Draft:
         self.charge = 0
         self.marks = 0
 
+    def add(self, expression: bytes) -> None:
+        if len(self.expression) == MAX_PIECES:
+            raise Impossible
+        self.expression.append(expression)
+
     def group(self, expression: bytes, reader: Callable[[bytes], Any]) -> int:
         if len(self.groups) == MAX_VALUES:
             raise Impossible
-        self.expression.append(b"(%b)" % expression)
+        self.add(b"(%b)" % expression)
         self.groups.append(reader)
         return len(self.groups) - 1
 
@@ -144,7 +152,7 @@ class Kinds:
         draft.charge += OBJECT_CHARGE
         draft.marks = max(draft.marks, marks)
         make, fill = name.make, name.fill
-        if make is None or fill is None:
+        if make is None or fill is None or marks > 2 * MAX_DEPTH:  # more of these the machine refuses
             raise Impossible
         if self._optional(draft, _MARK):
             draft.charge += TUPLE_CHARGE
@@ -220,7 +228,7 @@ class Kinds:
         if not self._data.startswith(wanted, self._at):
             return False
         self._at += len(wanted)
-        draft.expression.append(re.escape(wanted))
+        draft.add(re.escape(wanted))
         return True
 
     def _literal_ref(self, draft: _Draft) -> bytes:

@@ -40,12 +40,13 @@ from streamxf.dcp.metadata.limits import (
     MAX_STEPS,
 )
 from streamxf.dcp.metadata.machine import Machine
-from streamxf.dcp.metadata.names import Fill, Name, Pay
+from streamxf.dcp.metadata.names import OBJECT_CHARGE, Fill, Name, Pay
 from streamxf.descriptor import MAX_BOUND, MAX_FRAGMENT
 from streamxf.errors import MetadataError
 
 State = Any
 _EXTRA_CHARGE = 3  # an attribute takes a name and a value, and these at least two bytes and one
+_ENTRY_CHARGE = 2
 _KNOWN_PROPERTIES = len(TensorProperties().__getstate__())  # type: ignore[no-untyped-call]
 _MAX_DESCRIPTOR_TEXT = MAX_BOUND + 1 + MAX_FRAGMENT
 
@@ -104,7 +105,7 @@ def _make_path(pay: Pay, *parts: object) -> str:
     texts = [part for part in parts if type(part) is str]
     if len(texts) < len(parts) or sum(map(len, texts)) + len(texts) > MAX_NAME:
         raise MetadataError(f"the metadata holds a path that is no text of at most {MAX_NAME} characters")
-    pay(sum(map(len, texts)))
+    pay(sum(map(len, texts)) + len(texts))
     return "/".join(texts).replace("//", "/", 1)
 
 
@@ -120,9 +121,10 @@ def _make_memory_format(_: Pay, value: object) -> metadata._MEM_FORMAT_ENCODING:
     return metadata._MEM_FORMAT_ENCODING(value)
 
 
-def _make_ordered(_: Pay, *arguments: object) -> OrderedDict[Any, Any]:
+def _make_ordered(pay: Pay, *arguments: object) -> OrderedDict[Any, Any]:
     if arguments:
         raise MetadataError("the metadata makes an OrderedDict as no pickling does")
+    pay(OBJECT_CHARGE)
     return OrderedDict()
 
 
@@ -242,7 +244,7 @@ def _fill_metadata(target: Metadata, state: dict[str, Any], pay: Pay) -> None:
     version = state.get("version")
     if type(items) is not dict:
         raise _wrong(target, "state_dict_metadata")
-    pay(len(items))
+    pay(_ENTRY_CHARGE * len(items))
     for name, item in items.items():
         _name(target, "state_dict_metadata", name)
         if type(item) is not BytesStorageMetadata and not (
@@ -254,7 +256,7 @@ def _fill_metadata(target: Metadata, state: dict[str, Any], pay: Pay) -> None:
     if places is not None:
         if type(places) is not dict:
             raise _wrong(target, "storage_data")
-        pay(len(places))
+        pay(_ENTRY_CHARGE * len(places))
         for index, place in places.items():
             if type(index) is not MetadataIndex or type(place) is not _StorageInfo or not hasattr(place, "length"):
                 raise _wrong(target, "storage_data")
