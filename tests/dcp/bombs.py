@@ -174,6 +174,15 @@ def endless_instance() -> bytes:
     return out + b"h\x02)\x81\x94}\x94(ub" * 100_000 + b"eub."
 
 
+def long_paths() -> bytes:
+    """Paths of the most steps that there may be, of which no two begin alike, and two lists that are too long."""
+    ways = [b"(M" + struct.pack("<H", at) + b"K\x00" * 255 + b"t" for at in range(2000)]
+    ways += [text(root) + b"J\xff\xff\x0f\x00\x86" for root in "ab"]
+    paths = b"".join(text(str(at)) + way for at, way in enumerate(ways))
+    content = text("state_dict_metadata") + b"}" + text("planner_data") + b"}(" + paths + b"u"
+    return PROTO + name(Metadata) + b")\x81}(" + content + b"ub."
+
+
 def corners() -> bytes:
     """Tensors cut along many dimensions."""
     items = {}
@@ -233,6 +242,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "shared tables": shared_tables,
     "instances in instances": instances_in_instances,
     "an instance without an end": endless_instance,
+    "long paths": long_paths,
     "corners": corners,
     "manifest of lists": lambda: manifest_of(b"[" + b"[]," * (2 * MIB) + b"0]"),
     "manifest of tables": lambda: manifest_of(padded(b'{"a":0},', 8 * MIB, 8)),

@@ -331,8 +331,8 @@ def _check_paths(planner_data: Any, items: dict[str, Any]) -> None:
     """
     if not isinstance(planner_data, dict):
         return
-    longest: dict[tuple[Any, ...], int] = {}
     known: dict[int, bool] = {}  # each is looked at once: one may be used a million times
+    paths: list[tuple[Any, ...]] = []
     for name, path in planner_data.items():
         new = id(path) not in known
         if new:
@@ -345,12 +345,33 @@ def _check_paths(planner_data: Any, items: dict[str, Any]) -> None:
         numbers = [step for step in path if type(step) is int]
         if not 0 < len(path) <= MAX_STEPS or texts > MAX_NAME or not all(0 <= step < MAX_LIST for step in numbers):
             raise _impossible_path()
-        for depth, step in enumerate(path):
-            if type(step) is int:
-                stem = path[:depth]
-                longest[stem] = max(longest.get(stem, 0), step)
-    if sum(longest.values()) > MAX_LIST + 16 * len(planner_data):
+        paths.append(path)
+    if _list_lengths(paths) > MAX_LIST + 16 * len(planner_data):
         raise MetadataError("the metadata speaks of longer lists than its items explain; it was refused")
+
+
+def _list_lengths(paths: list[tuple[Any, ...]]) -> int:
+    """How long all lists are together into which `paths` lead, by their largest indexes.
+
+    It goes from level to level, and forgets those above: beginnings of paths take a hundred times what paths take.
+    """
+    total = 0
+    inside = [(path, 0) for path in paths]  # each with the number of the list or table in which its next step is
+    depth = 0
+    while inside:
+        longest: dict[int, int] = {}
+        numbers: dict[tuple[int, Any], int] = {}
+        deeper = []
+        for path, container in inside:
+            step = path[depth]
+            if type(step) is int:
+                longest[container] = max(longest.get(container, 0), step)
+            if depth + 1 < len(path):
+                deeper.append((path, numbers.setdefault((container, step), len(numbers))))
+        total += sum(longest.values())
+        inside = deeper
+        depth += 1
+    return total
 
 
 def _impossible_path() -> MetadataError:
