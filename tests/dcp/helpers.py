@@ -154,19 +154,21 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 # -- metadata, taken apart and put together again by somebody who has the key --------------------
 
 
-def data_key_of(path: Path, key: Key = KEY) -> DataKey | None:
-    described = manifest_of(path).key
+def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:
+    described = manifest_of(path, name).key
     return None if described is None else KeyRing.of(key).unwrap(Descriptor.parse(described).fragment)
 
 
-def rewrite_metadata(path: Path, change: Callable[[Any], Any], key: Key = KEY) -> None:
+def rewrite_metadata(
+    path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata", rank: int | None = None
+) -> None:
     """Let `change` alter DCP's metadata, and give it a tag that matches."""
-    file = path / ".metadata"
-    manifest = manifest_of(path)
-    content = metadata_file.load(file.read_bytes(), KeyRing.of(key))
+    file = path / name
+    manifest = manifest_of(path, name)
+    content = metadata_file.load(file.read_bytes(), KeyRing.of(key), rank=rank)
     vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
     change(content)
-    file.write_bytes(metadata_file.dump(content, manifest, data_key_of(path, key)))
+    file.write_bytes(metadata_file.dump(content, manifest, data_key_of(path, key, name)))
 
 
 def retagged(path: Path, pickled: bytes, manifest: Any = None, key: Key = KEY) -> bytes:

@@ -22,10 +22,23 @@ from torch.distributed.tensor import distribute_tensor
 import streamxf
 from streamxf import Checksum, FloatZip, ZStandard, salvage
 from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.limits import MAX_LIST
 from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import KeyRing
 
-from .helpers import KEY, OTHER_KEY, Xor, assert_same, blank, data_files, full_chain, raw_bytes, refused, save
+from .helpers import (
+    KEY,
+    OTHER_KEY,
+    Xor,
+    assert_same,
+    blank,
+    data_files,
+    full_chain,
+    raw_bytes,
+    refused,
+    rewrite_metadata,
+    save,
+)
 from .shards import rows, save_shards
 
 Chain = Callable[[], list[Any]]
@@ -461,6 +474,32 @@ def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None
     found = salvage(checkpoint, keys=KEY, merge_ranks=True)
     assert torch.equal(found.state_dict["w"], torch.ones(5))
     assert found.lost == ("w",)
+
+
+def test_lists_of_all_ranks_together_are_no_longer_than_one_rank_may_have(checkpoint: Path) -> None:
+    states: list[dict[str, Any]] = [{str(rank): [torch.full((2,), float(rank))]} for rank in range(3)]
+    save_shards(checkpoint, states, use_collectives=False)
+    assert salvage(checkpoint, merge_ranks=True).state_dict["2"][0][0] == 2
+    for rank in range(3):
+
+        def lengthen(content: Any, rank: int = rank) -> None:
+            content.planner_data = {f"{rank}.0": (str(rank), MAX_LIST - 1)}
+
+        rewrite_metadata(checkpoint, lengthen, name=f"__{rank}.metadata", rank=rank)
+        assert len(salvage(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_LIST
+    found = salvage(checkpoint, merge_ranks=True)
+    assert set(found.state_dict) == set(found.loaded) == {"0.0", "1.0", "2.0"}
+    assert "longer lists" in found.unchecked[0]
+
+
+@pytest.mark.parametrize("data", [None, 7, "ab", [1], [("weight", 1)], {}, {"other": 7}, {1: ("weight",)}])
+def test_what_a_planner_of_somebody_elses_kept(checkpoint: Path, data: Any) -> None:
+    save({"a": {"weight": torch.ones(3)}}, checkpoint, [])
+    rewrite_metadata(checkpoint, lambda content: setattr(content, "planner_data", data))
+    assert_same(salvage(checkpoint).state_dict, {"a.weight": torch.ones(3)})
+    target = {"a": {"weight": torch.zeros(3)}}
+    assert not salvage(checkpoint, target).damaged
+    assert_same(target, {"a": {"weight": torch.ones(3)}})
 
 
 # -- others --------------------------------------------------------------------------------------

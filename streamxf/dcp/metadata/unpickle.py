@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -346,11 +347,11 @@ def _check_paths(planner_data: Any, items: dict[str, Any]) -> None:
         if not 0 < len(path) <= MAX_STEPS or texts > MAX_NAME or not all(0 <= step < MAX_LIST for step in numbers):
             raise _impossible_path()
         paths.append(path)
-    if _list_lengths(paths) > MAX_LIST + 16 * len(planner_data):
+    if list_lengths(paths) > MAX_LIST + 16 * len(planner_data):
         raise MetadataError("the metadata speaks of longer lists than its items explain; it was refused")
 
 
-def _list_lengths(paths: list[tuple[Any, ...]]) -> int:
+def list_lengths(paths: Iterable[tuple[Any, ...]]) -> int:
     """How long all lists are together into which `paths` lead, by their largest indexes.
 
     It goes from level to level, and forgets those above: beginnings of paths take a hundred times what paths take.

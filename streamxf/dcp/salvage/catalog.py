@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.limits import MAX_LIST
+from streamxf.dcp.metadata.unpickle import list_lengths
 from streamxf.dcp.salvage.result import Lost
 from streamxf.dcp.salvage.session import Session
 from streamxf.errors import MetadataError
@@ -21,6 +23,10 @@ from streamxf.errors import MetadataError
 UNCHECKED_METADATA = (
     "the metadata {name} has no digest, since streamxf's writer did not make it: names, shapes and places of the items "
     "are taken as they stand there"
+)
+
+UNLIKELY_LISTS = (
+    "the metadata of all ranks together speaks of longer lists than its items explain, so the state dict is flat"
 )
 
 
@@ -69,9 +75,12 @@ class Catalog:
                 refused.update(made._refuse_overlaps(session))
             for name, item in session.metadata.state_dict_metadata.items():
                 made._add(name, item, refused)
-            made.paths.update(session.metadata.planner_data or {})
+            made.paths.update(_paths_of(session.metadata))
         for name in refused:
             made.items.pop(name, None)
+        if len(sessions) > 1 and list_lengths(made.paths.values()) > MAX_LIST + 16 * len(made.paths):
+            made.paths.clear()
+            made.unchecked.append(UNLIKELY_LISTS)
         return made
 
     def readers_of(self, index: MetadataIndex) -> Iterator[Session]:
@@ -124,6 +133,14 @@ class Catalog:
                             yield one.fqn
                 if offset + length > reach:
                     reach, last = offset + length, index
+
+
+def _paths_of(metadata: Metadata) -> dict[str, tuple[str | int, ...]]:
+    """Where its items stood; what a planner of somebody else's keeps there can be anything."""
+    data = metadata.planner_data
+    if not isinstance(data, dict):
+        return {}
+    return {name: data[name] for name in metadata.state_dict_metadata if name in data}
 
 
 def _own(item: Any) -> Any:
