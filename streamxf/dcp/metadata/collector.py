@@ -1,4 +1,4 @@
-"""Python's garbage collector, which stands still while metadata is made or looked through."""
+"""Python's garbage collector, which stands still while metadata is made, written or looked through."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ def dump(content: Metadata, manifest: Manifest, data_key: DataKey | None) -> byt
     MetadataError
         If it would be too large to be read.
     """
-    data = append_trailer(pickle.dumps(content), manifest, data_key)
+    with collector_paused():
+        pickled = pickle.dumps(content)
+    data = append_trailer(pickled, manifest, data_key)
     _check_size(len(data))
     return data
 
