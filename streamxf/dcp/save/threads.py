@@ -1,4 +1,4 @@
-"""The files of a save, written by several threads; the first failure stops all of them, and is what is raised."""
+"""Files at the same time, in several threads; of those of a save the first failure stops all, and is what is raised."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ def write_all(
 ) -> list[WriteResult]:
     """Write files in up to `threads` threads, this one among them, and return when all have stopped.
 
-    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
-    may still be under way then.
-
     Raises
     ------
     BaseException
@@ -42,6 +39,29 @@ def write_all(
             except BaseException as error:
                 save.fail(error)
 
+    side_by_side(work, min(threads, len(files)), save.fail)
+    cause = save.take_cause()
+    if cause is not None:
+        try:
+            raise cause
+        finally:
+            del cause  # or it would lead to itself, and live until the garbage is collected
+    return [result for name, _ in files for result in results[name]]
+
+
+def side_by_side(work: Callable[[], None], threads: int, fail: Callable[[BaseException], None]) -> None:
+    """Call `work` in up to `threads` threads, this one among them, and return when all have stopped.
+
+    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
+    may still be under way then.
+
+    Parameters
+    ----------
+    work : callable
+        Raises nothing, and returns at once when there is nothing left to do.
+    fail : callable
+        Is told of an interrupt of this thread; then `work` should return soon.
+    """
     begun: list[None] = []
     over: list[None] = []
     news: SimpleQueue[None] = SimpleQueue()
@@ -54,7 +74,7 @@ def write_all(
             over.append(None)
             news.put(None)
 
-    helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, min(threads, len(files))))
+    helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, threads))
     first = True
     while True:  # an interrupt may come at any place, and even then nobody leaves before the threads have stopped
         try:
@@ -68,14 +88,7 @@ def write_all(
                 news.get()
             break
         except BaseException as error:
-            save.fail(error)
-    cause = save.take_cause()
-    if cause is not None:
-        try:
-            raise cause
-        finally:
-            del cause  # or it would lead to itself, and live until the garbage is collected
-    return [result for name, _ in files for result in results[name]]
+            fail(error)
 
 
 def _start(thread: threading.Thread) -> bool:

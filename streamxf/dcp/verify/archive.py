@@ -63,6 +63,8 @@ def check_records(file: Any, size: int) -> bool:
         Archive.read(file, size)  # bounds the directory, and refuses what is compressed
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > size:
+                raise MetadataError("the item is not as torch.save wrote it: its records lie over one another")
             if not any(entry.CRC for entry in entries):
                 return False
             for entry in entries:

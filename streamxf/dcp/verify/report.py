@@ -114,7 +114,7 @@ class VerifyReport:
 
 
 class Findings:
-    """Collects what is found, in the thread that calls `verify`.
+    """Collects what is found, in one thread.
 
     Attributes
     ----------
@@ -160,6 +160,19 @@ class Findings:
     def damages_in(self, file: str) -> int:
         """How many errors were recorded for a file."""
         return self._in_file[file]
+
+    def add(self, other: Findings) -> None:
+        """Take what was found in files that this one knows nothing of."""
+        self.save_ids += other.save_ids
+        self.files += other.files
+        self.items += other.items
+        self.blocks += other.blocks
+        self.bytes_read += other.bytes_read
+        self.leftovers += other.leftovers
+        self._damaged += other._damaged
+        self._unlisted += other._unlisted
+        self._in_file += other._in_file
+        self._unchecked |= other._unchecked
 
     def not_checked(self, sentence: str) -> None:
         """Say what cannot be checked; saying it twice is fine."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,9 +15,13 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import ItemOpener, Require
 from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
+from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writers, rank_of
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.verify.files import FileChecker, Unproved
+from streamxf.dcp.save.threads import side_by_side
+from streamxf.dcp.verify.datafile import storage_errors
+from streamxf.dcp.verify.files import FileCheck
+from streamxf.dcp.verify.items import Opening, Unproved
 from streamxf.dcp.verify.metadata import Content, read_content
 from streamxf.dcp.verify.report import Findings, VerifyReport
 from streamxf.errors import (
@@ -31,6 +37,7 @@ from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.registry import providers_in
 
 _SUFFIX = ".distcp"
+_AT_ONCE = 4  # files of a storage where each request waits
 
 
 def verify(
@@ -46,8 +53,13 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and say which items and blocks are damaged.
 
-    Nothing is loaded: memory stays small, whatever the size of the checkpoint, but for tensors that torch alone can
-    tell apart, one at a time. Damage is in the report, and raises nothing.
+    Workers read, compare and decode blocks, as in a load; what is stored elsewhere than on a local or mounted file
+    system is read four files at a time. Damage is in the report, and raises nothing.
+
+    Nothing is loaded. Besides the metadata, verify takes less than 96 MiB with 2 workers, whatever the size of the
+    checkpoint; each further worker adds a few MiB, and a file that is read over the network 16 MiB. One item more is
+    held at a time where torch has to be asked which tensor it is (tensors of subclasses, with unusual strides, or from
+    other writers), and where it passed a stream extension from elsewhere.
 
     Parameters
     ----------
@@ -77,6 +89,8 @@ def verify(
         If it is weaker than the caller requires, or another save.
     ParameterError
         If an argument is not what it should be.
+    OSError, ForeignError
+        If the storage cannot be asked what there is. A file that it does not give is damage.
     """
     begin = perf_counter()
     look = _Look.of(path, KeyRing.of(keys, trust, allow_unsigned), require, expect_save_id, registry, storage_options)
@@ -93,6 +107,7 @@ class _Look:
     expected: frozenset[str] | None
     findings: Findings = field(default_factory=Findings)
     unproved: Unproved = field(default_factory=Unproved)
+    _failures: list[BaseException] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -131,13 +146,17 @@ class _Look:
             self.findings.damage(MetadataError("the metadata is missing: nothing tells what was saved"), ".metadata")
         contents = {name: self._read(name) for name in names}
         named = set(names)
-        for content in contents.values():
+        tasks: dict[str, tuple[FileCheck, Callable[[], None]]] = {}
+        for name, content in contents.items():
             if content is not None:
-                named |= self._check(content)
+                self._plan(name, content, tasks)
         if not names or None in contents.values():
-            for name in sorted(data - named):
-                self._checker(None).scan(name)
-            named |= data
+            opening = Opening(ItemOpener(self.reader._registry))
+            for name in sorted(data - tasks.keys()):
+                check = FileCheck(self.reader, opening, name, self._stopped)
+                tasks[name] = check, check.scan
+        self._check_files(tasks)
+        named |= tasks.keys()
         self.findings.leftovers += sorted(name for name in listed if name not in named and made_by_writers(name))
         self._say_what_was_not_checked()
         if self.unproved.refused and not self.unproved.opened:
@@ -145,7 +164,8 @@ class _Look:
 
     def _listed(self) -> dict[str, int | None]:
         try:
-            return list_files(self.reader.fs, self.reader.path)
+            with storage_errors(self.path):
+                return list_files(self.reader.fs, self.reader.path)
         except NotADirectoryError:
             raise UnsupportedError(
                 "this is a file, and not a checkpoint's folder; streamxf.open checks a plain file as it reads it",
@@ -160,7 +180,7 @@ class _Look:
             content = read_content(data, self._keys, rank, self.reader._require == "published")
         except (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError) as error:
             raise error.locate(file=os.path.join(self.path, name)) from None
-        except StreamxfError as error:
+        except (StreamxfError, OSError) as error:
             self.findings.damage(error, name)
             return None
         self._note_save(content, name)
@@ -186,21 +206,49 @@ class _Look:
                 "files of other saves stand in the place of its own"
             )
 
-    def _check(self, content: Content) -> set[str]:
-        checker = self._checker(content)
-        by_file = content.by_file()
-        for name, entries in by_file.items():
-            facts = content.manifest.files.get(name) if content.manifest is not None else None
-            checker.check(name, entries, facts)
-        return set(by_file)
-
-    def _checker(self, content: Content | None) -> FileChecker:
+    def _plan(self, name: str, content: Content, tasks: dict[str, tuple[FileCheck, Callable[[], None]]]) -> None:
+        """Add the files that the metadata file `name` speaks of to those that are to be checked."""
         reader = self.reader
-        if content is None:
-            return FileChecker(reader, ItemOpener(reader._registry), self.findings, self.unproved)
         providers = tuple(providers_in(getattr(content.metadata.storage_meta, "modules", None)))
-        opener = ItemOpener(reader._registry, reader._require, content.manifest, providers)
-        return FileChecker(reader, opener, self.findings, self.unproved)
+        opening = Opening(ItemOpener(reader._registry, reader._require, content.manifest, providers))
+        for path, entries in content.by_file().items():
+            if path in tasks:  # read once: otherwise little metadata could have the same bytes read without end
+                text = f"it places items in {path!r:.120}, as other metadata does; these were not looked at"
+                self.findings.damage(MetadataError(text), name)
+                continue
+            facts = content.manifest.files.get(path) if content.manifest is not None else None
+            check = FileCheck(reader, opening, path, self._stopped)
+            tasks[path] = check, partial(check.run, entries, facts)
+
+    def _check_files(self, tasks: dict[str, tuple[FileCheck, Callable[[], None]]]) -> None:
+        waiting = deque(run for _, run in tasks.values())
+
+        def work() -> None:
+            while not self._failures:
+                try:
+                    run = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    run()
+                except BaseException as error:
+                    self._failures.append(error)
+
+        local = local_path(self.reader.fs, self.reader.path) is not None  # there workers read, all from one file
+        side_by_side(work, 1 if local else min(_AT_ONCE, len(tasks)), self._failures.append)
+        if self._failures:
+            cause = self._failures[0]
+            self._failures.clear()
+            try:
+                raise cause
+            finally:
+                del cause  # or it would lead to itself, and live until the garbage is collected
+        for check, _ in tasks.values():
+            self.findings.add(check.findings)
+            self.unproved.add(check.unproved)
+
+    def _stopped(self) -> bool:
+        return bool(self._failures)
 
     def _say_what_was_not_checked(self) -> None:
         sentences = {
