@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -29,6 +30,7 @@ from torch.futures import Future
 from streamxf.container.header import Kind
 from streamxf.dcp.border import told
 from streamxf.dcp.compat import metadata_name
+from streamxf.dcp.load.advice import advise_on_metadata, items_advised, why_missing
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.items import RAW_SLACK, REQUIREMENTS, Expected, ItemOpener, Require
 from streamxf.dcp.load.loader import Loader, noted
@@ -39,6 +41,7 @@ from streamxf.dcp.metadata.manifest import Manifest, check_path
 from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.places import check_local, local_path
+from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.registry import Registry
 from streamxf.errors import (
     ContainerError,
@@ -149,6 +152,8 @@ class ChainReaderMixin:
         path = self.fs.concat_path(self.path, metadata_name(rank))
         try:
             data = self._read_file(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, self._why_missing(rank), os.fspath(path)) from error
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         try:  # from here on no exception may leave, not even FileNotFoundError: a key provider can raise anything
@@ -158,6 +163,7 @@ class ChainReaderMixin:
             content.storage_meta = getattr(content, "storage_meta", None) or StorageMeta()
             content.storage_meta.load_id = self.load_id
         except StreamxfError as error:
+            advise_on_metadata(error)
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         except Exception as error:
             return UnreadableMetadata(_unusable(error, os.fspath(path)))
@@ -175,6 +181,12 @@ class ChainReaderMixin:
                 "save it is; leave expect_save_id= out to read it"
             )
         check_save_id(manifest.save_id, wanted)
+
+    def _why_missing(self, rank: int | None) -> str:
+        try:
+            return why_missing(list_files(self.fs, self.path) if rank is not None else (), rank)
+        except Exception as error:  # of whatever class; that the metadata is missing stays the news
+            return f"there is none, and its folder cannot be listed ({type(error).__name__}: {error})"
 
     def _read_file(self, path: Any) -> bytes:
         try:
@@ -239,7 +251,7 @@ class ChainReaderMixin:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
         for path, requests in by_file.items():
             requests.sort(key=lambda request: self._place(request).offset)
-            with self._open_file(path) as (file, size):
+            with items_advised(), self._open_file(path) as (file, size):
                 access = Timed(access_to(file), meter.io)
                 opened = OpenedFile(self._full(path), file, access, size)
                 try:

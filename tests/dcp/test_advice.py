@@ -1,0 +1,88 @@
+"""A load that fails says what to do next, where somebody will look: in the error that DCP raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+
+from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save
+
+
+def flip_bit(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def told_by(path: Path, keys: Any = KEY, **options: Any) -> str:
+    with pytest.raises(CheckpointException) as caught:
+        load({"w": torch.zeros(1000)}, path, keys, **options)
+    return str(caught.value)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    save({"w": torch.arange(1000.0)}, folder, full_chain())
+    return folder
+
+
+def test_a_damaged_block(saved: Path) -> None:
+    (file,) = data_files(saved)
+    flip_bit(file, file.stat().st_size // 2)
+    told = told_by(saved)
+    assert f"[file {file}, item w, block 0]\nnext: streamxf.verify(path, keys) lists" in told
+    assert told.count("next: ") == 1
+
+
+def test_a_file_that_is_missing(saved: Path) -> None:
+    data_files(saved)[0].unlink()
+    assert "next: streamxf.verify(path, keys)" in told_by(saved)
+
+
+def test_damaged_metadata(saved: Path) -> None:
+    flip_bit(saved / ".metadata", 100)
+    told = told_by(saved)
+    assert f"[file {saved / '.metadata'}]\nnext: put back a copy of this file" in told
+    assert "without_metadata=True" in told
+
+
+def test_what_is_not_damage_has_no_such_advice(saved: Path) -> None:
+    assert "next: " not in told_by(saved, OTHER_KEY)
+    assert "next: " not in told_by(saved, expect_save_id="0" * 32)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
+    def told(path: Path) -> str:
+        if not remote:
+            return told_by(path)
+        with pytest.raises(CheckpointException) as caught:
+            dcp.load({"w": torch.zeros(1000)}, storage_reader=streamxf.FsspecReader(f"local://{path}", keys=KEY))
+        return str(caught.value)
+
+    assert "there is no checkpoint in the folder, or no such folder: '" in told(saved / "nowhere")
+    whole = (saved / ".metadata").read_bytes()
+    (saved / ".metadata").unlink()
+    assert "the folder has data files and no metadata at all" in told(saved)
+    for rank in range(1, 11):
+        (saved / f"__{rank}.metadata").write_bytes(whole)
+    found = told(saved)
+    assert "metadata of single ranks (__1.metadata, __10.metadata, __2.metadata, " in found
+    assert "and 2 more), and none of rank 0" in found
+
+
+def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(*_: Any) -> Any:
+        raise PermissionError("somebody forbids it")
+
+    monkeypatch.setattr("streamxf.dcp.reader.list_files", listed)
+    (saved / ".metadata").unlink()
+    assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)
