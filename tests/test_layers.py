@@ -17,7 +17,7 @@ PACKAGE = Path(streamxf.__file__).parent
 # From the ground up; what stands in one line knows nothing of each other.
 LAYERS = [
     ["errors", "version"],
-    ["buffers", "descriptor", "engine", "meter"],
+    ["buffers", "descriptor", "engine", "meter", "wording"],
     ["keys", "codec", "report"],
     ["codecs"],
     ["registry"],
@@ -30,7 +30,7 @@ LAYERS = [
 ]
 # The same within dcp/; docs/design.md says what each is for.
 ROOMS = [
-    ["border", "compat", "extensions", "places", "registry", "stock"],
+    ["border", "compat", "extensions", "mounts", "places", "registry", "stock"],
     ["metadata", "tensors"],
     ["objects"],
     ["load", "publish", "save"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from streamxf.dcp.folder import Folder
+from streamxf.dcp.folder import Folder, digest
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.manifest import Manifest, split
 from streamxf.dcp.metadata.unpickle import load_metadata
@@ -18,7 +18,8 @@ from streamxf.dcp.metadata.whole import check_items, check_places
 from streamxf.dcp.publish.leftovers import leftovers, remove_files
 from streamxf.dcp.publish.listing import list_files, rank_of
 from streamxf.dcp.publish.lock import locked
-from streamxf.errors import MetadataError, located
+from streamxf.dcp.publish.settled import DAY, settled
+from streamxf.errors import MetadataError, ParameterError, located
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 
 
@@ -37,6 +38,9 @@ class CleanReport:
     kept : tuple of str
         Names of files that no writer makes, and of data files of ranks that have no metadata there. Nobody but you
         knows what they are for.
+    recent : tuple of str
+        Names of files that may be leftovers, or belong to a save that is under way: somebody wrote to them less than
+        `min_age` ago.
     dry_run : bool
     """
 
@@ -44,6 +48,7 @@ class CleanReport:
     bytes: int
     failed: Mapping[str, str]
     kept: tuple[str, ...]
+    recent: tuple[str, ...]
     dry_run: bool
 
     def __str__(self) -> str:
@@ -51,6 +56,7 @@ class CleanReport:
         lines = [f"{did} {len(self.removed)} files, {self.bytes} bytes"]
         lines += [f"could not remove {name}: {reason}" for name, reason in self.failed.items()]
         lines += [f"left alone: {name}" for name in self.kept]
+        lines += [f"left alone, since a save may be writing it: {name}" for name in self.recent]
         return "\n".join(lines)
 
 
@@ -60,13 +66,15 @@ def clean(
     keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
+    min_age: float | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CleanReport:
     """Remove data files and drafts that the checkpoint does not name: what saves left that failed or were killed.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
-    folder is under way: one that is would fail, though what is published stays whole.
+    folder is under way. One that is fails on a local disk, and what is published stays whole. Elsewhere nothing keeps
+    the two apart, and the save might be published without its files; so what is younger than a day stays there.
 
     Parameters
     ----------
@@ -75,6 +83,10 @@ def clean(
     keys, trust, allow_unsigned
         As `FileSystemReader` has them, to have the metadata authenticated. Without keys, the two lists of files that it
         has must agree.
+    min_age : float, optional
+        Seconds since somebody last wrote to a file, for it to be a leftover. By default 0 where a lock of the folder
+        keeps saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
+        Windows. 0 there says that you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only say what would be.
     storage_options : mapping, optional
@@ -91,27 +103,42 @@ def clean(
         removed then: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError
         If keys are given, and the metadata is not what they say.
+    ParameterError
+        If `min_age` is no number of seconds.
     AbortedError
         If somebody publishes to the folder, or cleans it up, and does not finish.
     """
+    if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
+        raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
     ring = KeyRing.of(keys, trust, allow_unsigned)
     folder = Folder(path, storage_options)
-    with locked(folder.filesystem, folder.path):
+    with locked(folder.filesystem, folder.path) as alone:
         names = folder.names(beside=True)
         files = list_files(folder.filesystem, folder.path)
         named = set(names)
+        read: dict[str, bytes] = {}
         for name in names:
+            data = folder.read(name)
+            read[name] = digest(data)
             with located(file=folder.full(name)):
-                named |= _named_files(folder.read(name), ring, rank_of(name), files)
+                named |= _named_files(data, ring, rank_of(name), files)
         ranks = None if names == [".metadata"] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files if name not in named and name not in found)
+        age = min_age if min_age is not None else 0 if alone else DAY
+        old = settled(folder.filesystem, folder.path, found, age)
+        recent = [name for name in found if name not in old]
+        found = [name for name in found if name in old]
+        for name in names if found and not alone else ():
+            if digest(folder.read(name)) != read[name]:  # by a save that may name what was found
+                raise folder.replaced(name)
         failed = {} if dry_run else remove_files(folder.filesystem, folder.path, found)
     report = CleanReport(
         tuple(name for name in found if name not in failed),
         sum(files[name] or 0 for name in found if name not in failed),
         {name: str(error) for name, error in failed.items()},
         tuple(kept),
+        tuple(recent),
         dry_run,
     )
     if failed:

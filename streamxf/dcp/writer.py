@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,13 +28,14 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.dcp.metadata.whole import check_items
+from streamxf.dcp.mounts import Place
 from streamxf.dcp.places import check_local, local_path, protocol_of
 from streamxf.dcp.publish.commit import one_step, publish
 from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
 from streamxf.dcp.publish.leftovers import find_leftovers, remove_files, remove_leftovers
 from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.publish.lock import locked
-from streamxf.dcp.publish.present import check_present
+from streamxf.dcp.publish.present import GLOBAL, check_free, check_present
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.dcp.save.storing import storing
@@ -63,6 +63,7 @@ class ChainWriterMixin:
     thread_count: int
     single_file_per_rank: bool
     sync_files: bool
+    overwrite: bool
     save_id: str
     _extensions: Extensions
     _block_log2: int
@@ -116,11 +117,8 @@ class ChainWriterMixin:
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         if local is not None and self.sync_files:
             sync_names_of([Path(os.path.abspath(local)), *made])
-        if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, ".metadata")):
-            raise UnsupportedError(
-                f"{self.path} holds a checkpoint with global metadata, which readers prefer; save without "
-                "collectives into another folder"
-            )
+        if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
+            check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
         return note_room(plan, local, self._current_save().writer_id) if local is not None else plan
 
     @told
@@ -143,6 +141,7 @@ class ChainWriterMixin:
         save.begin()
         local = local_path(self.fs, self.path)
         if local is not None:
+            save.place = Place.of(local)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         buckets = (
             _split_by_size_and_type(self.thread_count, plan.items)
@@ -198,8 +197,9 @@ class ChainWriterMixin:
             {record.path: record.facts for record in known},
         )
         _check_whole(metadata, rank)
-        host = socket.gethostname()
-        elsewhere = {record.path for record in known if record.host != host}
+        local = local_path(self.fs, self.path)
+        own = Place.of(local) if local is not None and os.path.isdir(local) else None
+        elsewhere = {record.path for record in known if own and record.place and record.place.is_other_than(own)}
         data = metadata_file.dump(metadata, manifest, data_key)
         named = {metadata_name(rank), *manifest.files}
         with locked(self.fs, self.path) as alone:
@@ -220,13 +220,16 @@ class ChainWriterMixin:
     def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
         """Publish, and give the files that nothing needs after it."""
         name = metadata_name(manifest.rank)
+        begun = False
         try:
             found = list_files(self.fs, self.path, manifest.files)
+            check_free(self.path, found, name, self.overwrite)
             check_present(self.fs, self.path, found, manifest.files, elsewhere)
             old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
+            begun = True
             publish(self.fs, self.path, name, data, self.sync_files)
         except BaseException:
-            if self._surely_unpublished(name, data):
+            if not begun or self._surely_unpublished(name, data):
                 remove_files(self.fs, self.path, manifest.files)
             raise
         return old
@@ -236,11 +239,13 @@ class ChainWriterMixin:
 
         The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
         """
-        local = local_path(self.fs, self.fs.concat_path(self.path, name))
+        local = local_path(self.fs, self.path)
         if local is None:
             return False
         try:
-            return Path(local).read_bytes() != data
+            if not Place.of(local).of_one_machine:  # which may remember what was there before
+                return False
+            return Path(local, name).read_bytes() != data
         except FileNotFoundError:
             return True
         except OSError:

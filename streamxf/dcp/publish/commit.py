@@ -81,8 +81,11 @@ def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None
         if check is not None:
             check()
         draft_path.replace(path)
-    except BaseException:
-        draft_path.unlink(missing_ok=True)
+    except BaseException as error:
+        try:
+            draft_path.unlink(missing_ok=True)
+        except OSError as reason:  # what went wrong first is what people need
+            error.add_note(f"{draft_path} could not be removed: {type(reason).__name__}: {reason}")
         raise
     if sync:
         sync_folder(path.parent)

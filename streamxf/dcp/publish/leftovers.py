@@ -10,7 +10,8 @@ from typing import Any
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.metadata.file import read_file
 from streamxf.dcp.metadata.manifest import split
-from streamxf.dcp.publish.listing import OWN_FILE, made_by_writers, rank_of
+from streamxf.dcp.publish.listing import DRAFT, OWN_FILE, made_by_writers, rank_of
+from streamxf.dcp.publish.settled import DAY, settled
 from streamxf.errors import StreamxfError
 
 _SHOWN = 5
@@ -48,15 +49,17 @@ def find_leftovers(
     files, named, rank
         As `leftovers` has them.
     locked : bool
-        Whether nobody else can publish to the folder meanwhile. Otherwise data files that no metadata names may belong
-        to a save that is about to be published, too; then only what the metadata of now names is left behind, which
-        no other save will name, and the rest is for `streamxf.clean`.
+        Whether nobody else can publish to the folder meanwhile. Otherwise files that no metadata names may belong to a
+        save that is about to be published, too; then only what the metadata of now names is left behind, which no
+        other save will name, and what nobody has written to for a day. The rest is for `streamxf.clean`.
     """
     found = leftovers(files, named, rank)
     if locked:
         return found
     replaced = _files_of(filesystem, filesystem.concat_path(folder, metadata_name(rank)))
-    return [name for name in found if not OWN_FILE.fullmatch(name) or name in replaced]
+    doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
+    kept = set(doubtful) - settled(filesystem, folder, doubtful, DAY)
+    return [name for name in found if name not in kept]
 
 
 def remove_leftovers(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str], encrypted: bool) -> None:

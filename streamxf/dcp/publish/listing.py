@@ -17,10 +17,11 @@ OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.AS
 TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
 """Data files of torch's writers, and attached ones."""
 RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
-_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+"""Metadata that is about to be published, of streamxf's writers."""
 _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 
-_MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, _DRAFT, _TORCH_DRAFT)
+_MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, DRAFT, _TORCH_DRAFT)
 
 
 def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[str] = ()) -> dict[str, int | None]:
@@ -32,7 +33,8 @@ def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[
     Parameters
     ----------
     known : iterable of str
-        Names to look for one by one in a folder that this process may write to, and not list.
+        Names to look for one by one in a local folder if they are not listed: this process may write to it and not list
+        it, or its listing is older than they are.
     """
     local = local_path(filesystem, folder)
     if local is not None and not os.access(local, os.R_OK):
@@ -47,7 +49,7 @@ def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[
                     with suppress(FileNotFoundError):  # removed meanwhile
                         regular = entry.is_file(follow_symlinks=False)
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size if regular else None
-            return found
+            return found | _look_for(local, [name for name in known if name not in found])
         inner = filesystem.fs
         inner.invalidate_cache()  # which may remember what has changed since
         for entry in inner.ls(os.fspath(folder), detail=True):

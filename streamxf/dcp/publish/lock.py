@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from streamxf.dcp.mounts import Place
 from streamxf.dcp.places import local_path
 from streamxf.errors import AbortedError
 
@@ -28,8 +29,9 @@ _LONGEST_PAUSE = 0.25
 def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
     """Hold the folder's advisory lock; gives whether there is one.
 
-    The lock ends with the process that holds it, however that ends. Object stores have none, nor have some network file
-    systems, nor Windows; there two saves that publish into one folder at the same moment are not kept apart.
+    The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
+    of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
+    There two saves that publish into one folder at the same moment are not kept apart.
 
     Raises
     ------
@@ -37,18 +39,14 @@ def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
         If somebody else keeps it.
     """
     local = local_path(filesystem, folder)
-    descriptor = _open(local) if local is not None and fcntl is not None else None
-    if descriptor is None:
+    descriptor = _acquire(local) if local is not None and fcntl is not None else None
+    if descriptor is None or local is None:
         yield False
         return
     try:
-        held = _acquire(descriptor, os.fspath(folder))
-        try:
-            yield held
-        finally:
-            if held:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+        yield Place.of(local).of_one_machine
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
         os.close(descriptor)
 
 
@@ -59,21 +57,31 @@ def _open(folder: str) -> int | None:
         return None  # who may write to a folder need not be allowed to list it; if there is none, others say so
 
 
-def _acquire(descriptor: int, folder: str) -> bool:
+def _acquire(folder: str) -> int | None:
+    """The folder, open and locked; None if there are no locks there."""
     end = time.monotonic() + PATIENCE
     pause = 0.001
-    while True:
+    while (descriptor := _open(folder)) is not None:
+        held = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # who waited may have got the lock of a folder that was moved away, and another one stands in its place
+            held = os.path.samestat(os.fstat(descriptor), os.stat(folder))
+        except FileNotFoundError:
+            pass
         except OSError as error:
             if error.errno not in _HELD:
-                return False  # there are no locks on this file system
-            if time.monotonic() > end:
-                raise AbortedError(
-                    f"another process has been publishing to {folder}, or cleaning it up, for {PATIENCE:.0f} seconds; "
-                    "nothing was changed. Find that process, and try again when it is done"
-                ) from None
-        else:
-            return True
+                return None  # there are no locks on this file system
+        finally:
+            if not held:
+                os.close(descriptor)
+        if held:
+            return descriptor
+        if time.monotonic() > end:
+            raise AbortedError(
+                f"another process has been publishing to {folder}, or cleaning it up, for {PATIENCE:.0f} seconds; "
+                "nothing was changed. Find that process, and try again when it is done"
+            )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+    return None

@@ -1,4 +1,4 @@
-"""Whether everything that a save is about to name is there."""
+"""Whether a save that is about to be published may be: all that it names is there, and nothing that must stay."""
 
 from __future__ import annotations
 
@@ -6,9 +6,45 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.dcp.places import local_path
-from streamxf.errors import AbortedError, ContainerError
+from streamxf.errors import AbortedError, ContainerError, UnsupportedError
+
+GLOBAL = metadata_name(None)
+
+
+def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
+    """Refuse to publish beside or over what others have published since this save began.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint's folder.
+    found : collection of str
+        The names in it.
+    name : str
+        That of the metadata file.
+    overwrite : bool
+        Whether what is there may be replaced.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is metadata of a single rank, and there is global metadata.
+    AbortedError
+        If there is a checkpoint that may not be replaced.
+    """
+    if name != GLOBAL and GLOBAL in found:
+        raise UnsupportedError(
+            f"{path} holds a checkpoint with global metadata, which readers prefer; save without collectives into "
+            "another folder"
+        )
+    if name in found and not overwrite:
+        raise AbortedError(
+            f"{path} holds a checkpoint that another save published meanwhile, and overwrite=False; this one was not "
+            "published. Save into a folder of its own"
+        )
 
 
 def check_present(
@@ -27,8 +63,8 @@ def check_present(
     files : mapping of str to FileFacts
         The manifest's.
     elsewhere : collection of str
-        Those that other hosts wrote. Where the folder is each host's own, which people copy together later, none of
-        them is here.
+        Those that other hosts wrote, to folders that surely are their own. Where people copy these together later, none
+        of them is here.
 
     Raises
     ------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.container.header import WRITER_ID_BYTES
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata.manifest import FileFacts
+from streamxf.dcp.mounts import Place
 from streamxf.dcp.objects.archive import NotSavedByTorch
 from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
@@ -42,15 +42,15 @@ class FileRecord:
         The third-party packages that provided its codecs.
     chain : str
         The extensions and the ids of the keys, for people; all ranks must have the same.
-    host : str
-        Where the process ran.
+    place : Place or None
+        Where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
     path: str
     facts: FileFacts
     modules: tuple[str, ...]
     chain: str
-    host: str
+    place: Place | None
 
 
 @dataclass
@@ -68,6 +68,8 @@ class Save:
     sync : bool
         Whether each file must be on the disk before the save goes on.
     writer_id : bytes
+    place : Place or None
+        Where the checkpoint's folder is, once it is there; None if it is not local.
     meter : Meter
         What all threads of the save count in.
     failed : bool
@@ -80,6 +82,7 @@ class Save:
     block_log2: int
     sync: bool
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
+    place: Place | None = None
     report: SaveReport | None = None
 
     def __post_init__(self) -> None:
@@ -182,7 +185,7 @@ class Save:
             raise
         if file.results:
             facts = output.facts(self.writer_id)
-            record = FileRecord(path, facts, self._modules, self.extensions.summary(), socket.gethostname())
+            record = FileRecord(path, facts, self._modules, self.extensions.summary(), self.place)
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamxf.dcp.mounts import SHARED, mounted
+
 # They store each byte that a file has. Others may compress what they are given, or may lie on one that does.
 _PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "exfat"})
-
-# Mounted from the same source, they are the same on every host.
-_SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 
 
 @dataclass(frozen=True)
@@ -45,21 +43,9 @@ class Volume:
         if not facts.f_blocks:  # a file system that has no size, and says 0 for all of it
             return None
         blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
-        kind, source = _mounted(device)
-        name = (kind, source) if kind in _SHARED else (_machine(), str(device))
+        kind, source = mounted(device)
+        name = (kind, source) if kind in SHARED else (_machine(), str(device))
         return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
-
-
-def _mounted(device: int) -> tuple[str, str]:
-    """The type of a mounted file system and what it was mounted from, as Linux has it; "" for what is not known."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-            mount, _, system = line.partition(" - ")
-            if mount.split()[2:3] == [wanted] and len(system.split()) > 1:
-                kind, source = system.split()[:2]
-                return kind, source
-    return "", ""
 
 
 def _machine() -> str:

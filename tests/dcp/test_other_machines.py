@@ -1,0 +1,341 @@
+"""Folders that several machines have: no lock keeps their saves apart, and no checkpoint is lost all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+
+import streamxf
+from streamxf.dcp import mounts
+from streamxf.dcp import writer as writer_module
+from streamxf.dcp.mounts import Place
+from streamxf.dcp.publish import lock
+from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
+
+from .helpers import assert_same, data_files, error_of, load, manifest_of, refused, save
+from .shards import Planner, save_shards
+
+LEFT = f"__0_0_{'a' * 32}.distcp"
+OLD = time.time() - 2 * 86_400
+
+
+def state_of(value: float) -> dict[str, Any]:
+    return {name: torch.full((33,), value) for name in "abcd"}
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All folders lie on a network file system."""
+    monkeypatch.setattr(mounts, "mounted", lambda _: ("nfs4", "server:/export"))
+
+
+def save_from_two_hosts(
+    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], coordinator: int = 0
+) -> None:
+    """Each rank is on a host of its own; the coordinator is slow, and writes when `meanwhile` has happened."""
+    states = [{"of 0": torch.zeros(9)}, {"of 1": torch.ones(9)}]
+    steps: list[Any] = []
+    for rank, state in enumerate(states):
+        writer, planner = streamxf.FileSystemWriter(path, sync_files=False), Planner()
+        writer.set_up_storage_writer(rank == coordinator, rank=rank, use_collectives=True)
+        planner.set_up_planner(state, writer.storage_meta(), rank == coordinator)
+        steps.append((writer, planner, writer.prepare_local_plan(planner.create_local_plan())))
+    plans, metadata = create_default_global_save_plan([plan for *_, plan in steps])
+    results: dict[int, Any] = {}
+    for rank in (1 - coordinator, coordinator):
+        monkeypatch.setattr(mounts.socket, "gethostname", lambda rank=rank: f"host {rank}")
+        writer, planner, _ = steps[rank]
+        results[rank] = writer.write_data(planner.finish_plan(plans[rank]), planner).wait()
+        if rank != coordinator:
+            meanwhile()
+    steps[coordinator][0].finish(metadata, [results[0], results[1]])
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    return load({"of 0": torch.zeros(9), "of 1": torch.ones(9)}, path, None)
+
+
+# -- files of other hosts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_another_save_removes_what_a_host_has_written(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, network: None, coordinator: int
+) -> None:
+    save(state_of(0), checkpoint, [])
+
+    def meanwhile() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(mounts, "mounted", lambda _: ("ext4", "/dev/sda"))  # or it would leave them alone
+            save(state_of(1), checkpoint, [])
+
+    with refused(AbortedError, "was not published"):
+        save_from_two_hosts(checkpoint, monkeypatch, meanwhile, coordinator)
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.somebodys", "afs"])
+def test_files_that_go_before_the_others_are_written(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(mounts, "mounted", lambda _: (kind, "server:/export"))
+    save(state_of(0), checkpoint, [])
+    own = set(data_files(checkpoint))
+
+    def meanwhile() -> None:
+        for file in set(data_files(checkpoint)) - own:
+            file.unlink()
+
+    with refused(AbortedError, "was not published"):
+        save_from_two_hosts(checkpoint, monkeypatch, meanwhile)
+    assert_same(load(state_of(1), checkpoint, None), state_of(0))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs4"])
+def test_disks_of_their_own_are_copied_together_later(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On a network file system, too, each host may have a folder of its own under one path."""
+    monkeypatch.setattr(mounts, "mounted", lambda _: (kind, "server:/export"))
+    other = tmp_path / "other"
+
+    def meanwhile() -> None:
+        checkpoint.rename(other)
+        checkpoint.mkdir()
+
+    save_from_two_hosts(checkpoint, monkeypatch, meanwhile)
+    for file in data_files(other):
+        shutil.move(file, checkpoint)
+    assert_same(loaded(checkpoint), {"of 0": torch.zeros(9), "of 1": torch.ones(9)})
+
+
+def test_places() -> None:
+    here = Place("a", "nfs4", "server:/export", 7)
+    assert not here.is_other_than(replace(here, inode=8))  # what one host sees is looked at
+    assert not here.is_other_than(replace(here, host="b"))
+    assert not here.is_other_than(replace(here, host="b", source="alias:/export", inode=8))
+    assert here.is_other_than(replace(here, host="b", inode=8))
+    assert here.is_other_than(Place("b", "ext4", "/dev/sda", 7))
+    assert Place("b", "ext4", "/dev/sda", 7).is_other_than(here)
+    assert Place("b", "ext4", "/dev/sda", 7).is_other_than(Place("a", "ext4", "/dev/sda", 7))
+    assert not Place("a", "fuse.x", "x", 7).is_other_than(Place("b", "fuse.x", "x", 8))
+
+
+def test_a_listing_that_is_older_than_the_files(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    class Stale:
+        def __init__(self, entries: Any) -> None:
+            self._entries = entries
+
+        def __enter__(self) -> Any:
+            return (entry for entry in self._entries.__enter__() if not entry.name.endswith(".distcp"))
+
+        def __exit__(self, *error: Any) -> None:
+            self._entries.__exit__(*error)
+
+    monkeypatch.setattr(os, "scandir", lambda path: Stale(scandir(path)))
+    save(state_of(1), checkpoint, [])
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
+# -- no lock ---------------------------------------------------------------------------------------
+
+
+def test_a_lock_on_a_network_file_system_is_one_machines(checkpoint: Path, network: None) -> None:
+    filesystem = streamxf.FileSystemReader(checkpoint).fs
+    checkpoint.mkdir()
+    with lock.locked(filesystem, checkpoint) as alone:
+        assert not alone
+        assert lock._open(str(checkpoint)) is not None
+
+
+def test_files_that_another_machine_may_be_about_to_publish_stay(checkpoint: Path, network: None) -> None:
+    save(state_of(0), checkpoint, [])
+    names = [LEFT, f"__5_0_{'b' * 32}.distcp", ".metadata.0123abcd.tmp", ".metadata.fedcba98.tmp", "__7_0.distcp"]
+    for name in names:
+        (checkpoint / name).write_text("left")
+    for name in names[1::2]:
+        os.utime(checkpoint / name, (OLD, OLD))
+    save(state_of(1), checkpoint, [])
+    kept = {LEFT, ".metadata.0123abcd.tmp"}
+    assert set(os.listdir(checkpoint)) == kept | {".metadata", *manifest_of(checkpoint).files}
+    report = streamxf.clean(checkpoint)
+    assert (report.removed, set(report.recent), report.kept) == ((), kept, ())
+    assert f"may be writing it: {LEFT}" in str(report)
+    assert set(streamxf.clean(checkpoint, min_age=0, dry_run=True).removed) == kept
+    assert not streamxf.clean(checkpoint, min_age=60).removed
+    assert set(streamxf.clean(checkpoint, min_age=0).removed) == kept
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
+@pytest.mark.parametrize("age", [-1, "1", float("nan")])
+def test_an_age_that_is_none(checkpoint: Path, age: Any) -> None:
+    save(state_of(0), checkpoint, [])
+    with pytest.raises(ParameterError, match="min_age"):
+        streamxf.clean(checkpoint, min_age=age)
+
+
+def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save has found all its files, and puts its metadata when `clean` has listed them as leftovers."""
+    url = "memory://beside"
+    dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
+    publish = writer_module.publish
+    report: list[Any] = []
+
+    def late(*arguments: Any, **options: Any) -> None:
+        report.append(streamxf.clean(url))
+        publish(*arguments, **options)
+
+    monkeypatch.setattr(writer_module, "publish", late)
+    dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
+    assert len(report[0].recent) == 1
+    target = state_of(-1)
+    dcp.load(target, storage_reader=streamxf.FsspecReader(url), no_dist=True)
+    assert_same(target, state_of(1))
+
+
+def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://meanwhile"
+    dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
+    clean_module = streamxf.dcp.clean
+    settled = clean_module.settled
+
+    def late(*arguments: Any) -> Any:
+        dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
+        return settled(*arguments)
+
+    fsspec.filesystem("memory").pipe_file(f"/meanwhile/{LEFT}", b"left")
+    monkeypatch.setattr(clean_module, "settled", late)
+    with pytest.raises(MetadataError, match="replaced meanwhile"):
+        streamxf.clean(url, min_age=0)
+    target = state_of(-1)
+    dcp.load(target, storage_reader=streamxf.FsspecReader(url), no_dist=True)
+    assert_same(target, state_of(1))
+
+
+def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem = streamxf.FileSystemReader(checkpoint).fs
+    checkpoint.mkdir()
+    flock = lock.fcntl.flock
+    locked: list[tuple[int, int]] = []
+
+    def note(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation != lock.fcntl.LOCK_UN:
+            if not locked:  # now that it is locked
+                checkpoint.rename(tmp_path / "moved away")
+                checkpoint.mkdir()
+            facts = os.fstat(descriptor)
+            locked.append((facts.st_dev, facts.st_ino))
+
+    monkeypatch.setattr(lock.fcntl, "flock", note)
+    with lock.locked(filesystem, checkpoint) as alone:
+        assert alone
+        facts = checkpoint.stat()
+        assert locked[-1] == (facts.st_dev, facts.st_ino)
+    assert len(locked) == 2
+
+
+def test_a_failed_rename_on_a_network_file_system_costs_no_files(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, network: None
+) -> None:
+    """The server has done it and its answer was lost; the old file is what this machine remembers."""
+    save(state_of(0), checkpoint, [])
+    old = (checkpoint / ".metadata").read_bytes()
+    rename, read = Path.replace, Path.read_bytes
+
+    def replace_and_fail(self: Path, target: Path) -> None:
+        rename(self, target)
+        raise OSError(2, "the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_and_fail)
+        patch.setattr(Path, "read_bytes", lambda self: old if self.name == ".metadata" else read(self))
+        assert isinstance(error_of(lambda: save(state_of(1), checkpoint, [])), OSError)
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
+# -- what another save has published meanwhile -----------------------------------------------------
+
+
+def published_meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], Any]) -> None:
+    dump = writer_module.metadata_file.dump
+
+    def late(*arguments: Any) -> bytes:
+        monkeypatch.undo()
+        other()
+        return dump(*arguments)
+
+    monkeypatch.setattr(writer_module.metadata_file, "dump", late)
+
+
+def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published_meanwhile(monkeypatch, lambda: save(state_of(1), checkpoint, []))
+    with refused(AbortedError, "overwrite=False"):
+        save(state_of(2), checkpoint, [], overwrite=False)
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+    assert {file.name for file in data_files(checkpoint)} == set(manifest_of(checkpoint).files)
+
+
+def test_a_ranks_own_metadata_beside_a_global_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader would ever look at it."""
+    published_meanwhile(monkeypatch, lambda: save(state_of(1), checkpoint, []))
+    with refused(UnsupportedError, "which readers prefer"):
+        save_shards(checkpoint, [state_of(2)], use_collectives=False)
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
+def test_the_first_cause_is_told_where_a_draft_stays(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(state_of(0), checkpoint, [])
+
+    def fail(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(5, f"{self.name.partition('.')[2][:8]}: fault injected")
+
+    def cannot(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError("second fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        patch.setattr(Path, "unlink", cannot)
+        error = error_of(lambda: save(state_of(1), checkpoint, []))
+    assert "fault injected" in str(error)
+    assert any("could not be removed: PermissionError: second fault" in note for note in error.__notes__)  # type: ignore[union-attr]
+    assert_same(load(state_of(1), checkpoint, None), state_of(0))
+
+
+def test_two_threads_wait_for_each_other(checkpoint: Path) -> None:
+    """The lock belongs to an opened folder, not to the process."""
+    filesystem = streamxf.FileSystemReader(checkpoint).fs
+    checkpoint.mkdir()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def hold() -> None:
+        for _ in range(20):
+            with lock.locked(filesystem, checkpoint):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(most) == 80
