@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from streamxf.container.limits import METADATA_MAGIC
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.limits import (
     MAX_LOOSE_MANIFEST,
     MAX_MANIFEST,
@@ -84,6 +85,7 @@ class Manifest:
     packages: dict[str, str]
     files: dict[str, FileFacts]
 
+    @collector_paused()
     def pack(self) -> bytes:
         """The manifest as JSON."""
         files = {
@@ -101,6 +103,7 @@ class Manifest:
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
 
     @classmethod
+    @collector_paused()
     def parse(cls, data: bytes) -> Manifest:
         """Read the manifest's JSON.
 
