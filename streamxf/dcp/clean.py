@@ -21,6 +21,7 @@ from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.settled import DAY, settled
 from streamxf.errors import MetadataError, ParameterError, located
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.wording import listed, many, size_text
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,12 @@ class CleanReport:
 
     def __str__(self) -> str:
         did = "would remove" if self.dry_run else "removed"
-        lines = [f"{did} {len(self.removed)} files, {self.bytes} bytes"]
-        lines += [f"could not remove {name}: {reason}" for name, reason in self.failed.items()]
-        lines += [f"left alone: {name}" for name in self.kept]
-        lines += [f"left alone, since a save may be writing it: {name}" for name in self.recent]
+        lines = [
+            f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
+            *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
+            *listed("left alone", self.kept),
+            *listed("left alone, since a save may be writing it", self.recent),
+        ]
         return "\n".join(lines)
 
 
@@ -105,6 +108,8 @@ def clean(
         If keys are given, and the metadata is not what they say.
     ParameterError
         If `min_age` is no number of seconds.
+    UnsupportedError
+        If the URL leads through a cache of fsspec's.
     AbortedError
         If somebody publishes to the folder, or cleans it up, and does not finish.
     """
@@ -112,6 +117,7 @@ def clean(
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
     ring = KeyRing.of(keys, trust, allow_unsigned)
     folder = Folder(path, storage_options)
+    folder.check_uncached()
     with locked(folder.filesystem, folder.path) as alone:
         names = folder.names(beside=True)
         files = list_files(folder.filesystem, folder.path)
@@ -142,7 +148,7 @@ def clean(
         dry_run,
     )
     if failed:
-        warnings.warn(f"{len(failed)} files could not be removed:\n{report}", stacklevel=2)
+        warnings.warn(f"{many(len(failed), 'file')} could not be removed:\n{report}", stacklevel=2)
     return report
 
 

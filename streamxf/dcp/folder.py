@@ -12,7 +12,7 @@ from typing import Any
 
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.limits import MAX_METADATA_FILES
-from streamxf.dcp.places import local_path
+from streamxf.dcp.places import is_cached, local_path
 from streamxf.dcp.publish.commit import publish
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.reader import FileSystemReader
@@ -91,6 +91,20 @@ class Folder:
             )
         return sorted(found, key=lambda name: -1 if (rank := rank_of(name)) is None else rank)
 
+    def check_uncached(self) -> None:
+        """Refuse to change by what a cache remembers of a file, which may have been replaced since.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if is_cached(self.filesystem):
+            raise UnsupportedError(
+                "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
+                "storage itself. Nothing was changed",
+                file=str(self.path),
+            )
+
     def full(self, name: str) -> str:
         """A file's whole path, for errors."""
         path: str = os.fspath(self.filesystem.concat_path(self.path, name))
@@ -121,9 +135,12 @@ class Folder:
         ------
         MetadataError
             If something else stands there by now.
+        UnsupportedError
+            If files are read through a cache.
         OSError
             If it cannot be written. What was there is then still there.
         """
+        self.check_uncached()
 
         def check() -> None:
             if digest(self.read(name)) != old:

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamxf.errors import ParameterError
 
+_CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
@@ -39,6 +40,11 @@ def protocol_of(fs: Any) -> str:
     for _, _, names in _layers(fs, ""):
         found = names[0]
     return found
+
+
+def is_cached(fs: Any) -> bool:
+    """Whether files are read through a cache of fsspec's, which may remember what has been replaced since."""
+    return any(_CACHES.intersection(names) for _, _, names in _layers(fs, ""))
 
 
 def _layers(fs: Any, path: Any) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
