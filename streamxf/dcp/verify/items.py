@@ -170,12 +170,19 @@ class ItemChecker:
                 self._coverage.digest.add(notes.entry.place.offset, source.length, crc)
             else:
                 notes.digest = self._coverage.digest
-        if not (self._opener.in_container(notes.entry.descriptors) if known else _begins_as_container(source)):
+        if not self._stands_in_container(source, known, notes.entry):
             self._cover(notes, 0, source.length)
             return None
         header = read_header(source)
         self._cover(notes, 0, header.size)
         return header
+
+    def _stands_in_container(self, source: FileSlice, known: bool, entry: Entry) -> bool:
+        if known and self._opener.in_container(entry.descriptors):
+            return True
+        if known and entry.expected is not None:
+            return False
+        return source.length >= len(MAGIC) and source.read_at(0, len(MAGIC)) == MAGIC
 
     def _cover(self, notes: ItemNotes, start: int, stop: int) -> None:
         """Read what is no block of an item, from `start` to `stop`, for the digest of the file, which has small items
@@ -271,10 +278,6 @@ class ItemChecker:
             notes.error(error)
         except Exception as error:  # a foreign extension raises anything
             notes.error(CodecError(f"the item cannot be decoded: {type(error).__name__}: {error}"))
-
-
-def _begins_as_container(source: FileSlice) -> bool:
-    return source.length >= len(MAGIC) and source.read_at(0, len(MAGIC)) == MAGIC
 
 
 def _without_content(entry: Entry) -> Entry:

@@ -19,6 +19,7 @@ from streamxf.container.limits import (
     HEADER_FIXED_BYTES,
     MAGIC,
     MAX_HEADER,
+    VERSION,
 )
 from streamxf.dcp.verify.datafile import DataFile
 from streamxf.dcp.verify.metadata import Entry
@@ -26,6 +27,7 @@ from streamxf.dcp.verify.report import Findings
 from streamxf.errors import ContainerError
 from streamxf.fileio.source import FileSlice
 
+_BEGIN = MAGIC + bytes([VERSION])
 _WINDOW = 2**20
 _IN_VAIN = 1000  # block heads that may be followed to no end, and one more for each 8 KiB of the file
 _IN_VAIN_BYTES = 2**13
@@ -78,11 +80,11 @@ class _Scan:
         while start < self._file.size:
             self._fill(start)
             end = len(self._window) - MAX_HEADER if self._window_end < self._file.size else len(self._window)
-            at = self._window.find(MAGIC, start - self._window_at)
+            at = self._window.find(_BEGIN, start - self._window_at)
             while 0 <= at < end:
                 if isinstance(self._header_at(self._window_at + at), Header):
                     return self._window_at + at
-                at = self._window.find(MAGIC, at + 1)
+                at = self._window.find(_BEGIN, at + 1)
             start = self._window_at + end
         return self._file.size
 
