@@ -172,7 +172,7 @@ def test_what_cannot_be_removed_is_said(checkpoint: Path, monkeypatch: pytest.Mo
         raise PermissionError("fault injected")
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    with pytest.warns(UserWarning, match="1 files could not be removed"):
+    with pytest.warns(UserWarning, match="1 file could not be removed"):
         report = streamxf.clean(checkpoint, keys=keys)
     assert report.removed == ()
     assert report.failed == {LEFTOVERS[0]: "fault injected"}

@@ -7,8 +7,7 @@ from typing import Any
 
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError
-
-_SHOWN = 20
+from streamxf.wording import listed, many
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,9 @@ class Lost:
         return cls(item, file, offset, size, type(error).__name__, shorten(f"{type(error).__name__}: {error}", 600))
 
     def __str__(self) -> str:
-        what = "something" if self.item is None else shorten(self.item, 200)
+        if self.item is None:
+            return f"{self.file or 'the checkpoint'}: {self.message}"
+        what = shorten(self.item, 200)
         if self.offset is not None:
             what += f" at {list(self.offset)}"
         if self.size is not None:
@@ -104,14 +105,12 @@ class Salvaged:
         return tuple(dict.fromkeys(entry.item for entry in self.damaged if entry.item is not None))
 
     def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} items salvaged, {len(self.lost)} damaged, {len(self.missing)} missing"]
-        for title, entries in (
-            ("damaged", self.damaged),
-            ("only in part", self.partial),
-            ("missing", self.missing),
-            ("not checked", self.unchecked),
-        ):
-            lines += [f"{title}: {entry}" for entry in entries[:_SHOWN]]
-            if len(entries) > _SHOWN:
-                lines.append(f"{title}: and {len(entries) - _SHOWN} more")
+        salvaged = many(len(self.loaded), "item")
+        lines = [
+            f"{salvaged} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
+            *listed("damaged", self.damaged),
+            *listed("only in part", self.partial),
+            *listed("missing", self.missing),
+            *listed("not checked", self.unchecked),
+        ]
         return "\n".join(lines)

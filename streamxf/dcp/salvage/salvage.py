@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,20 +13,34 @@ from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
-from streamxf.dcp.metadata.save_ids import SaveIds
-from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, list_files
+from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids
+from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, TORCH_FILE, list_files
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.fill import Filler
 from streamxf.dcp.salvage.rebuild import rebuild
 from streamxf.dcp.salvage.result import Lost, Salvaged
 from streamxf.dcp.salvage.session import FsspecSession, LocalSession, Session
-from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
+from streamxf.errors import (
+    IdentityError,
+    KeyMissingError,
+    KeyServiceError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    WrongKeyError,
+)
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 
 _WITHOUT = (
-    ". salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
+    "salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
     "check, first"
 )
+_MUTE = (
+    "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold. Restore "
+    ".metadata from a copy"
+)
+_RANKS = "how many ranks there were, each with its own metadata; if all are of one save"
 
 
 def salvage(
@@ -128,11 +143,14 @@ def salvage(
             "merge_ranks=True if you know that they belong together",
             file=os.fspath(path),
         )
-    if not sessions and not without_metadata:
-        raise _nothing(os.fspath(path), failed, names)
+    if not sessions and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
+        raise _nothing(os.fspath(path), failed, names, bool(len(ring)))
     try:
         if sessions:
             catalog = Catalog.of(sessions, damaged)
+            complete = frozenset(catalog.save_ids.values()) == as_save_ids(expect_save_id)
+            if ".metadata" not in names and rank is None and not complete:
+                catalog.unchecked.append(_RANKS)
         else:
             catalog = rebuild(first, names, without_metadata, damaged)
         filler = Filler(catalog, partial)
@@ -165,15 +183,21 @@ def _opened(session: Session, rank: int | None) -> Session:
     return session
 
 
-def _nothing(path: str, failed: StreamxfError | None, names: Collection[str]) -> Exception:
+def _nothing(path: str, failed: StreamxfError | None, names: Collection[str], keyed: bool) -> Exception:
     """The error where no metadata can be used."""
-    own = any(OWN_FILE.fullmatch(name) for name in names)
+    if not any(OWN_FILE.fullmatch(name) for name in names):
+        if failed is not None:
+            return failed
+        if any(TORCH_FILE.fullmatch(name) for name in names):
+            return MetadataError(_MUTE, file=path)
+        return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
-        if not own:
-            return FileNotFoundError(f"there is no checkpoint in {path}")
         failed = MetadataError("the checkpoint has no metadata", file=path)
-    if not own:
-        return failed
-    made = type(failed)(failed.message + _WITHOUT, file=failed.file, item=failed.item, block=failed.block)
+    if isinstance(failed, IdentityError | KeyServiceError) or (isinstance(failed, KeyMissingError) and not keyed):
+        return failed  # which says nothing about damage
+    advice = _WITHOUT
+    if isinstance(failed, KeyMissingError | WrongKeyError | PolicyError):
+        advice = f"If that cannot be, .metadata is damaged: {_WITHOUT}"
+    made = type(failed)(f"{failed.message}. {advice}", file=failed.file, item=failed.item, block=failed.block)
     made.__cause__ = failed
     return made

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError
+from streamxf.wording import listed, many
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
-_SHOWN = 20
 _TEXT = 300  # characters of a message or a name, which may come from a damaged file
 
 
@@ -96,20 +96,16 @@ class VerifyReport:
         return self.ok
 
     def __str__(self) -> str:
-        count = len(self.damaged) + self.unlisted
+        places = many(len(self.damaged) + self.unlisted, "place")
         lines = [
-            "whole, as far as it could be checked" if self.ok else f"DAMAGED in {_many(count, 'place')}",
-            f"{_many(self.files, 'data file')}, {_many(self.items, 'item')}, {_many(self.blocks, 'block')}, "
+            "whole, as far as it could be checked" if self.ok else f"DAMAGED in {places}",
+            f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
             f"{self.bytes_read / 2**20:,.1f} MiB in {self.seconds:.2f} s",
-            *(f"save {save_id}" for save_id in self.save_ids[:_SHOWN]),
-            *(f"damaged: {damage}" for damage in self.damaged[:_SHOWN]),
+            *listed("save", self.save_ids),
+            *listed("damaged", self.damaged, self.unlisted),
+            *listed("not checked", self.unchecked),
+            *listed("left over", self.leftovers),
         ]
-        if count > _SHOWN:
-            lines.append(f"damaged: {count - _SHOWN:,} more")
-        lines += [f"not checked: {sentence}" for sentence in self.unchecked]
-        lines += [f"left over: {name}" for name in self.leftovers[:_SHOWN]]
-        if len(self.leftovers) > _SHOWN:
-            lines.append(f"left over: {len(self.leftovers) - _SHOWN:,} more files")
         return "\n".join(lines)
 
 
@@ -192,7 +188,3 @@ class Findings:
             tuple(self._unchecked),
             tuple(self.leftovers),
         )
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -35,8 +35,12 @@ from streamxf.errors import (
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.registry import providers_in
+from streamxf.wording import many
 
 _SUFFIX = ".distcp"
+_NO_METADATA = (
+    "the metadata is missing, so nothing tells what was saved: it was lost, or no save to this folder was published yet"
+)
 _AT_ONCE = 4  # files of a storage where each request waits
 
 
@@ -143,7 +147,7 @@ class _Look:
         if not names and not data:
             raise MetadataError("there is no checkpoint: the folder has no .metadata", file=self.path)
         if not names:
-            self.findings.damage(MetadataError("the metadata is missing: nothing tells what was saved"), ".metadata")
+            self.findings.damage(MetadataError(_NO_METADATA), ".metadata")
         contents = {name: self._read(name) for name in names}
         named = set(names)
         tasks: dict[str, tuple[FileCheck, Callable[[], None]]] = {}
@@ -157,7 +161,8 @@ class _Look:
                 tasks[name] = check, check.scan
         self._check_files(tasks)
         named |= tasks.keys()
-        self.findings.leftovers += sorted(name for name in listed if name not in named and made_by_writers(name))
+        beside = sorted(name for name in listed if name not in named and made_by_writers(name))
+        self.findings.leftovers += self._without_strangers(beside, names) if names and names == ranks else beside
         self._say_what_was_not_checked()
         if self.unproved.refused and not self.unproved.opened:
             raise self.unproved.refused[0]
@@ -199,7 +204,7 @@ class _Look:
                 )
             check_save_id(manifest.save_id, self.expected)
         if not content.authenticated:
-            self.findings.not_checked(f"{name}: its MAC, for want of a key; who altered it on purpose is not found out")
+            self.findings.not_checked(f"{name}: its MAC, for want of a key; nobody can tell whether it was forged")
         elif manifest is None:
             self.findings.not_checked(
                 f"{name}: it has no manifest, so there is no digest of it or of whole files, and nothing tells whether "
@@ -250,9 +255,24 @@ class _Look:
     def _stopped(self) -> bool:
         return bool(self._failures)
 
+    def _without_strangers(self, beside: list[str], names: list[str]) -> list[str]:
+        """The leftovers where each rank has metadata of its own: another rank's files may be all that is left of its
+        part of the checkpoint.
+        """
+        if self.expected is None or self.expected != set(self.findings.save_ids):
+            self.findings.not_checked("how many ranks there were, each with its own metadata; if all are of one save")
+        known = {None, *map(rank_of, names)}
+        strangers = [name for name in beside if rank_of(name) not in known]
+        if strangers:
+            self.findings.not_checked(
+                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}: they may "
+                "be what is left of these ranks' part of the checkpoint"
+            )
+        return [name for name in beside if rank_of(name) in known]
+
     def _say_what_was_not_checked(self) -> None:
         sentences = {
-            "encrypted, without a key for them: neither seals and tags were checked, nor what they decode to": (
+            "encrypted, and no key at hand opens them: neither seals and tags were checked, nor what they decode to": (
                 self.unproved.keyed
             ),
             "not bound to their places: whether they were exchanged": self.unproved.unbound,
@@ -264,4 +284,4 @@ class _Look:
         }
         for sentence, count in sentences.items():
             if count:
-                self.findings.not_checked(f"items {sentence} ({count:,})")
+                self.findings.not_checked(f"{many(count, 'item')}, {sentence}")

@@ -1,0 +1,41 @@
+"""How reports put things: numbers with their nouns, sizes, and lists that come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+SHOWN = 20
+
+
+def many(number: int, noun: str) -> str:
+    """A number and what it counts: ``1 file``, ``2,000 files``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def size_text(number: int) -> str:
+    """Bytes as people read them."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if number >= scale:
+            return f"{number / scale:,.1f} {unit}"
+    return many(number, "byte")
+
+
+def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:
+    """A line for each of the first entries, and one that counts the others.
+
+    Texts may come from a damaged checkpoint, or be names that anybody gave to files: what would end the line or steer
+    a terminal is escaped.
+
+    Parameters
+    ----------
+    unlisted : int
+        How many there are besides those in `entries`.
+    """
+    lines = [f"{title}: {_printable(str(entry))}" for entry in islice(entries, SHOWN)]
+    more = len(entries) + unlisted - len(lines)
+    return [*lines, f"{title}: {more:,} more"] if more else lines
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
