@@ -19,7 +19,7 @@ from streamxf.dcp.publish.leftovers import leftovers, remove_files
 from streamxf.dcp.publish.listing import list_files, rank_of
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.settled import DAY, settled
-from streamxf.errors import MetadataError, ParameterError, located
+from streamxf.errors import MetadataError, ParameterError, PolicyError, located
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.wording import listed, many, size_text
 
@@ -104,8 +104,8 @@ def clean(
     MetadataError
         If there is no metadata, or it is damaged, or names files that are not there or have another size. Nothing is
         removed then: it may be all that is left of a checkpoint.
-    AuthenticationError, KeyMissingError, WrongKeyError
-        If keys are given, and the metadata is not what they say.
+    AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
+        If keys are given, and the metadata is not what they say, or is not encrypted.
     ParameterError
         If `min_age` is no number of seconds.
     UnsupportedError
@@ -119,7 +119,7 @@ def clean(
     folder = Folder(path, storage_options)
     folder.check_uncached()
     with locked(folder.filesystem, folder.path) as alone:
-        names = folder.names(beside=True)
+        names = _names(folder)
         files = list_files(folder.filesystem, folder.path)
         named = set(names)
         read: dict[str, bytes] = {}
@@ -130,7 +130,7 @@ def clean(
                 named |= _named_files(data, ring, rank_of(name), files)
         ranks = None if names == [".metadata"] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
-        kept = sorted(name for name in files if name not in named and name not in found)
+        kept = sorted(files.keys() - named - set(found))
         age = min_age if min_age is not None else 0 if alone else DAY
         old = settled(folder.filesystem, folder.path, found, age)
         recent = [name for name in found if name not in old]
@@ -150,6 +150,17 @@ def clean(
     if failed:
         warnings.warn(f"{many(len(failed), 'file')} could not be removed:\n{report}", stacklevel=2)
     return report
+
+
+def _names(folder: Folder) -> list[str]:
+    try:
+        return folder.names(beside=True)
+    except MetadataError as error:
+        raise MetadataError(
+            f"{error.message}. Nothing was removed: its files may be what is left of a checkpoint. If you know that no "
+            "save to it was ever published, save to it again, which removes them, or remove the folder yourself",
+            file=error.file,
+        ) from error
 
 
 def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[str, int | None]) -> set[str]:
@@ -174,6 +185,11 @@ def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[st
 
 def _read(data: bytes, keys: KeyRing, rank: int | None) -> tuple[Metadata, Manifest | None]:
     parts = split(data)
+    if len(keys) and parts.key is None:
+        raise PolicyError(
+            "keys were given, and this metadata has no MAC that they could check. Leave keys= out if you know that it "
+            "was not encrypted by streamxf's writer. Nothing was removed"
+        )
     if len(keys) or parts.key is None:
         content = metadata_file.load(data, keys, rank=rank)
         return content, metadata_file.manifest_of(content)

@@ -27,9 +27,11 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
     rank : int or None
         For rank-local metadata, whose it is: then only this rank's files count, since nothing is known of the others'.
     """
-    found = [name for name in files if name not in named and made_by_writers(name)]
-    if rank is not None:
-        found = [name for name in found if rank_of(name) == rank]
+    if rank is None:
+        found = [name for name in files if name not in named and made_by_writers(name)]
+    else:  # every rank looks through the files of all, so what is surely another's goes by at a glance
+        prefix = f"__{rank}"
+        found = [name for name in files if name.startswith(prefix) and name not in named and rank_of(name) == rank]
     # ranks in their order, so that a save which looks for its own first file sees that somebody removes them
     return sorted(found, key=lambda name: (-1 if (number := rank_of(name)) is None else number, name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,9 @@ _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 _MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, DRAFT, _TORCH_DRAFT)
 
 
-def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[str] = ()) -> dict[str, int | None]:
+def list_files(
+    filesystem: Any, folder: str | os.PathLike[str], known: Collection[str] | None = None
+) -> dict[str, int | None]:
     """The names directly in a folder, without those of folders, each with its size in bytes.
 
     The size is None for what is no regular file, a link say, and where the file system does not tell. A folder that is
@@ -32,13 +34,15 @@ def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[
 
     Parameters
     ----------
-    known : iterable of str
-        Names to look for one by one in a local folder if they are not listed: this process may write to it and not list
-        it, or its listing is older than they are.
+    known : collection of str, optional
+        The only names whose sizes matter. In a local folder each size takes a call, over a network perhaps, and every
+        rank may ask in a folder that holds the files of all; the sizes of others are None there. They are looked for
+        one by one if they are not listed: this process may write to the folder and not list it, or its listing is older
+        than they are.
     """
     local = local_path(filesystem, folder)
     if local is not None and not os.access(local, os.R_OK):
-        return _look_for(local, known)
+        return _look_for(local, known or ())
     found: dict[str, int | None] = {}
     with suppress(FileNotFoundError):
         if local is not None:
@@ -47,9 +51,9 @@ def list_files(filesystem: Any, folder: str | os.PathLike[str], known: Iterable[
                     if entry.is_dir(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):  # removed meanwhile
-                        regular = entry.is_file(follow_symlinks=False)
-                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if regular else None
-            return found | _look_for(local, [name for name in known if name not in found])
+                        wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
+            return found | _look_for(local, [name for name in known or () if name not in found])
         inner = filesystem.fs
         inner.invalidate_cache()  # which may remember what has changed since
         for entry in inner.ls(os.fspath(folder), detail=True):
