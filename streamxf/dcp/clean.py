@@ -185,7 +185,7 @@ def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[st
 
 def _read(data: bytes, keys: KeyRing, rank: int | None) -> tuple[Metadata, Manifest | None]:
     parts = split(data)
-    if len(keys) and parts.key is None:
+    if data and len(keys) and parts.key is None:
         raise PolicyError(
             "keys were given, and this metadata has no MAC that they could check. Leave keys= out if you know that it "
             "was not encrypted by streamxf's writer. Nothing was removed"

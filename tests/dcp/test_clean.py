@@ -18,6 +18,7 @@ from streamxf.errors import (
     KeyMissingError,
     MetadataError,
     ParameterError,
+    PolicyError,
     StreamxfError,
     WrongKeyError,
 )
@@ -131,6 +132,27 @@ def test_keys_that_are_not_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(ParameterError):
         streamxf.clean(tmp_path, keys=b"short")
     assert names(tmp_path) == before
+
+
+def test_keys_want_metadata_that_they_can_check(tmp_path: Path) -> None:
+    """Somebody who may write here, and has no key, cannot make the owner of the key remove files."""
+    save(state_of(1), tmp_path / "ours", [])
+    dcp.save(state_of(1), storage_writer=dcp.FileSystemWriter(tmp_path / "torch's"))
+    for folder in (tmp_path / "ours", tmp_path / "torch's"):
+        plant(folder, LEFTOVERS[:2])
+        before = names(folder)
+        with pytest.raises(PolicyError, match="Nothing was removed"):
+            streamxf.clean(folder, keys=KEY)
+        assert names(folder) == before
+        assert streamxf.clean(folder).removed
+
+
+def test_a_folder_where_nothing_was_published(tmp_path: Path) -> None:
+    plant(tmp_path, LEFTOVERS[:1])
+    with pytest.raises(MetadataError, match="no save to it was ever published, save to it again"):
+        streamxf.clean(tmp_path)
+    save(state_of(1), tmp_path, [])
+    assert LEFTOVERS[0] not in names(tmp_path)
 
 
 def test_torchs_own_checkpoint(tmp_path: Path) -> None:
