@@ -79,7 +79,7 @@ def check_present(
         missing = [path for path in missing if path not in elsewhere]
     if missing:
         raise AbortedError(
-            f"{len(missing)} of the {len(files)} files of this save are gone, {missing[0]} among them: another save to "
+            f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
             "this folder was published meanwhile, or somebody cleaned it up. This one was not published, and what is "
             "there stays as it is. Save into a folder of its own",
             file=os.fspath(filesystem.concat_path(folder, missing[0])),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from streamxf.dcp.metadata.manifest import split
 from streamxf.dcp.publish.listing import OWN_FILE
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.wording import many
 
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
 _SHOWN = 64
@@ -93,6 +94,6 @@ def _shown(files: dict[str, str]) -> str:
     by_id: dict[str, list[str]] = {}
     for name, writer in sorted(files.items()):
         by_id.setdefault(writer, []).append(name.split("_")[2])
-    texts = [f"{writer} of rank {ranks[0]} ({len(ranks)} files)" for writer, ranks in by_id.items()]
+    texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return ", ".join(texts[:_SHOWN]) + more
