@@ -62,7 +62,7 @@ class FileCheck:
         """Check a file of which no metadata tells what is in it."""
         with self._open() as file:
             if file is not None:
-                self._check_all(file, list(find_entries(file, self.findings)), None)
+                self._check_all(file, list(find_entries(file, self.findings)), None, gaps=False)
 
     @contextmanager
     def _open(self) -> Iterator[DataFile | None]:
@@ -90,14 +90,22 @@ class FileCheck:
         self.findings.items += 1
         self.findings.damage(MetadataError(text), self._name, entry.name, entry.offset)
 
-    def _check_all(self, file: DataFile, entries: Sequence[Entry], facts: FileFacts | None) -> None:
+    def _check_all(
+        self, file: DataFile, entries: Sequence[Entry], facts: FileFacts | None, *, gaps: bool = True
+    ) -> None:
+        """Check items, and what is left of the file; `gaps` says that bytes between items are to be recorded."""
         coverage = Coverage(file, self._pipeline) if facts is not None else None
         items = ItemChecker(file, self._opening, self.findings, self.unproved, self._pipeline, coverage)
         later: list[ItemNotes] = []
         at = size = 0
         for entry in entries:
-            if entry.place.length and not self._is_apart(entry, at):
+            if entry.place.length and entry.place.offset < at:
+                # otherwise little metadata could have the same bytes read without end
+                self._lost(entry, "the metadata places the item over another one; it was not looked at")
                 continue
+            if gaps and entry.place.offset > at:
+                text = f"nothing accounts for the {entry.place.offset - at} bytes from {at} on"
+                self.findings.damage(ContainerError(text), self._name)
             at = max(at, entry.stop)
             if entry.place.length and entry.place.offset >= file.size:
                 self._lost(entry, "the metadata places the item beyond the end of its file: the file was cut")
@@ -107,7 +115,7 @@ class FileCheck:
             notes = items.check(entry)
             if notes.entry.expected is not None:
                 later.append(notes)
-        if at < file.size:
+        if gaps and at < file.size:
             text = f"{file.size - at} bytes follow the last item, and nothing accounts for them: the file was continued"
             self.findings.damage(ContainerError(text), self._name)
         self._pipeline.settle()
@@ -121,19 +129,6 @@ class FileCheck:
         if facts is not None and not whole and not self._is_damaged():
             text = "the digest of the whole file is not the manifest's, though no item is damaged: it was altered"
             self.findings.damage(ContainerError(text), self._name)
-
-    def _is_apart(self, entry: Entry, at: int) -> bool:
-        """Compare where an item begins with where those before it end. One that lies over another is not looked at:
-        otherwise little metadata could have the same bytes read without end.
-        """
-        begin = entry.place.offset
-        if begin < at:
-            self._lost(entry, "the metadata places the item over another one; it was not looked at")
-            return False
-        if begin > at:
-            text = f"nothing accounts for the {begin - at} bytes from {at} on"
-            self.findings.damage(ContainerError(text), self._name)
-        return True
 
     def _is_damaged(self) -> bool:
         return self.findings.damages_in(self._name) > 0

@@ -1,0 +1,143 @@
+"""`verify` over a storage that is slow, or fails in ways of its own: reads side by side, and everything is told."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import KEY, data_files, full_chain, save
+
+import streamxf
+from streamxf import Checksum, FloatZip
+from streamxf.errors import ForeignError
+
+from .remote import Meeting, Remote, StoreError, url_of
+
+FILES = 4
+
+
+@pytest.fixture(params=["none", "checksum", "full"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+    """A checkpoint of several files, and the key that opens it."""
+    chains: dict[str, list[Any]] = {"none": [], "checksum": [FloatZip(), Checksum()], "full": full_chain()}
+    state = {f"w{number}": torch.randn(300, 301 + number) for number in range(8)} | {"o": ["an object"]}
+    save(state, tmp_path, chains[request.param], thread_count=FILES, block_size=1 << 16)
+    assert len(data_files(tmp_path)) == FILES
+    return tmp_path, KEY if request.param == "full" else None
+
+
+def test_the_report_is_that_of_a_local_folder(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    for keys in {key, None}:
+        local, remote = streamxf.verify(folder, keys), streamxf.verify(url_of(folder), keys)
+        assert remote.ok
+        assert (remote.files, remote.items, remote.blocks) == (local.files, local.items, local.blocks)
+        assert remote.bytes_read == local.bytes_read == sum(file.stat().st_size for file in folder.iterdir())
+        assert remote.unchecked == local.unchecked
+
+
+def test_damages_stand_in_the_order_of_files(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    for file in data_files(folder):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 4
+        file.write_bytes(data)
+    local, remote = streamxf.verify(folder, key), streamxf.verify(url_of(folder), key)
+    assert not remote.ok
+    assert remote.damaged == local.damaged
+    assert {damage.file for damage in remote.damaged} == {file.name for file in data_files(folder)}
+
+
+def test_several_files_are_read_at_the_same_time(saved: tuple[Path, Any]) -> None:
+    """A read of each file waits for reads of three others."""
+    folder, key = saved
+    url = url_of(folder)
+    Remote.before = Meeting(FILES)
+    assert streamxf.verify(url, key).ok
+
+
+def test_nothing_is_fetched_again_and_again(saved: tuple[Path, Any]) -> None:
+    """Of each item its end comes before its blocks, and fsspec fetches a stretch anew for each step back."""
+    folder, key = saved
+    assert streamxf.verify(url_of(folder), key).ok
+    fetched: Counter[str] = Counter()
+    for name, start, end in Remote.read:
+        fetched[name] += end - start
+    for file in data_files(folder):
+        assert fetched[file.name] <= 4 * file.stat().st_size, file.name
+
+
+# -- errors that are not Python's ------------------------------------------------------------------
+
+
+def fail(name: str, start: int, end: int) -> None:
+    if name.endswith(".distcp"):
+        raise StoreError("SlowDown")
+
+
+def test_files_that_the_storage_does_not_give_are_damage(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    url = url_of(folder)
+    Remote.before = fail
+    report = streamxf.verify(url, key)
+    assert {damage.file for damage in report.damaged} == {file.name for file in data_files(folder)}
+    assert {damage.item for damage in report.damaged} > {f"w{number}" for number in range(8)} - {None}
+    assert {damage.error for damage in report.damaged} == {"ForeignError"}
+    assert all("StoreError: SlowDown" in damage.message for damage in report.damaged)
+
+
+def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    url = url_of(folder)
+    bad = data_files(folder)[1]
+    middle = bad.stat().st_size // 2
+
+    def fail_in_the_middle(name: str, start: int, end: int) -> None:
+        if name == bad.name and start <= middle < end:
+            raise StoreError("InternalError")
+
+    Remote.before = fail_in_the_middle
+    report = streamxf.verify(url, key)
+    assert {damage.file for damage in report.damaged} == {bad.name}
+    assert all(damage.item and "InternalError" in damage.message for damage in report.damaged)
+
+
+def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    url = url_of(folder)
+
+    def refuse(name: str, start: int, end: int) -> None:
+        raise StoreError("ExpiredToken")
+
+    Remote.before = refuse
+    with pytest.raises(ForeignError, match="StoreError: ExpiredToken") as caught:
+        streamxf.verify(url, key)
+    assert str(folder) in str(caught.value)
+
+
+def test_an_interrupt_stops_all_threads(saved: tuple[Path, Any]) -> None:
+    folder, key = saved
+    url = url_of(folder)
+    caller = threading.current_thread()
+    begun, interrupted = threading.Event(), threading.Event()
+
+    def interrupt(name: str, start: int, end: int) -> None:
+        if name.endswith(".distcp"):
+            if threading.current_thread() is not caller:
+                begun.set()
+                assert interrupted.wait(60)
+                return
+            assert begun.wait(60)
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    Remote.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        streamxf.verify(url, key)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("streamxf-file")]
+    Remote.before = lambda name, start, end: None
+    assert streamxf.verify(url, key).ok
