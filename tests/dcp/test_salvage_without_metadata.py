@@ -349,7 +349,7 @@ def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
     save_shards(checkpoint, parts, CHAINS["zstd"], use_collectives=False)
     for file in checkpoint.glob("*.metadata"):
         file.write_bytes(b"damaged")
-    with refused(PolicyError, "of rank 0 (1 files)"):
+    with refused(PolicyError, "of rank 0 (1 file)"):
         salvage(checkpoint, without_metadata=True)
     ids = {file.stem[-32:] for file in data_files(checkpoint)}
     check(salvage(checkpoint, without_metadata=ids), state, set())
