@@ -64,7 +64,6 @@ class ChainWriterMixin:
     single_file_per_rank: bool
     sync_files: bool
     overwrite: bool
-    save_id: str
     _extensions: Extensions
     _block_log2: int
     _save: Save | None
@@ -73,6 +72,9 @@ class ChainWriterMixin:
     #: What the last save did in this process; None before it is over, and if it failed. A rank that does not publish
     #: learns of another rank's failure by the error alone: its report then tells of what it wrote itself.
     report: SaveReport | None
+    #: Which save was published last, on a rank that publishes; None before the first one, and after turning to another
+    #: checkpoint. Text otherwise; torch's class says that it always is.
+    save_id: Any
 
     def _set_up_chain(
         self, extensions: Sequence[Any] | Chain | None, serialization_format: SerializationFormat, block_size: int
@@ -89,6 +91,7 @@ class ChainWriterMixin:
         self._save = None
         self._warned = set()
         self.report = None
+        self.save_id = None  # torch's own is drawn on every rank, and no save has it
         if not one_step(self.fs):
             warnings.warn(
                 f"nobody knows whether {protocol_of(self.fs)} replaces a file in one step: a "
@@ -98,6 +101,11 @@ class ChainWriterMixin:
             )
 
     # -- what DCP calls, in this order -------------------------------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turn to another checkpoint."""
+        super().reset(checkpoint_id)  # type: ignore[misc]
+        self.save_id = None
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

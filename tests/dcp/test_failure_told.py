@@ -399,6 +399,24 @@ def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
     assert_only(checkpoint, old)
 
 
+def test_what_was_not_published_has_no_id(checkpoint: Path) -> None:
+    """Torch gives its writers an id before anything is saved: whoever noted that would wait for a save that is none."""
+    writer = writer_for(checkpoint, 1)
+    assert writer.save_id is None
+    failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer))
+    assert writer.save_id is None
+    dcp.save(states()[0], storage_writer=writer)
+    assert writer.save_id == manifest_of(checkpoint).save_id
+    failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer, checkpoint_id=str(checkpoint)))
+    assert writer.save_id is None
+    remote = streamxf.FsspecWriter("memory://no-id")
+    assert remote.save_id is None
+    dcp.save(states()[0], storage_writer=remote)
+    assert remote.save_id is not None
+    remote.reset("memory://no-id-either")
+    assert remote.save_id is None
+
+
 def test_an_error_after_the_rename_is_reported_and_the_new_checkpoint_loads(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
