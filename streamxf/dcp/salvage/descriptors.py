@@ -28,10 +28,11 @@ def find_keys(remains: Iterable[bytes], keys: KeyRing) -> list[str]:
     texts: dict[str, None] = {}
     for data in remains:
         for found in _TEXT.finditer(data):
-            texts.setdefault(found[0].decode("ascii"))
+            if len(texts) < _TRIED:
+                texts.setdefault(found[0].decode("ascii"))
     opened: list[str] = []
     reason: StreamxfError | None = None
-    for text in list(texts)[:_TRIED]:
+    for text in texts:
         try:
             keys.unwrap(key_fragment(text))
         except KeyServiceError:

@@ -22,7 +22,7 @@ from streamxf.dcp.metadata.tiling import Chunk, check_tiles
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.nest import nested
 from streamxf.dcp.salvage.result import Lost, Salvaged
-from streamxf.dcp.salvage.session import memory_for
+from streamxf.dcp.salvage.session import memory_for, zeros_for
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 
 _NOTHING = torch.Size([])
@@ -87,20 +87,21 @@ class Filler:
             self._damaged.append(unsure)
         if not complete and not self._partial:
             return
+        # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
+        in_part = self._partial and not (complete and len(item.chunks) == 1)
+        good = 0
         try:
-            whole = memory_for(item.size, item.properties.dtype)
+            whole = (zeros_for if in_part else memory_for)(item.size, item.properties.dtype)
+            for number, chunk in enumerate(item.chunks):
+                box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
+                target = memory_for(chunk.sizes, item.properties.dtype) if in_part else box
+                if self._read(_chunk_request(name, number, chunk), item, target):
+                    good += 1
+                    if in_part:
+                        box.copy_(target)
         except MetadataError as error:
             self._damaged.append(Lost.of(error, name))
             return
-        if not complete:
-            whole.zero_()
-        good = 0
-        for number, chunk in enumerate(item.chunks):
-            box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
-            if self._read(_chunk_request(name, number, chunk), item, box):
-                good += 1
-            elif self._partial:
-                box.zero_()
         self._take(name, whole, good, len(item.chunks), complete)
 
     def _load_into(self, name: str, item: TensorStorageMetadata, target: Any, planner: DefaultLoadPlanner) -> None:

@@ -9,7 +9,7 @@ latter is asked.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from streamxf.container.header import Kind
+from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Expected, ItemOpener
-from streamxf.dcp.metadata.limits import MAX_INT
+from streamxf.dcp.metadata.limits import MAX_INT, MAX_METADATA
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.publish.listing import OWN_FILE
 from streamxf.dcp.salvage.catalog import Catalog
@@ -43,6 +44,7 @@ from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice, access_to
 
 _STEP = 16 * 2**20
+_MAX_REMAINS = 4 * MAX_METADATA
 _ZIP = b"PK\x03\x04"
 _VOUCHED = (
     "no metadata could be used: that no data file of the save is missing, and that all files are of one save, is what "
@@ -113,12 +115,13 @@ def rebuild(
     MetadataError, KeyMissingError, WrongKeyError
         If there is nothing, or nothing that can be decrypted.
     """
-    remains = {name: data for name in sorted(files) if "metadata" in name for data in _read(session, name)}
-    save = choose([name for name in files if OWN_FILE.fullmatch(name)], remains.get(".metadata", b""), chosen)
+    save = choose(
+        [name for name in files if OWN_FILE.fullmatch(name)], b"".join(_read(session, metadata_name(None))), chosen
+    )
     kept = _Remains(damaged=list(damaged))
     for name in save.missing:
         kept.gap(MetadataError("the file is missing, and nothing says what was in it"), session._full(name))
-    reader = _Files(session, remains.values(), kept)
+    reader = _Files(session, _remains(session, files), kept)
     for name, writer in sorted(save.files.items()):
         reader.read(name, writer)
     if reader.bare and not reader.containers:
@@ -151,7 +154,7 @@ class _Files:
         Whether a file begins as ``torch.save`` begins.
     """
 
-    def __init__(self, session: Session, remains: Collection[bytes], kept: _Remains) -> None:
+    def __init__(self, session: Session, remains: Iterable[bytes], kept: _Remains) -> None:
         self._session = session
         self._remains = remains
         self._kept = kept
@@ -257,6 +260,17 @@ def load_stored(objects: Objects, stream: Any, size: int, stored_size: int) -> t
     if not isinstance(tensor, torch.Tensor):
         raise MetadataError(f"the item says that it is a tensor, and holds a {type(tensor).__name__}")
     return tensor
+
+
+def _remains(session: Session, files: Collection[str]) -> Iterator[bytes]:
+    """What is left of metadata, and copies of it, one file after the other; together no more than a few could have."""
+    room = _MAX_REMAINS
+    for name in sorted(name for name in files if "metadata" in name):
+        for data in _read(session, name):
+            room -= len(data)
+            if room < 0:
+                return
+            yield data
 
 
 def _read(session: Session, name: str) -> list[bytes]:

@@ -21,6 +21,7 @@ from streamxf.errors import ContainerError
 from streamxf.fileio.source import FileSlice
 
 _WINDOW = 4 * 2**20
+_FREE_STEPS = 2**16
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def scan(source: FileSlice, writer: bytes) -> Iterator[Found | Gap]:
     Containers of others are passed over as what they are: data inside of an item, or a gap.
     """
     at = 0
+    # as many blocks as the file can have: headers that share a run of blocks would have it followed from each of them
+    steps = source.length // (BLOCK_HEAD_BYTES + 1) + _FREE_STEPS
     while at < source.length:
         header = _header_at(source, at, writer)
         if header is None:
@@ -63,7 +66,8 @@ def scan(source: FileSlice, writer: bytes) -> Iterator[Found | Gap]:
             at = after
             continue
         found, identity = header
-        end = _end_of(source, at, found)
+        end, used = _end_of(source, at, found, steps)
+        steps -= used
         if end is None:  # a block's head or the end is damaged: the next header shows where it ended
             end = _next(source, at + found.size, writer)
             if not _ends_at(source, at, found, end):
@@ -82,20 +86,25 @@ def _header_at(source: FileSlice, at: int, writer: bytes) -> tuple[Header, Ident
     return (header, identity) if identity is not None and header.published and identity.writer_id == writer else None
 
 
-def _end_of(source: FileSlice, at: int, header: Header) -> int | None:
-    """Where a container ends, by the lengths of its blocks and its footer; None if these contradict each other."""
+def _end_of(source: FileSlice, at: int, header: Header, steps: int) -> tuple[int | None, int]:
+    """Where a container ends, by the lengths of its blocks and its footer; None if these contradict each other, or are
+    more than `steps`. And how many blocks were looked at.
+    """
     limit = stage_limit(header.block_size)
     position = at + header.size
+    index = 0
     try:
-        for index in range(MAX_BLOCKS):
+        for index in range(min(steps, MAX_BLOCKS)):
             head = parse_head(source.read_at(position, BLOCK_HEAD_BYTES), index, limit)
             position += BLOCK_HEAD_BYTES + head.stored_size
             if head.last:
                 end = position + 8 * (index + 1) + FOOTER_BYTES
-                return end if _ends_at(source, at, header, end) else None
+                return end if _ends_at(source, at, header, end) else None, index + 1
+            if not head.stored_size:  # no codec makes nothing of a whole block, and zeros are what crashes leave
+                break
     except ContainerError:
-        return None
-    return None
+        pass
+    return None, index + 1
 
 
 def _ends_at(source: FileSlice, at: int, header: Header, end: int) -> bool:

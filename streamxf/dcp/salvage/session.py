@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -194,4 +196,17 @@ def memory_for(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     try:
         return untouched(dtype, shape, contiguous_strides(shape))
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise MetadataError(f"there can be no tensor of {dtype} and shape {tuple(shape)} here: {error}") from None
+        raise _no_memory(shape, dtype, error) from None
+
+
+def zeros_for(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The same, all of it zero. What nobody writes to takes no memory; torch's zeros are written."""
+    try:
+        zeros = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).untyped_storage()
+        return torch.empty(0, dtype=dtype, device="cpu").set_(zeros, 0, tuple(shape), contiguous_strides(shape))
+    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise _no_memory(shape, dtype, error) from None
+
+
+def _no_memory(shape: Sequence[int], dtype: torch.dtype, error: Exception) -> MetadataError:
+    return MetadataError(f"there can be no tensor of {dtype} and shape {tuple(shape)} here: {error}")
