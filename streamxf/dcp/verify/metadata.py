@@ -15,8 +15,11 @@ from streamxf.dcp.metadata.manifest import Manifest, split
 from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.dcp.metadata.whole import check_items, check_places
 from streamxf.dcp.objects.policy import Objects
+from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.keys import KeyRing
+
+_WRAPPED = f"{ENCRYPT}/1#dek="
 
 
 @dataclass(frozen=True)
@@ -134,4 +137,14 @@ def read_content(data: bytes, keys: KeyRing, rank: int | None, published: bool) 
     metadata = load_metadata(parts.pickled)
     check_places(metadata, manifest)
     check_items(metadata, rank)
+    _check_wrapped_keys(metadata, manifest)
     return Content(metadata, manifest, False)
+
+
+def _check_wrapped_keys(metadata: Metadata, manifest: Manifest) -> None:
+    """Compare the copies of each wrapped data key: without a key nothing else shows that one of them is damaged."""
+    places = (metadata.storage_data or {}).values()
+    texts = {text for place in places for text in place.transform_descriptors or () if text.startswith(_WRAPPED)}
+    texts |= {manifest.key or ""}
+    if len({text.partition("&")[0] for text in texts}) < len(texts):
+        raise MetadataError("the metadata has a wrapped data key in two forms: one of them is damaged")

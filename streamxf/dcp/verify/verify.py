@@ -205,7 +205,9 @@ class _Look:
                 )
             check_save_id(manifest.save_id, self.expected)
         if not content.authenticated:
-            self.findings.not_checked(f"{name}: its MAC, for want of a key; nobody can tell whether it was forged")
+            self.findings.not_checked(
+                f"{name}: its MAC, for want of a key; nobody can tell whether it was damaged or forged"
+            )
         elif manifest is None:
             self.findings.not_checked(
                 f"{name}: it has no manifest, so there is no digest of it or of whole files, and nothing tells whether "
