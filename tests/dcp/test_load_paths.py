@@ -34,13 +34,13 @@ MIB = 2**20
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """The blocks that are decoded: the number, and whether that happens in a worker."""
     found: list[tuple[int, bool]] = []
-    decode = BlockReader._decode
+    decode = BlockReader.decode_stored
 
-    def counted(self: BlockReader, index: int, *rest: Any) -> None:
+    def counted(self: BlockReader, index: int, *rest: Any) -> memoryview:
         found.append((index, threading.current_thread().name.startswith("streamxf")))
-        decode(self, index, *rest)
+        return decode(self, index, *rest)
 
-    monkeypatch.setattr(BlockReader, "_decode", counted)
+    monkeypatch.setattr(BlockReader, "decode_stored", counted)
     return found
 
 
