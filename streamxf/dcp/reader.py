@@ -152,8 +152,8 @@ class ChainReaderMixin:
         path = self.fs.concat_path(self.path, metadata_name(rank))
         try:
             data = self._read_file(path)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, self._why_missing(rank), os.fspath(path)) from error
+        except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
+            raise FileNotFoundError(errno.ENOENT, self._why_missing(rank), os.fspath(path)) from None
         except StreamxfError as error:
             return UnreadableMetadata(error.locate(file=os.fspath(path)))
         try:  # from here on no exception may leave, not even FileNotFoundError: a key provider can raise anything

@@ -106,6 +106,10 @@ class VerifyReport:
             *listed("not checked", self.unchecked),
             *listed("left over", self.leftovers),
         ]
+        if not self.ok:
+            lines.append(
+                "next: put back what is damaged from another copy; or load the rest with streamxf.salvage"
+            )
         return "\n".join(lines)
 
 

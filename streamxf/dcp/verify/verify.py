@@ -32,6 +32,7 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
     WrongKeyError,
+    located,
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.registry import providers_in
@@ -203,7 +204,8 @@ class _Look:
                     "expect_save_id= out to verify it",
                     file=name,
                 )
-            check_save_id(manifest.save_id, self.expected)
+            with located(file=name):
+                check_save_id(manifest.save_id, self.expected)
         if not content.authenticated:
             self.findings.not_checked(
                 f"{name}: its MAC, for want of a key; nobody can tell whether it was damaged or forged"
@@ -274,17 +276,13 @@ class _Look:
         return [name for name in beside if rank_of(name) in known]
 
     def _say_what_was_not_checked(self) -> None:
-        sentences = {
-            "encrypted, and no key at hand opens them: neither seals and tags were checked, nor what they decode to": (
-                self.unproved.keyed
-            ),
-            "not bound to their places: whether they were exchanged": self.unproved.unbound,
-            "objects, which were not unpickled: whether readers allow what they need (see streamxf.unsafe_globals)": (
-                self.unproved.objects
-            ),
-            "saved without any checksum: whether their bytes are those that were saved": self.unproved.without_crc,
-            "through a stream extension that is not streamxf's: nothing but that they decode": self.unproved.foreign,
-        }
-        for sentence, count in sentences.items():
+        unproved = self.unproved
+        for count, noun, what in (
+            (unproved.keyed, "encrypted item", "seals, tags and content of {}: no key at hand opens them"),
+            (unproved.unbound, "item", "whether any were exchanged of {} not bound to their places"),
+            (unproved.objects, "object", "{}, not unpickled: streamxf.unsafe_globals tells what readers have to allow"),
+            (unproved.without_crc, "item", "the bytes of {} saved without any checksum"),
+            (unproved.foreign, "item", "the bytes of {} that passed a foreign stream extension: only that they decode"),
+        ):
             if count:
-                self.findings.not_checked(f"{many(count, 'item')}, {sentence}")
+                self.findings.not_checked(what.format(many(count, noun)))
