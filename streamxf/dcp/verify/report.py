@@ -107,9 +107,7 @@ class VerifyReport:
             *listed("left over", self.leftovers),
         ]
         if not self.ok:
-            lines.append(
-                "next: put back what is damaged from another copy; or load the rest with streamxf.salvage"
-            )
+            lines.append("next: put back what is damaged from another copy; or load the rest with streamxf.salvage")
         return "\n".join(lines)
 
 
