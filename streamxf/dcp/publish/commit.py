@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,8 @@ def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None
             check()
         draft_path.replace(path)
     except BaseException as error:
-        try:
+        with _noted(error, draft_path):
             draft_path.unlink(missing_ok=True)
-        except OSError as reason:  # what went wrong first is what people need
-            error.add_note(f"{draft_path} could not be removed: {type(reason).__name__}: {reason}")
         raise
     if sync:
         sync_folder(path.parent)
@@ -99,10 +98,20 @@ def _replace_by_rename(inner: Any, target: str, data: bytes, check: Callable[[],
         if check is not None:
             check()
         inner.mv(draft, target)
-    except BaseException:
-        if inner.exists(draft):
-            inner.rm_file(draft)
+    except BaseException as error:
+        with _noted(error, draft):
+            if inner.exists(draft):
+                inner.rm_file(draft)
         raise
+
+
+@contextmanager
+def _noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
+    """Remove a draft after `error`: what went wrong first is what people need, and that this does, too, is a note."""
+    try:
+        yield
+    except Exception as reason:
+        error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
 
 
 def _draft_of(name: str) -> str:
