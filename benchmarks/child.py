@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _ROOT = Path(__file__).parent.parent
 
@@ -30,6 +35,15 @@ def in_child(module: str, function: str, *, cpus: int | None = None, **arguments
     command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments), str(cpus or 0)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=_ROOT)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_fork(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a copy of this process, which need not import anything, and return what it returns.
+
+    This process must have no threads, and what the copy leaves in memory ends with it.
+    """
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def main(module: str, function: str, arguments: str, cpus: str) -> None:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -16,7 +19,7 @@ import numpy as np
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from benchmarks.child import in_child
+from benchmarks.child import in_child, in_fork
 from benchmarks.harness import MIB, Settings, progress
 from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
@@ -25,15 +28,45 @@ from benchmarks.spread import Spread
 
 RANKS, SMOKE_RANKS = 64, 4
 ITEMS, SMOKE_ITEMS = (10_000, 30_000, 100_000), (400, 1_200)
+MAX_ROUNDS = 3  # a round of the largest takes minutes
 GOAL_EXPONENT = 1.15
 KEY = streamxf.Key(bytes(range(32)))
 
-FINISH, LOAD = "finish: check, pickle, publish", "read_metadata"
-STOCK_FINISH, STOCK_LOAD = "finish, stock DCP", "read_metadata, stock DCP"
-LOCAL_FINISH, LOCAL_LOAD = "finish on all ranks, one after the other", "read_metadata on all ranks, one after the other"
-LINEAR = (FINISH, LOAD, "verify, with the key", "verify, without a key", "clean, dry run", "recipients")
+PLAN, WRITE, FINISH, STOCK_FINISH = "plan", "write_data", "finish: check, pickle, publish", "finish, stock DCP"
+READ, STOCK_READ, RECIPIENTS = "read_metadata", "read_metadata, stock DCP", "recipients"
+VERIFY, VERIFY_WITHOUT = "verify, with the key", "verify, without a key"
+CLEAN, CLEAN_LEFT = "clean, dry run", "clean: remove as many leftovers as items"
+NOT_OURS = {PLAN, WRITE, STOCK_FINISH, STOCK_READ}
+"""Operations that are shown, and have no goal: DCP's, and the encoding of data."""
+
 Costs = dict[str, list[float]]
 """``wall`` and ``cpu`` seconds of each round, and the ``added`` bytes of a first one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks save.
+
+    Attributes
+    ----------
+    collectives : bool
+        Whether one metadata file speaks of all ranks; else each rank publishes its own.
+    one_file : bool
+        Whether all items of a rank lie in one data file; else each has its own.
+    operations : tuple of str
+        What is measured with the checkpoint.
+    """
+
+    collectives: bool
+    one_file: bool
+    operations: tuple[str, ...]
+
+
+LAYOUTS = {
+    "one": Layout(True, True, (READ, STOCK_READ, VERIFY, VERIFY_WITHOUT, CLEAN, RECIPIENTS)),
+    "one for each rank": Layout(False, True, (READ, VERIFY, CLEAN)),
+    "one, a data file for each item": Layout(True, False, (READ, VERIFY, CLEAN, CLEAN_LEFT, RECIPIENTS)),
+}
 
 
 def run(settings: Settings) -> Result:
@@ -47,83 +80,92 @@ def run(settings: Settings) -> Result:
     need_proc()
     ranks = settings.pick(RANKS, SMOKE_RANKS)
     rows: list[Row] = []
-    cpu: dict[str, dict[int, Spread]] = {}
-    for items in settings.pick(ITEMS, SMOKE_ITEMS):
-        for collectives in (True, False):
-            folder = Path(mkdtemp(dir=settings.folder))
-            try:
-                for name, costs in _all_costs(folder, items, ranks, collectives, settings.rounds).items():
-                    label = "for all ranks" if collectives else "for each rank"
-                    spread = Spread.of(costs["cpu"])
-                    cpu.setdefault(name, {})[items] = spread
-                    size = costs["metadata"][0] / MIB if "metadata" in costs else ""
-                    rows.append(
-                        {
-                            "metadata": label,
-                            "items": items,
-                            "operation": name,
-                            "CPU seconds": spread,
-                            "seconds": Spread.of(costs["wall"]),
-                            "MiB added": costs["added"][0] / MIB if "added" in costs else "",
-                            ".metadata, MiB": size,
-                        }
-                    )
-            finally:
-                shutil.rmtree(folder)
-    largest = max(settings.pick(ITEMS, SMOKE_ITEMS))
+    cpu: dict[tuple[str, str], dict[int, float]] = {}
+    for label in LAYOUTS:
+        for items in settings.pick(ITEMS, SMOKE_ITEMS):
+            progress(f"many_items: metadata files: {label}; {items:,} items")
+            for name, costs in _all_costs(settings, label, items, ranks).items():
+                spread = Spread.of(costs["cpu"])
+                cpu.setdefault((label, name), {})[items] = spread.median
+                rows.append(
+                    {
+                        "metadata files": label,
+                        "items": items,
+                        "operation": name,
+                        "CPU seconds": spread,
+                        "seconds": Spread.of(costs["wall"]),
+                        "MiB added": costs["added"][0] / MIB if "added" in costs else "",
+                        "metadata, MiB": costs["metadata"][0] / MIB if "metadata" in costs else "",
+                    }
+                )
     goals = [
-        goal_row(f"{name}: exponent of growth", "CPU seconds", Spread.of([_exponent(cpu[name])]), GOAL_EXPONENT)
-        for name in (*LINEAR, LOCAL_FINISH, LOCAL_LOAD)
+        goal_row(f"{name}; {label}", "CPU seconds", Spread.of([_exponent(costs)]), GOAL_EXPONENT)
+        for (label, name), costs in cpu.items()
+        if name not in NOT_OURS
     ]
     note = (
         f"A save by {ranks} ranks, simulated in one process, under `[FloatZip(), Encrypt(key)]`: each rank plans, "
         "writes its part through its own writer, and sends its results through pickle. An item is one shard of 4 x 8 "
         "bf16; three quarters belong to tensors that lie on all ranks, the others are tensors of one rank, and some "
-        f"objects. Growth is the slope of CPU seconds over items, both as logarithms, up to {largest:,} items. *Added* "
-        "is the peak over the memory in use before."
+        "objects. What every rank does is done one after the other, and its seconds are the sum. *Added* is the peak "
+        "over the memory in use before, in a process of its own. The exponent of growth is the slope of CPU seconds "
+        "over items, both as logarithms: 1 is linear."
     )
-    tables = [Table(goals, "Growth", digits=2), Table(rows, "All", digits=2)]
+    tables = [Table(goals, "Exponents of growth", digits=2), Table(rows, "All", digits=2)]
     return Result("many_items", "Very many items", note, tables)
 
 
-def _exponent(costs: dict[int, Spread]) -> float:
-    items = np.log(list(costs))
-    seconds = np.log([spread.median for spread in costs.values()])
-    return float(np.polyfit(items, seconds, 1)[0])
+def _exponent(costs: dict[int, float]) -> float:
+    return float(np.polyfit(np.log(list(costs)), np.log(list(costs.values())), 1)[0])
 
 
-def _all_costs(folder: Path, items: int, ranks: int, collectives: bool, rounds: int) -> dict[str, Costs]:
-    def child(function: str, **arguments: Any) -> Any:
-        return in_child("benchmarks.many_items", function, folder=str(folder), rounds=rounds, **arguments)
+def _all_costs(settings: Settings, label: str, items: int, ranks: int) -> dict[str, Costs]:
+    folder = mkdtemp(dir=settings.folder)
+    try:
+        costs: dict[str, Costs] = in_child(
+            "benchmarks.many_items",
+            "child",
+            folder=folder,
+            label=label,
+            items=items,
+            ranks=ranks,
+            rounds=min(settings.rounds, MAX_ROUNDS),
+        )
+        return costs
+    finally:
+        shutil.rmtree(folder)
 
-    progress(f"many_items: {items:,}, {'one metadata' if collectives else 'metadata of each rank'}: save")
-    costs: dict[str, Costs] = child("save", items=items, ranks=ranks, collectives=collectives)
-    for name in OPERATIONS if collectives else LOCAL_OPERATIONS:
-        progress(f"many_items: {items:,}: {name}")
-        costs[name] = child("operation", name=name, ranks=ranks, items=items)
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def child(folder: str, label: str, items: int, ranks: int, rounds: int) -> dict[str, Costs]:
+    """Save, and measure what is done with the checkpoint; each in a process of its own."""
+    layout = LAYOUTS[label]
+    for public in streamxf.__all__:  # which are imported when they are looked at
+        getattr(streamxf, public)
+    costs: dict[str, Costs] = in_fork(save, Path(folder), layout, items, ranks, rounds)
+    for name in layout.operations:
+        costs[name] = in_fork(operation, Path(folder), name, layout, items, ranks, rounds)
     return costs
 
 
-# -- in children -----------------------------------------------------------------------------------------------------
-
-
-def save(folder: str, rounds: int, items: int, ranks: int, collectives: bool) -> dict[str, Costs]:
+def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> dict[str, Costs]:
     """Save into `folder`/streamxf, and have torch's writer publish the same into `folder`/stock."""
-    path, stock_path = Path(folder) / "streamxf", Path(folder) / "stock"
+    path, stock_path = folder / "streamxf", folder / "stock"
     state = states(items, ranks)
     costs: dict[str, Costs] = {}
 
     def writer(path: Path) -> Any:
-        return streamxf.FileSystemWriter(
-            path, sync_files=False, _extensions=[streamxf.FloatZip(), streamxf.Encrypt(KEY)]
-        )
+        extensions = [streamxf.FloatZip(), streamxf.Encrypt(KEY)]
+        return streamxf.FileSystemWriter(path, layout.one_file, sync_files=False, _extensions=extensions)
 
-    planned = _once(costs, "plan", lambda: plan(path, state, writer, collectives=collectives))
-    results = _once(costs, "write_data on all ranks, one after the other", lambda: write(planned))
+    costs[PLAN], planned = _once(lambda: plan(path, state, writer, collectives=layout.collectives))
+    costs[WRITE], results = _once(lambda: write(planned))
 
     def finish(planned: Planned) -> Callable[[], Callable[[], None]]:
         def prepared() -> Callable[[], None]:
-            reported = [sent(results)] if collectives else [[own] for own in sent(results)]
+            reported = [sent(results)] if layout.collectives else [[own] for own in sent(results)]
             parts = list(zip(planned.writers, sent(planned.metadata), reported, strict=False))
 
             def finish_all() -> None:
@@ -134,17 +176,17 @@ def save(folder: str, rounds: int, items: int, ranks: int, collectives: bool) ->
 
         return prepared
 
-    costs[FINISH if collectives else LOCAL_FINISH] = found = _measured(finish(planned), rounds)
-    found["metadata"] = [sum(file.stat().st_size for file in path.glob("*.metadata"))]
-    if collectives:
+    costs[FINISH] = _measured(finish(planned), rounds)
+    costs[FINISH]["metadata"] = [sum(file.stat().st_size for file in path.glob("*.metadata"))]
+    if STOCK_READ in layout.operations:
         stock = dcp.FileSystemWriter(stock_path, sync_files=False)
         stock_path.mkdir()
-        costs[STOCK_FINISH] = found = _measured(finish(Planned([stock], [], [], planned.metadata)), rounds)
-        found["metadata"] = [(stock_path / ".metadata").stat().st_size]
+        costs[STOCK_FINISH] = _measured(finish(Planned([stock], [], [], planned.metadata)), rounds)
+        costs[STOCK_FINISH]["metadata"] = [(stock_path / ".metadata").stat().st_size]
     return costs
 
 
-def operation(folder: str, rounds: int, name: str, ranks: int, items: int) -> Costs:
+def operation(folder: Path, name: str, layout: Layout, items: int, ranks: int, rounds: int) -> Costs:
     """Measure what is done with a checkpoint that is there.
 
     Raises
@@ -152,75 +194,88 @@ def operation(folder: str, rounds: int, name: str, ranks: int, items: int) -> Co
     AssertionError
         If it finds another one.
     """
-    path = Path(folder)
-    action = {**OPERATIONS, **LOCAL_OPERATIONS}[name]
-    found: list[int] = []
-    costs = _measured(lambda: lambda: found.append(action(path, ranks)), rounds)
-    if not set(found) <= {items, 0}:
-        raise AssertionError(f"{name}: not {items} items, but {sorted(set(found))}")
-    return costs
+    path = folder / ("stock" if name == STOCK_READ else "streamxf")
+
+    def prepared() -> Callable[[], None]:
+        if name == CLEAN_LEFT:
+            _leave(path, items, ranks)
+        return act
+
+    def act() -> None:
+        found = OPERATIONS[name](path, None if layout.collectives else ranks)
+        if found != (wanted := COUNTS.get(name, items)):
+            raise AssertionError(f"{name}: not {wanted}, but {found}")
+
+    return _measured(prepared, rounds)
 
 
-def _read(path: Path, _: int) -> int:
-    return len(streamxf.FileSystemReader(path / "streamxf", keys=KEY).read_metadata().storage_data)
+def _leave(path: Path, count: int, ranks: int) -> None:
+    """What a save leaves that was killed before it was published."""
+    writers = [os.urandom(16).hex() for _ in range(ranks)]
+    for number in range(count):
+        (path / f"__{number % ranks}_{number // ranks}_{writers[number % ranks]}.distcp").touch()
 
 
-def _read_stock(path: Path, _: int) -> int:
-    return len(dcp.FileSystemReader(path / "stock").read_metadata().storage_data)
+def _read(path: Path, ranks: int | None) -> int:
+    which = [None] if ranks is None else range(ranks)
+    readers = [(streamxf.FileSystemReader(path, keys=KEY), rank) for rank in which]
+    return sum(len(reader.read_metadata(rank=rank).storage_data) for reader, rank in readers)
 
 
-def _read_local(path: Path, ranks: int) -> int:
-    return sum(
-        len(streamxf.FileSystemReader(path / "streamxf", keys=KEY).read_metadata(rank=rank).storage_data)
-        for rank in range(ranks)
-    )
+def _read_stock(path: Path, _: int | None) -> int:
+    return len(dcp.FileSystemReader(path).read_metadata().storage_data)
 
 
-def _verify(keys: streamxf.Key | None) -> Callable[[Path, int], int]:
-    def action(path: Path, _: int) -> int:
-        report = streamxf.verify(path / "streamxf", keys)
+def _verify(keys: streamxf.Key | None) -> Callable[[Path, int | None], int]:
+    def action(path: Path, _: int | None) -> int:
+        report = streamxf.verify(path, keys)
         if not report.ok:
-            raise AssertionError("verify finds damage")
+            raise AssertionError(str(report))
         return report.items
 
     return action
 
 
-def _clean(path: Path, _: int) -> int:
-    streamxf.clean(path / "streamxf", keys=KEY, dry_run=True)
-    return 0
+def _clean(*, dry_run: bool) -> Callable[[Path, int | None], int]:
+    def action(path: Path, _: int | None) -> int:
+        return len(streamxf.clean(path, keys=KEY, dry_run=dry_run).removed)
+
+    return action
 
 
-def _recipients(path: Path, _: int) -> int:
-    streamxf.recipients(path / "streamxf", KEY)
-    return 0
+def _recipients(path: Path, _: int | None) -> int:
+    return len(streamxf.recipients(path, KEY).whole)
 
 
-OPERATIONS: dict[str, Callable[[Path, int], int]] = {
-    LOAD: _read,
-    STOCK_LOAD: _read_stock,
-    "verify, with the key": _verify(KEY),
-    "verify, without a key": _verify(None),
-    "clean, dry run": _clean,
-    "recipients": _recipients,
+OPERATIONS: dict[str, Callable[[Path, int | None], int]] = {
+    READ: _read,
+    STOCK_READ: _read_stock,
+    VERIFY: _verify(KEY),
+    VERIFY_WITHOUT: _verify(None),
+    CLEAN: _clean(dry_run=True),
+    CLEAN_LEFT: _clean(dry_run=False),
+    RECIPIENTS: _recipients,
 }
-LOCAL_OPERATIONS: dict[str, Callable[[Path, int], int]] = {LOCAL_LOAD: _read_local}
+"""From the folder and, where each has metadata of its own, the number of ranks, to what was found."""
+COUNTS = {CLEAN: 0, RECIPIENTS: 1}
+"""What is found where that is not the items."""
 
 
-def _once(costs: dict[str, Costs], name: str, action: Callable[[], Any]) -> Any:
-    wall, cpu = time.perf_counter(), time.process_time()
-    found = action()
-    costs[name] = {"wall": [time.perf_counter() - wall], "cpu": [time.process_time() - cpu]}
-    return found
+def _once(action: Callable[[], Any]) -> tuple[Costs, Any]:
+    gc.collect()
+    gc.freeze()  # what other ranks hold would lie in other processes: it is nothing for the collector to look at
+    try:
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = action()
+        return {"wall": [time.perf_counter() - wall], "cpu": [time.process_time() - cpu]}, found
+    finally:
+        gc.unfreeze()
 
 
 def _measured(prepare: Callable[[], Callable[[], Any]], rounds: int) -> Costs:
     """What an action costs; `prepare`, which is not measured, makes one for each round."""
     costs: Costs = {"added": [peak_added(prepare())], "wall": [], "cpu": []}  # memory has its maximum at the first time
     for _ in range(rounds):
-        action = prepare()
-        round_costs: dict[str, Costs] = {}
-        _once(round_costs, "", action)
-        for kind, values in round_costs[""].items():
+        for kind, values in _once(prepare())[0].items():
             costs[kind] += values
     return costs
