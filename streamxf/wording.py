@@ -6,6 +6,7 @@ from collections.abc import Collection
 from itertools import islice
 
 SHOWN = 20
+WIDTH = 1000
 
 
 def many(number: int, noun: str) -> str:
@@ -25,7 +26,7 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[s
     """A line for each of the first entries, and one that counts the others.
 
     Texts may come from a damaged checkpoint, or be names that anybody gave to files: what would end the line or steer
-    a terminal is escaped.
+    a terminal is escaped, and what is long is cut.
 
     Parameters
     ----------
@@ -38,4 +39,5 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[s
 
 
 def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: WIDTH + 1])
+    return shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 3]}..."

@@ -56,6 +56,7 @@ class CleanReport:
         did = "would remove" if self.dry_run else "removed"
         lines = [
             f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
+            *listed(did, self.removed),
             *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
             *listed("left alone", self.kept),
             *listed("left alone, since a save may be writing it", self.recent),

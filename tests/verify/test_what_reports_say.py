@@ -58,6 +58,10 @@ def test_lists_come_to_an_end() -> None:
     assert len(listed("file", range(20))) == 20
     assert listed("file", range(21))[-1] == "file: 1 more"
     assert listed("file", range(30), 2000)[-1] == "file: 2,010 more"
+    assert listed("long", ["x" * 1000, "x" * 1001, "\n" * 900])[1:] == [
+        f"long: {'x' * 997}...",
+        "long: " + r"\n" * 498 + r"\...",
+    ]
     assert listed("file", ["a\nb\x1b[31m\udc80 ü"]) == ["file: a\\nb\\x1b[31m\\udc80 ü"]
 
 
@@ -101,8 +105,10 @@ def test_leftovers(one: Path) -> None:
     assert report[-1] == f"left over: {MANY - 20} more"
     cleaned = str(streamxf.clean(one, keys=KEY, dry_run=True)).splitlines()
     assert cleaned[0] == f"would remove {MANY} files, 2,000 bytes"
+    assert cleaned[1] == f"would remove: __0_0_{'0' * 32}.distcp"
+    assert cleaned[21] == f"would remove: {MANY - 20} more"
     assert cleaned[-1] == f"left alone: {MANY - 20} more"
-    assert len(cleaned) == 22
+    assert len(cleaned) == 43
     for number in range(1, MANY):
         (one / f"__0_{number}_{'0' * 32}.distcp").unlink()
     assert str(streamxf.clean(one, keys=KEY)).startswith("removed 1 file, 4 bytes\n")
