@@ -15,6 +15,8 @@ from streamxf import Checksum, Encrypt, FloatZip, Key, VerifyReport
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.keys import KeyRing
 
+from .remote import url_of
+
 BLOCK = 1 << 16
 
 CHAINS = {"floatzip": lambda: [FloatZip()], "checksum": lambda: [Checksum()], "full": full_chain}
@@ -23,8 +25,9 @@ CHAINS = {"floatzip": lambda: [FloatZip()], "checksum": lambda: [Checksum()], "f
 class Saved:
     """A checkpoint of three items in one file, and where the bytes of each stand."""
 
-    def __init__(self, folder: Path, chain: list[Any], keys: Any, places: Any) -> None:
+    def __init__(self, folder: Path, chain: list[Any], keys: Any, places: Any, remote: bool) -> None:
         self.folder = folder
+        self.remote = remote
         self.keys = keys
         self.chain = chain
         (self.file,) = data_files(folder)
@@ -34,7 +37,7 @@ class Saved:
     def verify(self, data: bytes | None = None) -> VerifyReport:
         if data is not None:
             self.file.write_bytes(data)
-        return streamxf.verify(self.folder, self.keys)
+        return streamxf.verify(url_of(self.folder) if self.remote else self.folder, self.keys)
 
     def blocks(self, item: str) -> list[tuple[int, int]]:
         """Where the blocks of an item stand in the file."""
@@ -53,14 +56,14 @@ def state() -> dict[str, Any]:
     return {name: torch.randn(60, 1000, generator=generator) for name in ("a", "b")} | {"o": ["an object"] * 9}
 
 
-@pytest.fixture(params=[(name, keyed) for name in CHAINS for keyed in ((True, False) if name == "full" else (False,))])
+@pytest.fixture(params=["floatzip", "checksum", "full", "full, with the key", "full, with the key, over fsspec"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
-    """The full chain is looked at with the key and without."""
-    name, keyed = request.param
+    """Workers read what is local; of what is not, they get blocks that were read."""
+    name, *how = request.param.split(", ")
     folder = tmp_path / "checkpoint"
     save(state(), folder, CHAINS[name](), block_size=BLOCK)
     places = places_in(folder, KEY if name == "full" else None)
-    return Saved(folder, CHAINS[name](), KEY if keyed else None, places)
+    return Saved(folder, CHAINS[name](), KEY if "with the key" in how else None, places, "over fsspec" in how)
 
 
 def places_in(folder: Path, key: Key | None) -> dict[str, tuple[int, int]]:
