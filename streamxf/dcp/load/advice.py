@@ -63,8 +63,8 @@ def why_missing(names: Collection[str], rank: int | None) -> str:
         )
     if any(name.endswith(".distcp") for name in names):
         return (
-            "the folder has data files and no metadata at all. Either no save to it was ever published (the next one "
-            "that is removes these files), or its .metadata was lost: then put back a copy, or see "
+            "the folder has data files and no metadata at all. Either no save to it was ever published (a later "
+            "save removes these files), or its .metadata was lost: then put back a copy, or see "
             "streamxf.salvage(path, keys=keys, without_metadata=True)"
         )
     return "there is no checkpoint in the folder, or no such folder"
