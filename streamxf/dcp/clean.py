@@ -159,7 +159,7 @@ def _names(folder: Folder) -> list[str]:
     except MetadataError as error:
         raise MetadataError(
             f"{error.message}. Nothing was removed: its files may be what is left of a checkpoint. If you know that no "
-            "save to it was ever published, save to it again, which removes them in time, or remove the folder yourself",
+            "save to it was ever published, save to it again, which removes them in time, or delete the folder",
             file=error.file,
         ) from error
 
