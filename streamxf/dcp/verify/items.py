@@ -52,7 +52,7 @@ class Unproved:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
-@dataclass
+@dataclass(slots=True)
 class ItemNotes:
     """What is found about one item."""
 

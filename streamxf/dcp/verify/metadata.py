@@ -22,7 +22,7 @@ from streamxf.keys import KeyRing
 _WRAPPED = f"{ENCRYPT}/1#dek="
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """An item, or a shard of one, as the metadata describes it.
 

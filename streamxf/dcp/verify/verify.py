@@ -15,7 +15,6 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import ItemOpener, Require
 from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
-from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writers, rank_of
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.save.threads import side_by_side
@@ -42,7 +41,7 @@ _SUFFIX = ".distcp"
 _NO_METADATA = (
     "the metadata is missing, so nothing tells what was saved: it was lost, or no save to this folder was published yet"
 )
-_AT_ONCE = 4  # files of a storage where each request waits
+_AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 
 
 def verify(
@@ -58,14 +57,13 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and say which items and blocks are damaged.
 
-    Workers read, compare and decode blocks, as in a load; what is stored elsewhere than on a local or mounted file
-    system is read four files at a time. Damage is in the report, and raises nothing.
+    Workers read, compare and decode blocks, as in a load. What fsspec reads is read four files at a time, by one thread
+    each. Damage is in the report, and raises nothing.
 
-    Nothing is loaded. Besides the metadata, verify takes less than 96 MiB with blocks of 1 MiB, whatever the size of
-    the checkpoint: about 20 MiB on 2 CPUs, some MiB for each further one, and 16 MiB for each file that is read over a
-    network. Larger blocks take more in proportion. One item more is held at a time where torch has to be asked which
-    tensor it is (tensors of subclasses, with unusual strides, or from other writers), and where it passed a stream
-    extension from elsewhere.
+    Nothing is loaded. Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, whatever the size
+    of the checkpoint; some MiB more for each further CPU, 16 MiB for each file that fsspec reads, and more for larger
+    blocks in proportion. One item more is held at a time where torch has to be asked which tensor it is (tensors of
+    subclasses, with unusual strides, or from other writers), and where it passed a stream extension from elsewhere.
 
     Parameters
     ----------
@@ -244,8 +242,8 @@ class _Look:
                 except BaseException as error:
                     self._failures.append(error)
 
-        local = local_path(self.reader.fs, self.reader.path) is not None  # there workers read, all from one file
-        side_by_side(work, 1 if local else min(_AT_ONCE, len(tasks)), self._failures.append)
+        by_fsspec = getattr(self.reader.fs, "fs", None) is not None  # else workers read, all from one file
+        side_by_side(work, min(_AT_ONCE, len(tasks)) if by_fsspec else 1, self._failures.append)
         if self._failures:
             cause = self._failures[0]
             self._failures.clear()
