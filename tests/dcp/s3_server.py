@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,17 @@ def _config() -> dict[str, Any]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on, all different, and none of those that the system gives to connections: another
+    process may be given one of these before the server listens on it.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(10_000, 32_000), 200):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"{count} free ports are not to be found")
 
 
 # In a process of its own: the one that asks may fork later, and a client of s3fs has a thread.
