@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from streamxf.dcp import mounts
 from streamxf.dcp import writer as writer_module
 from streamxf.dcp.mounts import Place
 from streamxf.dcp.publish import lock
+from streamxf.dcp.publish.settled import DAY, settled
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 
 from .helpers import assert_same, data_files, error_of, load, manifest_of, refused, save
@@ -339,3 +341,42 @@ def test_two_threads_wait_for_each_other(checkpoint: Path) -> None:
         thread.join()
     assert max(most) == 1
     assert len(most) == 80
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        lambda at: {"LastModified": datetime.fromtimestamp(at, UTC)},
+        lambda at: {"last_modified": datetime.fromtimestamp(at, UTC)},
+        lambda at: {"mtime": at},
+        lambda at: {"updated": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")},
+        lambda at: {},
+        lambda at: {"updated": "some time ago"},
+    ],
+)
+def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, Any]]) -> None:
+    """In the listing; where it is not there each file is asked for, and if that tells nothing, the file stays."""
+
+    class Inner:
+        def ls(self, path: str, detail: bool) -> list[dict[str, Any]]:
+            return [{"name": f"bucket/{name}", "size": 1, **listed(at)} for name, at in written.items()]
+
+        def modified(self, path: str) -> datetime:
+            asked.append(path)
+            if path.endswith("old"):
+                return datetime.fromtimestamp(OLD, UTC)
+            raise NotImplementedError
+
+    class Outer:
+        fs = Inner()
+
+        def concat_path(self, folder: str, name: str) -> str:
+            return f"{folder}/{name}"
+
+    written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
+    asked: list[str] = []
+    told = listed(OLD)
+    found = settled(Outer(), "bucket", written, DAY)
+    assert found == (set() if told.get("updated") == "some time ago" else {"old"})
+    assert bool(asked) == (not told)
+    assert settled(Outer(), "bucket", written, 0) == set(written)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from streamxf.dcp.places import local_path
@@ -14,28 +15,43 @@ DAY = 86_400.0
 """Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
 
 
-def settled(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str], age: float) -> set[str]:
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
+
+
+def settled(filesystem: Any, folder: str | os.PathLike[str], names: Collection[str], age: float) -> set[str]:
     """Those of the files `names` that were last written at least `age` seconds ago.
 
     A file of which the storage does not tell is not among them, unless `age` is 0.
     """
-    if not age:
+    if not age or not names:
         return set(names)
     now = time.time()
+    local = local_path(filesystem, folder)
+    listed = {} if local is not None else _listed(filesystem, folder)
     found = set()
     for name in names:
-        written = _written(filesystem, filesystem.concat_path(folder, name))
-        if written is not None and now - written >= age:
-            found.add(name)
+        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or nobody can tell
+            if local is not None:
+                written = os.lstat(os.path.join(local, name)).st_mtime
+            elif (
+                told := next((listed[name][key] for key in _WRITTEN if key in listed.get(name, ())), None)
+            ) is not None:
+                written = _seconds(told)
+            else:  # a request for each
+                written = _seconds(filesystem.fs.modified(os.fspath(filesystem.concat_path(folder, name))))
+            if now - written >= age:
+                found.add(name)
     return found
 
 
-def _written(filesystem: Any, path: str | os.PathLike[str]) -> float | None:
-    """When a file was last written, in seconds since 1970; None if nobody can tell."""
-    with suppress(OSError, NotImplementedError, AttributeError):  # it has gone, or its file system does not know
-        local = local_path(filesystem, path)
-        if local is not None:
-            return os.lstat(local).st_mtime
-        written: float = filesystem.fs.modified(os.fspath(path)).timestamp()
-        return written
-    return None
+def _listed(filesystem: Any, folder: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
+    """What a listing tells of each file. A file system that remembers the one of a moment ago asks for none."""
+    entries = filesystem.fs.ls(os.fspath(folder), detail=True)
+    return {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
+
+
+def _seconds(written: Any) -> float:
+    """A moment as a file system of fsspec's gives it, in seconds since 1970."""
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    return written.timestamp() if isinstance(written, datetime) else float(written)
