@@ -47,6 +47,7 @@ NAMES = (
     "floatzip",
     "metadata",
     "checkpoint",
+    "salvage",
 )
 
 

@@ -13,7 +13,8 @@ import shutil
 import struct
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -57,26 +58,32 @@ def _folder() -> Path:
 
 
 def run(data: bytes) -> None:
-    if len(data) < 4:
-        return
+    with unpacked(data) as folder:
+        for keys in (KEY, None) if folder is not None else ():
+            attempt(lambda keys=keys: _load(folder, keys))
+
+
+@contextmanager
+def unpacked(data: bytes) -> Iterator[Path | None]:
+    """The folder that an input makes; None if it makes none."""
     size = int.from_bytes(data[:4], "little")
     metadata, content = data[4 : 4 + size], data[4 + size :]
     name = _NAME.search(metadata)
-    if name is None:
+    if len(data) < 4 or name is None:
+        yield None
         return
     folder = _folder()
     (folder / ".metadata").write_bytes(metadata)
     file = folder / name.group().decode("ascii")
     file.write_bytes(content)
     try:
-        for keys in (KEY, None):
-            attempt(lambda keys=keys: _load(folder, keys))
+        yield folder
     finally:
         file.unlink()
 
 
 def _load(folder: Path, keys: streamxf.Key | None) -> None:
-    target = _blank()
+    target = blank()
     try:
         dcp.load(target, storage_reader=streamxf.FileSystemReader(folder, keys=keys), no_dist=True)
     except CheckpointException as error:
@@ -86,12 +93,13 @@ def _load(folder: Path, keys: streamxf.Key | None) -> None:
         if str(first).startswith(_PLANNER):
             return
         raise Finding(f"{type(first).__name__} inside DCP's exception") from first
-    for name, blank in _blank().items():
-        if isinstance(blank, torch.Tensor):
-            agree((target[name].dtype, target[name].shape) == (blank.dtype, blank.shape), "a target is another one now")
+    for name, value in blank().items():
+        if isinstance(value, torch.Tensor):
+            agree((target[name].dtype, target[name].shape) == (value.dtype, value.shape), "a target is another one now")
 
 
-def _blank() -> dict[str, Any]:
+def blank() -> dict[str, Any]:
+    """What to load into."""
     return {
         name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for name, value in state().items()
     }
