@@ -320,6 +320,16 @@ class Pipeline(Generic[T]):
             self.cancel()
             raise
 
+    def collect(self) -> bool:
+        """Hand out results as far as they are there; whether no job is left. Raises as `submit`."""
+        try:
+            while self._flying and self._flying[0].finished:
+                self._take_out()
+        except BaseException:
+            self.cancel()
+            raise
+        return not self._flying
+
     def settle(self) -> None:
         """Wait for all jobs and hand out their results; raises as `submit`."""
         try:

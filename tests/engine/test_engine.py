@@ -42,6 +42,27 @@ def test_results_come_in_the_order_of_submission(pauses):
     assert results == list(range(len(pauses)))
 
 
+def test_what_is_there_is_collected_without_waiting(own_engine):
+    results: list[int] = []
+    pipeline = Pipeline(results.append)
+    assert pipeline.collect()
+    go = threading.Event()
+    pipeline.submit(lambda: 0, 1)
+    pipeline.submit(lambda: go.wait(60) and 1, 1)
+    pipeline.submit(lambda: 2, 1)
+    while not results:
+        assert not pipeline.collect()
+    assert results == [0]
+    go.set()
+    while not pipeline.collect():
+        time.sleep(0.001)
+    assert results == [0, 1, 2]
+    pipeline.submit(partial(fail, ValueError("of the job")), 1)
+    with pytest.raises(ValueError, match="of the job"):
+        while not pipeline.collect():
+            time.sleep(0.001)
+
+
 def test_in_flight_is_bounded(own_engine):
     pipeline = Pipeline(lambda result: None)
     for _ in range(100):

@@ -21,6 +21,7 @@ from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.source import FileSlice
 
 _LOST_AFTER = 8  # damaged blocks in a row: zeros would be taken for the heads of blocks without end
+_CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
 _scratch = ScratchPool(keep=16)
 
 Then = Callable[[], None]
@@ -87,6 +88,9 @@ def check_blocks(
     framing = Framing.of(geometry, blocks.size) if geometry is not None else None
     notes.framed = framing is not None
     look = _Look(blocks, header.digest, coder is not None, framing, notes)
+    if blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE and pipeline.collect():
+        look.at(0, source.parallel)()()
+        return blocks.begin_of(1)
     for index in range(blocks.count):
         size = blocks.size_of(index) if coder is not None else 0
         pipeline.submit(look.at(index, source.parallel), size + blocks.stored_size_of(index))
