@@ -238,3 +238,8 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
         with pytest.raises(MetadataError):
             load_metadata(memoryview(b"\x80\x04?"))
         assert gc.isenabled() is wanted
+
+
+def test_names_are_told_in_characters_that_do_nothing_to_a_terminal() -> None:
+    with pytest.raises(MetadataError, match=r"wants os\\x1b\[2J\.\\ud800, which"):
+        load_metadata(memoryview(b"\x80\x04\x8c\x06os\x1b[2J\x8c\x03\xed\xa0\x80\x93."))

@@ -183,6 +183,13 @@ def test_files_that_another_machine_may_be_about_to_publish_stay(checkpoint: Pat
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
 
 
+def test_a_pipe_in_the_place_of_metadata_is_not_waited_for(checkpoint: Path, network: None) -> None:
+    checkpoint.mkdir()
+    os.mkfifo(checkpoint / ".metadata")
+    save(state_of(1), checkpoint, [])
+    assert_same(load(state_of(0), checkpoint, None), state_of(1))
+
+
 @pytest.mark.parametrize("age", [-1, "1", float("nan")])
 def test_an_age_that_is_none(checkpoint: Path, age: Any) -> None:
     save(state_of(0), checkpoint, [])

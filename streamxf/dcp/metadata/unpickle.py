@@ -81,8 +81,9 @@ def load_metadata(pickled: memoryview) -> Metadata:
 def _find(module: str, name: str) -> Any:
     found = _ALLOWED.get((module, name))
     if found is None:
+        wanted = ascii(f"{module:.200}.{name:.200}")[1:-1]
         raise MetadataError(
-            f"the metadata wants {module:.200}.{name:.200}, which does not belong into a checkpoint's metadata; it was "
+            f"the metadata wants {wanted}, which does not belong into a checkpoint's metadata; it was "
             "refused and nothing was run"
         )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.metadata.file import read_file
 from streamxf.dcp.metadata.manifest import split
+from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.listing import DRAFT, OWN_FILE, made_by_writers, rank_of
 from streamxf.dcp.publish.settled import DAY, settled
 from streamxf.errors import StreamxfError
@@ -106,6 +108,9 @@ def _remove(filesystem: Any, path: str | os.PathLike[str]) -> None:
 def _files_of(filesystem: Any, path: str | os.PathLike[str]) -> Collection[str]:
     """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
     try:
+        local = local_path(filesystem, path)
+        if local is not None and not stat.S_ISREG(os.lstat(local).st_mode):
+            return ()  # a pipe, say, which would be waited for
         with filesystem.create_stream(path, "rb") as file:
             manifest = split(read_file(file)).manifest
     except (StreamxfError, OSError):
