@@ -64,14 +64,10 @@ def _acquire(folder: str) -> int | None:
     while (descriptor := _open(folder)) is not None:
         held = False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # who waited may have got the lock of a folder that was moved away, and another one stands in its place
-            held = os.path.samestat(os.fstat(descriptor), os.stat(folder))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in _HELD:
-                return None  # there are no locks on this file system
+            state = _lock(descriptor)
+            if state is None:
+                return None
+            held = state and _is_still(descriptor, folder)
         finally:
             if not held:
                 os.close(descriptor)
@@ -85,3 +81,20 @@ def _acquire(folder: str) -> int | None:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     return None
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether a folder is locked now; None if there are no locks on its file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _is_still(descriptor: int, folder: str) -> bool:
+    """Whether an open folder still has its name: who waited may hold the lock of one that was moved away meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except FileNotFoundError:
+        return False
