@@ -476,6 +476,21 @@ def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None
     assert found.lost == ("w",)
 
 
+def test_an_older_save_of_single_ranks_may_stand_where_a_newer_one_was(checkpoint: Path) -> None:
+    """Its leftovers could not be removed, and the newer one's metadata was lost."""
+    save_shards(checkpoint, [{"w": torch.zeros(3)}], full_chain, use_collectives=False)
+    assert not any("newest" in text for text in salvage(checkpoint, keys=KEY).unchecked)
+    older = {file: file.read_bytes() for file in checkpoint.iterdir()}
+    save({"w": torch.ones(3)}, checkpoint)
+    for file, data in older.items():
+        file.write_bytes(data)
+    assert torch.equal(salvage(checkpoint, keys=KEY).state_dict["w"], torch.ones(3))
+    (checkpoint / ".metadata").unlink()
+    found = salvage(checkpoint, keys=KEY)
+    assert torch.equal(found.state_dict["w"], torch.zeros(3))
+    assert any("if this is the newest save: no metadata names 1 data file here" in text for text in found.unchecked)
+
+
 def test_lists_of_all_ranks_together_are_no_longer_than_one_rank_may_have(checkpoint: Path) -> None:
     states: list[dict[str, Any]] = [{str(rank): [torch.full((2,), float(rank))]} for rank in range(3)]
     save_shards(checkpoint, states, use_collectives=False)

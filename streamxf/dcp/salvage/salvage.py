@@ -31,6 +31,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.wording import many
 
 _WITHOUT = (
     "salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
@@ -39,6 +40,10 @@ _WITHOUT = (
 _MUTE = (
     "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold. Restore "
     ".metadata from a copy"
+)
+_NEWER = (
+    "if this is the newest save: no metadata names {} here, {} among them; saves that failed may have left "
+    "them, or a newer one whose .metadata is lost"
 )
 _RANKS = "how many ranks there were, each with its own metadata; if all are of one save"
 
@@ -151,6 +156,8 @@ def salvage(
             complete = frozenset(catalog.save_ids.values()) == as_save_ids(expect_save_id)
             if ".metadata" not in names and rank is None and not complete:
                 catalog.unchecked.append(_RANKS)
+                if not damaged and (others := _unnamed(sessions, names)):
+                    catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
         else:
             catalog = rebuild(first, names, without_metadata, damaged)
         filler = Filler(catalog, partial)
@@ -158,6 +165,12 @@ def salvage(
     finally:
         for opened in sessions or [first]:
             opened.close()
+
+
+def _unnamed(sessions: Collection[Session], names: Collection[str]) -> list[str]:
+    """Data files of streamxf's writers that no metadata in use names."""
+    named = {place.relative_path for session in sessions for place in session.storage_data.values()}
+    return sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in named)
 
 
 def _candidates(has_global: bool, ranks: list[int], rank: int | None) -> Sequence[int | None]:
