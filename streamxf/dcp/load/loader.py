@@ -256,21 +256,8 @@ class Loader:
                 f"the tensor can only be decoded whole, and {stored_size} stored bytes would become {size}: that is "
                 "not done for a sample. If you trust the checkpoint, load it and pass the state dict"
             )
-        try:
-            tensor = self._objects.load_tensor(stream, size, stored_size)
-        except StreamxfError:
-            raise
-        except Exception as error:
-            if isinstance(stream, StreamReader) and stream.error is not None:
-                raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
-            raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
-        if not isinstance(tensor, torch.Tensor):
-            raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
-        if tensor.dtype != geometry.dtype or tuple(tensor.size()) != geometry.shape:
-            raise MetadataError(
-                f"the stored tensor is {tensor.dtype} of shape {tuple(tensor.size())}, the metadata says "
-                f"{geometry.dtype} of shape {geometry.shape}: one of them was altered, or comes from another save"
-            )
+        tensor = self._objects.load_tensor(stream, size, stored_size)
+        geometry.check(tensor)
         return tensor
 
     def _stream(self, reader: BlockReader) -> StreamReader:

@@ -16,7 +16,7 @@ import torch
 
 from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.dcp.tensors.framing import Frame, frame_of
-from streamxf.errors import StreamxfError
+from streamxf.errors import MetadataError, StreamxfError
 from streamxf.fileio.blocks import BlockReader
 
 
@@ -45,6 +45,14 @@ class Geometry:
     def nbytes(self) -> int:
         """Bytes of the tensor's elements."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Raise MetadataError if this is not the tensor that the metadata says."""
+        if tensor.dtype != self.dtype or tuple(tensor.size()) != self.shape:
+            raise MetadataError(
+                f"the stored tensor is {tensor.dtype} of shape {tuple(tensor.size())}, the metadata says {self.dtype} "
+                f"of shape {self.shape}: one of them was altered, or comes from another save"
+            )
 
 
 class Framing:

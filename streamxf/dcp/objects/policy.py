@@ -28,6 +28,7 @@ from streamxf.dcp.objects.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.fileio.locks import ForkLock
+from streamxf.fileio.reader import StreamReader
 
 MAX_OBJECT = 2 * 2**30
 FREE_OBJECT = 256 * 2**20
@@ -94,7 +95,7 @@ class Objects:
                 self._known[data] = renewed
         return renewed
 
-    def load_tensor(self, file: Any, size: int, stored: int) -> Any:
+    def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
         """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only.
 
         Raises
@@ -102,12 +103,14 @@ class Objects:
         PolicyError
             If it needs a class that is not allowed.
         MetadataError
-            If ``torch.save`` did not write it, or it is damaged.
+            If ``torch.save`` did not write it, or it is damaged, or holds no tensor.
+        StreamxfError, OSError
+            Those of `file`. Where that is a `StreamReader`, also those that torch's zip reader replaces by its own.
         """
         try:
             archive = Archive.read(file, size)
             with _allowed(self._given, objects=False) as trusted:
-                return _load(file, archive, stored, trusted, map_location="cpu")
+                tensor = _load(file, archive, stored, trusted, map_location="cpu")
         except (NotSavedByTorch, TooMuch) as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except _NotAllowed as error:
@@ -115,6 +118,15 @@ class Objects:
                 f"the tensor was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...]"
             ) from None
+        except (StreamxfError, OSError, MemoryError):
+            raise
+        except Exception as error:  # torch raises anything for a pickle that it cannot load
+            if isinstance(file, StreamReader) and file.error is not None:
+                raise file.error from None
+            raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
+        if not isinstance(tensor, torch.Tensor):
+            raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+        return tensor
 
     def _renew(self, data: bytes, stored: int) -> bytes:
         file = io.BytesIO(data)

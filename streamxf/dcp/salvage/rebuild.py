@@ -29,7 +29,6 @@ from streamxf.container.header import Kind
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Expected, ItemOpener
 from streamxf.dcp.metadata.limits import MAX_INT, MAX_METADATA
-from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.publish.listing import OWN_FILE
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.descriptors import find_keys
@@ -208,7 +207,7 @@ class _Files:
                 """Reading verifies each block."""
             piece = _Piece(place, None, ())
         else:
-            tensor = load_stored(self._session._objects, stream, size, found.length)
+            tensor = self._session._objects.load_tensor(stream, size, found.length)
             piece = _Piece(place, tensor.dtype, tuple(tensor.shape))
             reach = [at + length for at, length in zip(identity.offsets, tensor.shape, strict=False)]
             if len(identity.offsets) != tensor.ndim or max(reach, default=0) > MAX_INT:
@@ -239,27 +238,6 @@ class _Files:
                 self._by_writer[writer] = key
             return opened, descriptors
         raise last or AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
-
-
-def load_stored(objects: Objects, stream: Any, size: int, stored_size: int) -> torch.Tensor:
-    """The tensor that ``torch.load`` makes of a stream, whatever its dtype and shape are.
-
-    Raises
-    ------
-    StreamxfError
-        If something of the stream does not verify, or holds no tensor.
-    """
-    try:
-        tensor = objects.load_tensor(stream, size, stored_size)
-    except StreamxfError:
-        raise
-    except Exception as error:
-        if isinstance(stream, StreamReader) and stream.error is not None:
-            raise stream.error from None  # torch's zip reader replaces the exceptions of the file that it reads
-        raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
-    if not isinstance(tensor, torch.Tensor):
-        raise MetadataError(f"the item says that it is a tensor, and holds a {type(tensor).__name__}")
-    return tensor
 
 
 def _remains(session: Session, files: Collection[str]) -> Iterator[bytes]:

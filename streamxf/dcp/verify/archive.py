@@ -7,8 +7,6 @@ import zipfile
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
 from streamxf.dcp.objects.policy import Objects
@@ -96,19 +94,7 @@ def check_tensor(file: Any, size: int, geometry: Geometry, stored: int) -> None:
     if payload == geometry.nbytes and archive.pickled == _pickle_of(geometry):
         return
     file.seek(0)
-    try:
-        tensor = Objects().load_tensor(file, size, stored)
-    except (StreamxfError, OSError):
-        raise
-    except Exception as error:  # torch raises anything for a pickle that it cannot load
-        raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
-    if not isinstance(tensor, torch.Tensor):
-        raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
-    if tensor.dtype != geometry.dtype or tuple(tensor.size()) != geometry.shape:
-        raise MetadataError(
-            f"the stored tensor is {tensor.dtype} of shape {tuple(tensor.size())}, the metadata says {geometry.dtype} "
-            f"of shape {geometry.shape}: one of them was altered, or comes from another save"
-        )
+    geometry.check(Objects().load_tensor(file, size, stored))
 
 
 @lru_cache(1024)
