@@ -20,6 +20,7 @@ from streamxf.errors import ContainerError, IdentityError, MetadataError, Policy
 from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.reader import StreamReader
+from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import FileSlice
 from streamxf.meter import Meter
 from streamxf.registry import Provider
@@ -115,7 +116,7 @@ class ItemOpener:
         recipe = self._recipe(tuple(descriptors))
         if recipe.chain is None:
             self._check_bare(source)
-            return self._through_foreign(_Plain(source), recipe, expected) if recipe.foreign else None
+            return self._through_foreign(SliceFile(source), recipe, expected) if recipe.foreign else None
         header = read_header(source)
         self.check_header(header, descriptors, expected)
         check_size = None if recipe.foreign else expected.check_size
@@ -219,24 +220,6 @@ class ItemOpener:
             stream = extension.transform_from(stream)
         limit = MAX_FOREIGN if expected.raw_limit is None else min(expected.raw_limit, MAX_FOREIGN)
         return _read_capped(stream, limit)
-
-
-class _Plain(io.RawIOBase):
-    """A slice as a file, for foreign extensions."""
-
-    def __init__(self, source: FileSlice) -> None:
-        super().__init__()
-        self._source = source
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._source.read_at(self._position, min(len(buffer), self._source.length - self._position))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 def _read_capped(stream: Any, limit: int) -> IO[bytes]:

@@ -12,7 +12,7 @@ import crc32c
 from streamxf.container.header import Header, Kind
 from streamxf.container.limits import MAGIC
 from streamxf.dcp.load.items import ItemOpener
-from streamxf.dcp.verify.archive import SliceFile, check_records, check_tensor
+from streamxf.dcp.verify.archive import check_records, check_tensor
 from streamxf.dcp.verify.container import Then, check_blocks
 from streamxf.dcp.verify.coverage import Coverage
 from streamxf.dcp.verify.datafile import DataFile
@@ -31,6 +31,7 @@ from streamxf.errors import (
 )
 from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.reader import StreamReader
+from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import READ_WHOLE, FileSlice
 
 
