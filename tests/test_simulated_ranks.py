@@ -80,7 +80,7 @@ def test_each_operation_of_the_benchmark_finds_its_items(label: str, tmp_path: P
 @linux
 @pytest.mark.parametrize("name", [READ, VERIFY, CLEAN, CLEAN_LEFT])
 def test_the_benchmark_notices_another_checkpoint(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[MANY_FILES]
+    layout = LAYOUTS[ONE]
     many_items.save(tmp_path, layout, ITEMS, RANKS, 1)
     (tmp_path / "streamxf" / f"__0_0_{'0' * 32}.distcp").touch()
     many = ITEMS if name in (CLEAN, CLEAN_LEFT) else ITEMS + 1
