@@ -66,15 +66,15 @@ def load_metadata(pickled: memoryview) -> Metadata:
     machine = Machine(bytes(pickled), _find, fill, {MetadataIndex: _hash_of_index})
     with collector_paused():
         content, end = machine.run()
-    if type(content) is not Metadata:
-        raise MetadataError(f"the metadata holds a {type(content).__name__}, not DCP's Metadata")
-    if end != len(pickled):
-        raise MetadataError(
-            "something follows the metadata that is no trailer: the file is damaged, or it was cut or continued"
-        )
-    _check_filled(content)
-    _check_plain([content.planner_data, *extras])
-    _check_paths(content.planner_data, content.state_dict_metadata)
+        if type(content) is not Metadata:
+            raise MetadataError(f"the metadata holds a {type(content).__name__}, not DCP's Metadata")
+        if end != len(pickled):
+            raise MetadataError(
+                "something follows the metadata that is no trailer: the file is damaged, or it was cut or continued"
+            )
+        _check_filled(content)
+        _check_plain([content.planner_data, *extras])
+        _check_paths(content.planner_data, content.state_dict_metadata)
     return content
 
 
