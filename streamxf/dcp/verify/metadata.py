@@ -11,6 +11,7 @@ from streamxf.container.header import Kind
 from streamxf.dcp.load.items import RAW_SLACK, Expected
 from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.manifest import Manifest, split
 from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.dcp.metadata.whole import check_items, check_places
@@ -68,6 +69,7 @@ class Content:
     manifest: Manifest | None
     authenticated: bool
 
+    @collector_paused()
     def by_file(self) -> dict[str, list[Entry]]:
         """The items of each file, in the order of their places; also of files that hold none."""
         found: dict[str, list[Entry]] = {path: [] for path in self.manifest.files} if self.manifest is not None else {}
