@@ -103,6 +103,7 @@ def _prepare(state: State, folder: Path, over: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if over:
         dcp.save(state, storage_writer=PlainWriter(folder))
+    os.sync()  # or the disk would still be busy with what the other side left
 
 
 def _save_beside(state: State, folder: Path, leftovers: int) -> Phases:
