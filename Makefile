@@ -36,7 +36,7 @@ fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--s
 	PYTHONPATH=tests $(RUN) fuzz $(ARGS)
 
 # One row: make torture ARGS='killed'; a twentieth of it all: ARGS='--share 20'; more in make torture ARGS=--help
-torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (40 minutes, needs a C compiler)
+torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
 	PYTHONPATH=.:tests $(RUN) faults $(ARGS)
 
 # About 40 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
