@@ -30,7 +30,7 @@ LAYERS = [
 ]
 # The same within dcp/; docs/design.md says what each is for.
 ROOMS = [
-    ["border", "compat", "extensions", "mounts", "places", "registry", "stock"],
+    ["border", "compat", "extensions", "mounts", "places", "registry", "stock", "threads"],
     ["metadata", "tensors"],
     ["objects"],
     ["load", "publish", "save"],

@@ -13,7 +13,7 @@ from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
-from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids
+from streamxf.dcp.metadata.save_ids import UNKNOWN_RANKS, SaveIds, as_save_ids
 from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, TORCH_FILE, list_files
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.fill import Filler
@@ -45,7 +45,6 @@ _NEWER = (
     "if this is the newest save: no metadata names {} here, {} among them; saves that failed may have left "
     "them, or a newer one whose .metadata is lost"
 )
-_RANKS = "how many ranks there were, each with its own metadata; if all are of one save"
 
 
 def salvage(
@@ -155,7 +154,7 @@ def salvage(
             catalog = Catalog.of(sessions, damaged)
             complete = frozenset(catalog.save_ids.values()) == as_save_ids(expect_save_id)
             if ".metadata" not in names and rank is None and not complete:
-                catalog.unchecked.append(_RANKS)
+                catalog.unchecked.append(UNKNOWN_RANKS)
                 if not damaged and (others := _unnamed(sessions, names)):
                     catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
         else:

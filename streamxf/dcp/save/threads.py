@@ -1,16 +1,15 @@
-"""Files at the same time, in several threads; of those of a save the first failure stops all, and is what is raised."""
+"""The files of a save, written by several threads; the first failure stops all of them, and is what is raised."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.dcp.save.session import Save
+from streamxf.dcp.threads import side_by_side
 
 WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
 
@@ -47,53 +46,3 @@ def write_all(
         finally:
             del cause  # or it would lead to itself, and live until the garbage is collected
     return [result for name, _ in files for result in results[name]]
-
-
-def side_by_side(work: Callable[[], None], threads: int, fail: Callable[[BaseException], None]) -> None:
-    """Call `work` in up to `threads` threads, this one among them, and return when all have stopped.
-
-    Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
-    may still be under way then.
-
-    Parameters
-    ----------
-    work : callable
-        Raises nothing, and returns at once when there is nothing left to do.
-    fail : callable
-        Is told of an interrupt of this thread; then `work` should return soon.
-    """
-    begun: list[None] = []
-    over: list[None] = []
-    news: SimpleQueue[None] = SimpleQueue()
-
-    def help_out() -> None:
-        begun.append(None)
-        try:
-            work()
-        finally:
-            over.append(None)
-            news.put(None)
-
-    helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, threads))
-    first = True
-    while True:  # an interrupt may come at any place, and even then nobody leaves before the threads have stopped
-        try:
-            if first:
-                first = False
-                all(map(_start, helpers))  # until one cannot be started
-                work()
-            # No join: an interrupt of it makes Python 3.11 and 3.12 believe that a thread has ended which has not. One
-            # that begins only now finds nothing to do.
-            while len(over) < len(begun):
-                news.get()
-            break
-        except BaseException as error:
-            fail(error)
-
-
-def _start(thread: threading.Thread) -> bool:
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads are to be had; the others do its work
-        return False
-    return True

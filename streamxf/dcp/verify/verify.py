@@ -14,10 +14,10 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import ItemOpener, Require
-from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
+from streamxf.dcp.metadata.save_ids import UNKNOWN_RANKS, SaveIds, as_save_ids, check_save_id
 from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writers, rank_of
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.save.threads import side_by_side
+from streamxf.dcp.threads import side_by_side
 from streamxf.dcp.verify.datafile import storage_errors
 from streamxf.dcp.verify.files import FileCheck
 from streamxf.dcp.verify.items import Opening, Unproved
@@ -263,7 +263,7 @@ class _Look:
         part of the checkpoint.
         """
         if self.expected is None or self.expected != set(self.findings.save_ids):
-            self.findings.not_checked("how many ranks there were, each with its own metadata; if all are of one save")
+            self.findings.not_checked(UNKNOWN_RANKS)
         known = {None, *map(rank_of, names)}
         strangers = [name for name in beside if rank_of(name) not in known]
         if strangers:
