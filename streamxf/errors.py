@@ -135,6 +135,10 @@ class MetadataError(StreamxfError):
     """``.metadata`` is damaged, inconsistent or holds something that is not metadata."""
 
 
+class NoCheckpointError(MetadataError):
+    """There is no checkpoint at all where one was looked for."""
+
+
 class PolicyError(StreamxfError):
     """What was found is weaker than what the caller requires."""
 

@@ -33,11 +33,12 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[s
     unlisted : int
         How many there are besides those in `entries`.
     """
-    lines = [f"{title}: {_printable(str(entry))}" for entry in islice(entries, SHOWN)]
+    lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, SHOWN)]
     more = len(entries) + unlisted - len(lines)
     return [*lines, f"{title}: {more:,} more"] if more else lines
 
 
-def _printable(text: str) -> str:
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: WIDTH + 1])
-    return shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 3]}..."
+def printable(text: str, width: int = WIDTH) -> str:
+    """Text in one line, for a terminal: what would steer it is escaped, and what is longer than `width` is cut."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: width + 1])
+    return shown if len(shown) <= width else f"{shown[: width - 3]}..."

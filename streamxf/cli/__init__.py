@@ -1,1 +1,1 @@
-"""Commands. Each needs the extra ``cli``."""
+"""``streamxf`` on the terminal: one file for each command."""

@@ -16,7 +16,7 @@ from streamxf.dcp.places import is_cached, local_path
 from streamxf.dcp.publish.commit import publish
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.errors import MetadataError, UnsupportedError
+from streamxf.errors import MetadataError, NoCheckpointError, UnsupportedError
 
 _NAME = re.compile(r"\.metadata|__(?:0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
 
@@ -61,8 +61,10 @@ class Folder:
 
         Raises
         ------
+        NoCheckpointError
+            If there is none.
         MetadataError
-            If there is none, or more than any save has made, or metadata of single ranks beside the global one.
+            If there are more than any save has made, or metadata of single ranks beside the global one.
         UnsupportedError
             If this is a file.
         """
@@ -74,7 +76,7 @@ class Folder:
             )
         found = [name for name in self._listed() if _NAME.fullmatch(name)]
         if not found:
-            raise MetadataError("there is no checkpoint: the folder has no .metadata", file=str(self.path))
+            raise NoCheckpointError("there is no checkpoint: the folder has no .metadata", file=str(self.path))
         if len(found) > MAX_METADATA_FILES:
             raise MetadataError(
                 f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self.path)

@@ -121,7 +121,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
         warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=3)
 
 
-def read_location(path: str) -> AnyKey:
+def read_location(path: str, passphrase: str | None = None) -> AnyKey:
     """What the location ``file:PATH`` leads to; ``~`` is the user's home.
 
     Raises
@@ -137,7 +137,7 @@ def read_location(path: str) -> AnyKey:
             "'file:/run/secrets/key' or 'file:training.key'"
         )
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
-    key = read_key(os.path.expanduser(path))
+    key = read_key(os.path.expanduser(path), passphrase)
     if pinned is not None and key.id != pinned:
         raise KeyFileError(f"this file holds the key {key.id}, and the location wants {pinned}", file=path)
     return key

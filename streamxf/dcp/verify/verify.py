@@ -27,6 +27,7 @@ from streamxf.errors import (
     KeyMissingError,
     KeyServiceError,
     MetadataError,
+    NoCheckpointError,
     PolicyError,
     StreamxfError,
     UnsupportedError,
@@ -83,7 +84,7 @@ def verify(
 
     Raises
     ------
-    MetadataError
+    NoCheckpointError
         If there is no checkpoint.
     UnsupportedError
         If this is a file.
@@ -145,7 +146,7 @@ class _Look:
         names = [".metadata"] if ".metadata" in listed else ranks
         data = {name for name in listed if name.endswith(_SUFFIX)}
         if not names and not data:
-            raise MetadataError("there is no checkpoint: the folder has no .metadata", file=self.path)
+            raise NoCheckpointError("there is no checkpoint: the folder has no .metadata", file=self.path)
         if not names:
             self.findings.damage(MetadataError(_NO_METADATA), ".metadata")
         contents = {name: self._read(name) for name in names}

@@ -1,0 +1,32 @@
+"""The command ``streamxf``, also as ``python -m streamxf.cli``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from streamxf.cli.exits import USAGE
+
+NEEDED = ("rich", "typer")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What stands behind ``streamxf``; by default the process's own arguments.
+    """
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if absent:
+        print(f"streamxf: the command line needs {' and '.join(absent)}: pip install 'streamxf[cli]'", file=sys.stderr)
+        return USAGE
+    from streamxf.cli.run import run
+
+    return run(sys.argv[1:] if arguments is None else list(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

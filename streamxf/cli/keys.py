@@ -1,0 +1,73 @@
+"""From locations to keys. A key itself never stands in an argument, where other users of the machine could read it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from getpass import getpass
+from typing import Any
+
+from streamxf.errors import KeyMissingError, ParameterError
+
+PROMPT = "prompt"
+PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
+
+
+def keys_at(locations: Sequence[str] | None) -> list[Any] | None:
+    """The keys at locations, for every ``keys=``; None if there are no locations.
+
+    ``prompt`` asks for the text of a key. A key that a passphrase protects asks for that, unless it stands in the
+    environment variable STREAMXF_PASSPHRASE.
+
+    Raises
+    ------
+    ParameterError, KeyFileError, KeyMissingError, WrongKeyError, KeyServiceError
+        If there is no key, or it cannot be read.
+    """
+    return [_key_at(location) for location in locations] if locations else None
+
+
+def _key_at(location: str) -> Any:
+    from streamxf.keys.location import find
+
+    if location == PROMPT:
+        return _typed()
+    try:
+        return find(location)
+    except KeyMissingError:
+        scheme, _, rest = location.partition(":")
+        if scheme == "file":
+            from streamxf.keys.file import read_location
+
+            return read_location(rest, _passphrase(location))
+        if scheme == "env" and rest in os.environ:
+            from streamxf.keys.environment import read_environment
+
+            return read_environment(rest, _passphrase(location))
+        raise
+
+
+def _typed() -> Any:
+    from streamxf.keys.written import key_line, read_line
+
+    return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
+
+
+def _passphrase(location: str) -> str:
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None:
+        return given
+    return _asked(f"Passphrase of {location}: ", f"{location} is protected by a passphrase")
+
+
+def _asked(question: str, why: str) -> str:
+    if not sys.stdin.isatty():
+        raise KeyMissingError(
+            f"{why}, and there is no terminal to ask at; give the key as file:PATH or env:VARIABLE, and its "
+            f"passphrase, if it has one, in {PASSPHRASE_VARIABLE}"
+        )
+    answer = getpass(question)
+    if not answer:
+        raise ParameterError("nothing was typed")
+    return answer

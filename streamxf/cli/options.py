@@ -1,0 +1,58 @@
+"""Arguments and options that several commands have, so that each has one name, one help text and one meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+KEYS_VARIABLE = "STREAMXF_KEYS"
+
+
+def _existing(path: str) -> str:
+    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+    import os
+
+    if "://" not in path and "::" not in path and not os.path.lexists(path):
+        raise typer.BadParameter(f"there is no file or folder {path!r}")
+    return path
+
+
+PathArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        callback=_existing,
+        show_default=False,
+        help="A checkpoint's folder or file, or its URL (s3://...; options of the storage come from fsspec's own "
+        "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
+    ),
+]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="LOCATION",
+        envvar=KEYS_VARIABLE,
+        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, the place of an installed provider, or prompt. "
+        "May be given several times. Never the key itself: other users can read arguments.",
+    ),
+]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option("--trust", metavar="LOCATION", help="The public key of who may have signed it (file:..., env:...)."),
+]
+UnsignedOption = Annotated[
+    bool,
+    typer.Option("--allow-unsigned", help="Accept what a private key opens without a signature."),
+]
+RequireOption = Annotated[
+    Literal["published", "bound", "encrypted"] | None,
+    typer.Option("--require", help="The weakest item that is acceptable with keys; published is the default."),
+]
+SaveIdOption = Annotated[
+    list[str] | None,
+    typer.Option("--expect-save-id", metavar="ID", help="The only save that this may be."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

@@ -1,0 +1,88 @@
+"""`run`: a command from its arguments to its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+
+import typer
+from typer.exceptions import TyperException
+
+from streamxf.cli.app import app
+from streamxf.cli.exits import FINE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
+from streamxf.errors import StreamxfError
+from streamxf.wording import printable
+
+TRACEBACK = "STREAMXF_TRACEBACK"
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; returns the exit code. What goes wrong is one line on stderr, or JSON on stdout with --json."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        # DCP says it of every save and load in a single process
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    command = _command_of(arguments)
+    try:
+        try:
+            found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
+            sys.stdout.flush()
+            return found if isinstance(found, int) else FINE
+        except (typer.Abort, KeyboardInterrupt):
+            print(f"{command}: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        except TyperException as error:
+            if not error.format_message():  # the help of a command without arguments was shown
+                return error.exit_code
+            context = getattr(error, "ctx", None)
+            named = context.command_path if context is not None else command
+            text = error.format_message().rstrip(".")
+            return _fail(named, f"{text[:1].lower()}{text[1:]} (see {named} --help)", "Usage", USAGE, arguments)
+        except BrokenPipeError:
+            raise
+        except BaseException as raised:  # DCP's own is none of Exception
+            return _failed(command, root_of(raised), arguments)
+    except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
+    if isinstance(error, SystemExit | GeneratorExit):
+        raise error
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    text = line_of(error)
+    if not expected(error):
+        text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
+    return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
+
+
+def _fail(
+    command: str, text: str, kind: str, code: int, arguments: list[str], error: BaseException | None = None
+) -> int:
+    if "--json" in arguments:
+        facts: dict[str, object] = {"type": kind, "message": text, "exit_code": code}
+        if isinstance(error, StreamxfError):
+            facts |= {"file": error.file, "item": error.item, "block": error.block}
+        print(json.dumps({"error": facts}, indent=2))
+        sys.stdout.flush()
+    print(f"{command}: {text}", file=sys.stderr)
+    return code
+
+
+def _command_of(arguments: list[str]) -> str:
+    """For messages: ``streamxf verify``."""
+    known = {command.name for command in app.registered_commands}
+    return f"streamxf {arguments[0]}" if arguments and arguments[0] in known else "streamxf"
+
+
+def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
+    print(f"streamxf: warning: {printable(' '.join(str(message).split()), 2000)}", file=sys.stderr)

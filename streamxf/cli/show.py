@@ -1,0 +1,53 @@
+"""What commands print: tables and texts for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
+
+
+def console() -> Console:
+    """The console of stdout: as wide as the terminal, or endless and without colours where there is none."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table in the look of all commands.
+
+    Parameters
+    ----------
+    columns : str
+        Headings.
+    right : sequence of str
+        Those of them whose cells are numbers.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in columns:
+        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return made
+
+
+def as_json(facts: Mapping[str, Any]) -> None:
+    """Print one JSON object."""
+    json.dump(facts, sys.stdout, indent=2, ensure_ascii=True, default=_plain)
+    sys.stdout.write("\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")

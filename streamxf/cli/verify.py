@@ -1,0 +1,50 @@
+"""``streamxf verify``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from streamxf.cli import show
+from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.keys import keys_at
+from streamxf.cli.options import (
+    JsonOption,
+    KeyOption,
+    PathArgument,
+    RequireOption,
+    SaveIdOption,
+    TrustOption,
+    UnsignedOption,
+)
+
+EXAMPLES = ("streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",)
+
+
+def verify(
+    path: PathArgument,
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    require: RequireOption = None,
+    expect_save_id: SaveIdOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Read every byte of a checkpoint, and say what is damaged.
+
+    Without keys everything is checked that needs none; accidents are found, what somebody altered on purpose is not.
+    """
+    from streamxf.dcp.verify.verify import verify as look
+
+    report = look(
+        path,
+        keys_at(key),
+        trust=keys_at(trust),
+        allow_unsigned=allow_unsigned,
+        require=require,
+        expect_save_id=expect_save_id,
+    )
+    if json:
+        show.as_json({"path": path, "ok": report.ok, **asdict(report)})
+    else:
+        show.console().print(str(report))
+    return FINE if report.ok else FAILED
