@@ -27,7 +27,7 @@ LAYERS = [
     ["fileio"],
     ["dcp"],
     ["formats"],
-    ["convert", "testing", "tuning"],
+    ["convert", "summary", "testing", "tuning"],
     ["cli"],
 ]
 WITH_TORCH = {name for names in LAYERS[LAYERS.index(["dcp"]) :] for name in names}

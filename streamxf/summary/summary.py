@@ -1,0 +1,124 @@
+"""`Summary`: a checkpoint in figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, TypeVar
+
+from streamxf.formats.contents import Contents, Entry
+from streamxf.summary.tally import Tally
+
+_K = TypeVar("_K")
+
+LARGEST = 10
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A checkpoint in figures.
+
+    Attributes
+    ----------
+    contents : Contents
+        What it holds, item by item.
+    total : Tally
+        Of all items.
+    dtypes : dict of str to Tally
+        Of the tensors, by dtype, the most stored bytes first.
+    chains : dict of tuple of str to Tally
+        Of all items, by the chain that their parts were stored through, the most stored bytes first. An item with
+        parts of several chains counts in each of them.
+    shards : int
+        Parts of tensors.
+    """
+
+    contents: Contents
+    total: Tally
+    dtypes: dict[str, Tally]
+    chains: dict[tuple[str, ...], Tally]
+    shards: int
+
+    @classmethod
+    def of(cls, contents: Contents) -> Summary:
+        """Add up what a checkpoint holds."""
+        dtypes: dict[str, Tally] = {}
+        chains: dict[tuple[str, ...], Tally] = {}
+        total, shards = Tally(), 0
+        for entry in contents.entries.values():
+            total.add(entry, entry.parts)
+            if entry.dtype is not None:
+                dtypes.setdefault(entry.dtype, Tally()).add(entry, entry.parts)
+                shards += len(entry.parts)
+            used = dict.fromkeys(part.chain for part in entry.parts)
+            for chain in used:
+                parts = entry.parts if len(used) == 1 else [part for part in entry.parts if part.chain == chain]
+                chains.setdefault(chain, Tally()).add(entry, parts)
+        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards)
+
+    def largest(self, count: int = LARGEST) -> list[Entry]:
+        """The tensors with the most stored bytes, the largest first."""
+        return nlargest(count, self.contents.tensors, key=lambda entry: (entry.stored_bytes, entry.raw_bytes or 0))
+
+    def as_dict(self, *, largest: int = LARGEST, items: bool = False) -> dict[str, Any]:
+        """For JSON.
+
+        Parameters
+        ----------
+        largest : int
+            How many of the largest tensors.
+        items : bool
+            Whether to list every item.
+        """
+        contents = self.contents
+        found: dict[str, Any] = {
+            "path": contents.path,
+            "format": str(contents.format),
+            **self.total.as_dict(),
+            "shards": self.shards,
+            "files": len(contents.files),
+            "file_bytes": sum(contents.files.values()),
+            "dtypes": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
+            "chains": [{"chain": list(chain), **tally.as_dict()} for chain, tally in self.chains.items()],
+            "largest": [item_facts(entry) for entry in self.largest(largest)],
+            "packages": dict(contents.packages),
+            "save_ids": list(contents.save_ids),
+            "key_ids": list(contents.key_ids),
+            "signers": list(contents.signers),
+            "notes": list(contents.notes),
+            "extra": dict(contents.extra),
+        }
+        if items:
+            found["items"] = [item_facts(entry) for entry in contents.entries.values()]
+        return found
+
+
+def ratio_of(entry: Entry) -> float | None:
+    """Stored over raw bytes; None for an object, and for a tensor without elements."""
+    return entry.stored_bytes / entry.raw_bytes if entry.raw_bytes else None
+
+
+def item_facts(entry: Entry) -> dict[str, Any]:
+    """One item, for JSON."""
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape) if entry.is_tensor else None,
+        "raw_bytes": entry.raw_bytes,
+        "stored_bytes": entry.stored_bytes,
+        "ratio": ratio_of(entry),
+        "shards": len(entry.parts),
+        "chains": [list(chain) for chain in dict.fromkeys(part.chain for part in entry.parts)],
+    }
+
+
+def chain_text(chain: tuple[str, ...]) -> str:
+    """A chain for people: ``floatzip + checksum``, and ``none``."""
+    return " + ".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
+
+
+def _by_size(tallies: dict[_K, Tally]) -> dict[_K, Tally]:
+    def size(pair: tuple[_K, Tally]) -> int:
+        return pair[1].stored_bytes + pair[1].object_bytes
+
+    return dict(sorted(tallies.items(), key=size, reverse=True))
