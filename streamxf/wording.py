@@ -16,7 +16,7 @@ def many(number: int, noun: str) -> str:
 
 def size_text(number: int) -> str:
     """Bytes as people read them."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= scale:
             return f"{number / scale:,.1f} {unit}"
     return many(number, "byte")

@@ -48,8 +48,8 @@ def several(tmp_path: Path) -> Path:
 
 def test_numbers_and_their_nouns() -> None:
     assert [many(number, "file") for number in (0, 1, 2, 1000)] == ["0 files", "1 file", "2 files", "1,000 files"]
-    sizes = [size_text(number) for number in (1, 36, 2**20, 3 * 2**40)]
-    assert sizes == ["1 byte", "36 bytes", "1.0 MiB", "3,072.0 GiB"]
+    sizes = [size_text(number) for number in (1, 36, 1536, 2**20, 3 * 2**40)]
+    assert sizes == ["1 byte", "36 bytes", "1.5 KiB", "1.0 MiB", "3,072.0 GiB"]
 
 
 def test_lists_come_to_an_end() -> None:
