@@ -18,7 +18,7 @@ PACKAGE = Path(streamxf.__file__).parent
 LAYERS = [
     ["errors", "version"],
     ["buffers", "descriptor", "engine", "meter", "progress", "wording"],
-    ["keys", "codec", "report"],
+    ["bar", "keys", "codec", "report"],
     ["codecs"],
     ["registry"],
     ["chain"],
@@ -28,6 +28,7 @@ LAYERS = [
     ["dcp"],
     ["formats"],
     ["convert", "summary", "testing", "tuning"],
+    ["compare"],
     ["cli"],
 ]
 WITH_TORCH = {name for names in LAYERS[LAYERS.index(["dcp"]) :] for name in names}

@@ -1,0 +1,170 @@
+"""`ProgressBar`: how far some work has come, on the terminal.
+
+Those who work only count, each thread in a cell of its own. A thread of the bar's looks at the sums now and then and
+draws, so the work never waits for the terminal, and what takes less than a second never even imports rich.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib.util import find_spec
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from streamxf.errors import UnsupportedError
+from streamxf.wording import size_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
+
+_PATIENCE = 1.0  # seconds; nobody has to see how far something is that is over by then
+_TICK = 0.1
+_WIDTH = 24  # of the bar itself: with all that stands beside it a line fits into 80 columns
+
+_drawing = threading.Lock()  # two bars would write over each other; the second one appears when the first has gone
+
+
+class ProgressBar:
+    """A `Progress` for people: bytes, rate and time left, on stderr.
+
+    It appears after a second, and never where stderr is no terminal. Of work that ends well one line stays; after an
+    exception nothing does. Any number of threads may tell it what they did.
+
+        with ProgressBar("Verifying") as bar:
+            report = streamxf.verify(path, progress=bar)
+
+    Parameters
+    ----------
+    title : str
+        What is being done: ``"Saving"``.
+
+    Raises
+    ------
+    UnsupportedError
+        If rich is not installed, which draws it.
+    """
+
+    def __init__(self, title: str) -> None:
+        if find_spec("rich") is None:
+            raise UnsupportedError("a progress bar needs rich: pip install 'streamxf[cli]', or leave progress=True out")
+        self._title = title
+        self._local = threading.local()
+        self._cells: list[_Cell] = []
+        self._over = threading.Event()
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        self._begin = 0.0
+
+    def expect(self, count: int) -> None:
+        """Say that there are `count` bytes to do, besides those that were expected before."""
+        self._cell().expected += count
+
+    def advance(self, count: int) -> None:
+        """Say that `count` bytes are done."""
+        self._cell().done += count
+
+    def _cell(self) -> _Cell:
+        try:
+            cell: _Cell = self._local.cell
+        except AttributeError:
+            cell = self._local.cell = _Cell()
+            self._cells.append(cell)
+        return cell
+
+    def __enter__(self) -> ProgressBar:
+        self._begin = monotonic()
+        if is_terminal(sys.stderr):
+            thread = threading.Thread(target=self._watch, args=(sys.stderr,), name="streamxf-bar", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError:
+                """No more threads are to be had; the work is done all the same."""
+            except BaseException:  # an interrupt, after which nobody would come by `__exit__`
+                self._over.set()
+                raise
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._failed = kind is not None
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- in the bar's own thread -------------------------------------------------------------------
+
+    def _watch(self, terminal: Any) -> None:
+        if self._over.wait(_PATIENCE):
+            return
+        while not _drawing.acquire(blocking=False):
+            if self._over.wait(_TICK):
+                return
+        try:
+            self._draw(terminal)
+        except (OSError, ValueError):
+            """The terminal has gone, or somebody has closed stderr: there is nobody to show anything to."""
+        finally:
+            _drawing.release()
+
+    def _draw(self, terminal: Any) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(file=terminal)
+        if console.is_dumb_terminal:  # it could only be told line after line
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(_WIDTH),
+            TextColumn("{task.fields[bytes]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        # others may print meanwhile, to stdout too, and what they print belongs where they sent it
+        progress = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        progress.add_task(self._title, total=None, bytes="", rate="")
+        task = progress.tasks[0]
+        task.start_time = self._begin
+        self._update(progress, task)
+        with progress:
+            console.show_cursor()  # a process that is killed could not bring it back
+            while not self._over.wait(_TICK):
+                self._update(progress, task)
+                progress.refresh()
+            self._update(progress, task, over=True)
+            progress.live.transient = self._failed
+
+    def _update(self, progress: Progress, task: Task, *, over: bool = False) -> None:
+        done, expected = self._sums()
+        if over and not expected:
+            expected = done
+        amount = f"{size_text(done)} of {size_text(expected)}" if expected else size_text(done)
+        average = done / (monotonic() - self._begin)
+        rate = average if over else task.speed or average
+        progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=f"{size_text(int(rate))}/s")
+
+    def _sums(self) -> tuple[int, int]:
+        cells = list(self._cells)
+        done, expected = sum(cell.done for cell in cells), sum(cell.expected for cell in cells)
+        return done, expected
+
+
+class _Cell:
+    """What one thread has told."""
+
+    __slots__ = ("done", "expected")
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.expected = 0
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether somebody sees what is written to `stream`; it may be None, closed, or anything that somebody put in the
+    place of ``sys.stderr``.
+    """
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
