@@ -142,6 +142,21 @@ class Loader:
                 call = partial(fill.run, index, reader.decoder(index))
             self._pipeline.submit(partial(_run, fill, call), reader.size_of(index))
 
+    def has_usual_frame(self, reader: BlockReader, geometry: Geometry) -> bool:
+        """Whether a tensor's stream is framed so that any part of it can be loaded from its own blocks alone.
+
+        Raises
+        ------
+        StreamxfError
+            If one of the blocks that hold the frame is not as it was stored.
+        """
+        framing = self._stored_in(reader).find(geometry)
+        return framing is not None and framing.start % geometry.dtype.itemsize == 0
+
+    def collect(self) -> None:
+        """Commit the items that are done, as far as no earlier one is under way; raises what is wrong with any."""
+        self._pipeline.collect()
+
     def settle(self) -> None:
         """Wait for all items and commit them; raises what is wrong with any."""
         self._pipeline.settle()
@@ -192,23 +207,22 @@ class Loader:
         target = Target.of(tensor)
         if not target.plain:
             return None
-        if self._stored is None or self._stored.reader is not reader:
-            self._stored = StoredTensor(reader)  # parts of one tensor come one after the other, and share its edges
+        stored = self._stored_in(reader)
         framing: Framing | None
         order = contiguous_strides(request.lengths)
         if not wanted.whole:
-            framing = self._stored.find(geometry)
+            framing = stored.find(geometry)
             compared = True
         elif target.has_order(geometry.strides):
-            framing = self._stored.framing(geometry)
+            framing = stored.framing(geometry)
             compared = False
         else:
             # stored as the target is, or as it is by default
             compared = True
-            framing = self._stored.find(geometry)
+            framing = stored.find(geometry)
             if framing is None and target.is_dense and tensor.dtype == geometry.dtype:
                 order = tensor.stride()
-                framing = self._stored.find(replace(geometry, strides=order))
+                framing = stored.find(replace(geometry, strides=order))
         if framing is None or framing.start % geometry.dtype.itemsize:
             return None
         memory = target.memory(geometry.dtype, order) if wanted.is_run else None
@@ -216,7 +230,7 @@ class Loader:
             return None
         return Fill(
             request,
-            self._stored,
+            stored,
             framing,
             compared,
             wanted,
@@ -239,6 +253,11 @@ class Loader:
             self._copy(fill.request, stored, fill.target.tensor)
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _stored_in(self, reader: BlockReader) -> StoredTensor:
+        if self._stored is None or self._stored.reader is not reader:
+            self._stored = StoredTensor(reader)  # parts of one tensor come one after the other, and share its edges
+        return self._stored
 
     def _await_overlaps(self, target: Target, *, ordered: bool = False) -> None:
         """Settle first if something under way writes to the memory of `target`: the later item must have its way.
