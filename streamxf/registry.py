@@ -97,6 +97,11 @@ class CodecRegistry:
         """All names at hand, sorted. Imports nothing."""
         return sorted({*BUILTINS, *self._registered, *self._entry_points})
 
+    def packages(self, name: str) -> list[str]:
+        """The installed packages that claim `name`, as in ``acme-codec==1.0``; none for a built-in. Imports nothing."""
+        points = [] if name in BUILTINS else self._entry_points.get(name, [])
+        return [_package(point) for point in points]
+
     def find(self, name: str, providers: Iterable[Provider] = ()) -> type[Codec]:
         """Return the class for `name`, importing only that one.
 

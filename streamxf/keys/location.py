@@ -140,7 +140,7 @@ def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
                 "'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of "
                 + ", ".join(places())
             )
-    found = _load(scheme)(rest)
+    found = maker(scheme)(rest)
     if not isinstance(found, KeyProvider | SigningKey | VerifyKey) or (
         scheme not in _PLACES and not isinstance(found, KeyProvider)
     ):
@@ -185,11 +185,18 @@ def places() -> list[str]:
     return [*_PLACES, *sorted({point.name for point in _foreign()} - set(_PLACES))]
 
 
+def packages(scheme: str) -> list[str]:
+    """The installed packages that provide a kind of place, as in ``acme-vault==1.0``; none for those of streamxf."""
+    dists = [] if scheme in _PLACES else [point.dist for point in _foreign() if point.name == scheme]
+    return list(dict.fromkeys(f"{dist.name}=={dist.version}" for dist in dists if dist is not None))
+
+
 def _foreign() -> list[EntryPoint]:
     return list(entry_points(group=PROVIDER_GROUP))
 
 
-def _load(scheme: str) -> Callable[[str], Any]:
+def maker(scheme: str) -> Callable[[str], Any]:
+    """What makes a key of the rest of a location; raises ParameterError if it cannot be had."""
     if scheme in _PLACES:
         module, _, name = _PLACES[scheme].partition(":")
         made: Callable[[str], Any] = getattr(import_module(module), name)
