@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from streamxf.cli.exits import USAGE
+from streamxf.cli.exits import INTERRUPTED, USAGE
 
 NEEDED = ("rich", "typer")
 
@@ -23,9 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if absent:
         print(f"streamxf: the command line needs {' and '.join(absent)}: pip install 'streamxf[cli]'", file=sys.stderr)
         return USAGE
-    from streamxf.cli.run import run
+    try:
+        from streamxf.cli.run import run
 
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+        return run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # while that was imported, or before signals were watched
+        print("streamxf: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

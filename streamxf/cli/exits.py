@@ -10,7 +10,7 @@ from streamxf.wording import printable
 FINE = 0
 FAILED = 1  # damaged, different, or the work itself failed
 USAGE = 2  # it could not begin, because of what it was given
-INTERRUPTED = 130  # as shells have it for Ctrl-C
+INTERRUPTED = 130  # as shells have it for Ctrl-C, 143 for SIGTERM
 PIPE_CLOSED = 141  # and for SIGPIPE
 
 _MAX_LINE = 2000

@@ -12,7 +12,8 @@ import typer
 from typer.exceptions import TyperException
 
 from streamxf.cli.app import app
-from streamxf.cli.exits import FINE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
+from streamxf.cli.exits import FINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
+from streamxf.cli.interrupts import Interrupts
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
@@ -21,23 +22,21 @@ TRACEBACK = "STREAMXF_TRACEBACK"
 
 def run(arguments: list[str]) -> int:
     """Run a command; returns the exit code. What goes wrong is one line on stderr, or JSON on stdout with --json."""
-    with warnings.catch_warnings():
+    interrupts = Interrupts()
+    with interrupts.watched(), warnings.catch_warnings():
         warnings.showwarning = _warn
         # DCP says it of every save and load in a single process
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        return _run(arguments)
+        return _run(arguments, interrupts)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], interrupts: Interrupts) -> int:
     command = _command_of(arguments)
     try:
         try:
             found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
             sys.stdout.flush()
             return found if isinstance(found, int) else FINE
-        except (typer.Abort, KeyboardInterrupt):
-            print(f"{command}: interrupted", file=sys.stderr)
-            return INTERRUPTED
         except TyperException as error:
             if not error.format_message():  # the help of a command without arguments was shown
                 return error.exit_code
@@ -48,7 +47,10 @@ def _run(arguments: list[str]) -> int:
         except BrokenPipeError:
             raise
         except BaseException as raised:  # DCP's own is none of Exception
-            return _failed(command, root_of(raised), arguments)
+            cause = root_of(raised)
+            if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
+                return _fail(command, "interrupted", "Interrupted", interrupts.exit_code, arguments)
+            return _failed(command, cause, arguments)
     except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
