@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from streamxf.cli import verify
+from streamxf.cli import codecs, keygen, recipients, rekey, verify
 from streamxf.version import __version__
 
 app = typer.Typer(
@@ -22,12 +23,30 @@ app = typer.Typer(
 LOOK, CHECK, CONVERT, KEYS, CHOOSE = "Look", "Check and repair", "Convert", "Keys", "Choose a chain"
 
 # Each module has the command as a function of its own name, and examples of it; what is heavy is imported when it runs.
-COMMANDS: tuple[tuple[ModuleType, str], ...] = ((verify, CHECK),)
+COMMANDS: tuple[tuple[ModuleType, str], ...] = (
+    (verify, CHECK),
+    (keygen, KEYS),
+    (rekey, KEYS),
+    (recipients, KEYS),
+    (codecs, CHOOSE),
+)
+
+
+def _paragraphs(text: str) -> str:
+    """Text whose lines may be filled anew: only an empty line ends a paragraph."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
+
 
 for module, panel in COMMANDS:
     name = module.__name__.rpartition(".")[2]
+    command = getattr(module, name)
     examples = "\n\n".join(module.EXAMPLES)
-    app.command(name, rich_help_panel=panel, epilog=f"[bold]Examples[/bold]\n\n{examples}")(getattr(module, name))
+    app.command(
+        name,
+        help=_paragraphs(command.__doc__),
+        rich_help_panel=panel,
+        epilog=f"[bold]Examples[/bold]\n\n{examples}",
+    )(command)
 
 
 def _version(asked: bool) -> None:

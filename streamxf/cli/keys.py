@@ -28,6 +28,30 @@ def keys_at(locations: Sequence[str] | None) -> list[Any] | None:
     return [_key_at(location) for location in locations] if locations else None
 
 
+def key_at(location: str | None) -> Any:
+    """The key at one location, or None; raises as `keys_at`."""
+    return _key_at(location) if location is not None else None
+
+
+def new_passphrase(file: str) -> str:
+    """A passphrase for a new file: that of STREAMXF_PASSPHRASE, or one that is typed twice.
+
+    Raises
+    ------
+    KeyMissingError
+        If there is neither the variable nor a terminal to ask at.
+    ParameterError
+        If nothing was typed, or two different things.
+    """
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None:
+        return given
+    first = _asked(f"New passphrase for {file}: ", "a passphrase is asked for")
+    if getpass("The same again: ") != first:
+        raise ParameterError("the two passphrases differ; nothing was written")
+    return first
+
+
 def _key_at(location: str) -> Any:
     from streamxf.keys.location import find
 

@@ -51,6 +51,14 @@ RequireOption = Annotated[
     Literal["published", "bound", "encrypted"] | None,
     typer.Option("--require", help="The weakest item that is acceptable with keys; published is the default."),
 ]
+SignerOption = Annotated[
+    str | None,
+    typer.Option("--signer", metavar="LOCATION", help="The signing key that vouches for it (file:..., env:...)."),
+]
+VouchOption = Annotated[
+    bool,
+    typer.Option("--vouch", help="Answer for a checkpoint that anybody can have written, since nobody signed it."),
+]
 SaveIdOption = Annotated[
     list[str] | None,
     typer.Option("--expect-save-id", metavar="ID", help="The only save that this may be."),

@@ -1,0 +1,119 @@
+"""``streamxf keygen``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from streamxf.cli import show
+from streamxf.cli.exits import FINE
+from streamxf.cli.options import JsonOption
+from streamxf.errors import KeyFileError, ParameterError
+
+if TYPE_CHECKING:
+    from streamxf.keys import PublicKey, VerifyKey
+    from streamxf.keys.text import SecretKey
+
+Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
+
+EXAMPLES = (
+    "streamxf keygen checkpoint.key",
+    "streamxf keygen team.key --kind hybrid --passphrase",
+)
+
+
+def keygen(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", show_default=False, help="The file for the secret key; it must be new.")
+    ],
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            "--kind",
+            help="symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private "
+            "half reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
+        ),
+    ] = "symmetric",
+    public: Annotated[
+        str | None,
+        typer.Option(
+            "--public",
+            metavar="FILE",
+            help="The file for the public half of a pair; by default beside the secret one, with the ending .pub.",
+        ),
+    ] = None,
+    passphrase: Annotated[
+        bool,
+        typer.Option("--passphrase", help="Protect the file by a passphrase; STREAMXF_PASSPHRASE gives it unasked."),
+    ] = False,
+    json: JsonOption = False,
+) -> int:
+    """Make a new key.
+
+    The secret goes into the file, readable for you only, and nowhere else. Keep a copy in a safe place: without its key
+    a checkpoint is lost.
+    """
+    from streamxf.cli.keys import new_passphrase
+    from streamxf.keys.file import write_key
+    from streamxf.keys.text import kind_of
+
+    other = _public_place(file, kind, public)
+    for place in (file, other):
+        if place is not None and os.path.lexists(place):
+            raise KeyFileError("there is a file already, and a key file is never overwritten", file=place)
+    key = _drawn(kind)
+    half = _half_of(key)
+    write_key(file, key, new_passphrase(file) if passphrase else None)
+    if half is not None and other is not None:
+        try:
+            write_key(other, half)
+        except BaseException:
+            os.unlink(file)
+            raise
+    if json:
+        show.as_json({"kind": kind_of(key), "id": key.id, "secret": file, "public": other})
+    else:
+        out = show.console()
+        out.print(f"{kind_of(key)} key {key.id}")
+        out.print(f"secret  {file}  keep it, and a copy in a safe place")
+        if other is not None:
+            out.print(f"public  {other}  give it away: {_use_of(kind)}")
+    return FINE
+
+
+def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
+    if file.startswith("file:"):
+        raise ParameterError(f"this takes a path; write {file.removeprefix('file:')!r}")
+    if kind == "symmetric":
+        if public is not None:
+            raise ParameterError("a symmetric key has no public half: leave --public out, or take --kind hybrid")
+        return None
+    place = public if public is not None else f"{os.path.splitext(file)[0]}.pub"
+    if os.path.abspath(place) == os.path.abspath(file):
+        raise ParameterError(f"the secret key and its public half need files of their own, and both would be {place!r}")
+    return place
+
+
+def _drawn(kind: Kind) -> SecretKey:
+    from streamxf.keys import Key, PrivateKey, SigningKey
+    from streamxf.keys.pair import HYBRID, X25519
+
+    if kind == "symmetric":
+        return Key.generate()
+    if kind == "signing":
+        return SigningKey.generate()
+    return PrivateKey.generate(HYBRID if kind == "hybrid" else X25519)
+
+
+def _half_of(key: SecretKey) -> PublicKey | VerifyKey | None:
+    from streamxf.keys import Key, SigningKey
+
+    if isinstance(key, Key):
+        return None
+    return key.verify_key if isinstance(key, SigningKey) else key.public
+
+
+def _use_of(kind: Kind) -> str:
+    return "readers name it in --trust" if kind == "signing" else "whoever has it can write for you, and not read"
