@@ -46,8 +46,7 @@ class ProgressBar:
     """
 
     def __init__(self, title: str) -> None:
-        if find_spec("rich") is None:
-            raise UnsupportedError("a progress bar needs rich: pip install 'streamxf[cli]', or leave progress=True out")
+        check_installed()
         self._title = title
         self._local = threading.local()
         self._cells: list[_Cell] = []
@@ -158,6 +157,12 @@ class _Cell:
     def __init__(self) -> None:
         self.done = 0
         self.expected = 0
+
+
+def check_installed() -> None:
+    """Raise UnsupportedError if there can be no bar for want of rich."""
+    if find_spec("rich") is None:
+        raise UnsupportedError("a progress bar needs rich: pip install 'streamxf[cli]', or leave progress=True out")
 
 
 def is_terminal(stream: Any) -> bool:

@@ -34,7 +34,7 @@ LAYERS = [
 WITH_TORCH = {name for names in LAYERS[LAYERS.index(["dcp"]) :] for name in names}
 # The same within dcp/; docs/design.md says what each is for.
 ROOMS = [
-    ["border", "compat", "extensions", "mounts", "places", "registry", "stock", "threads"],
+    ["border", "compat", "extensions", "mounts", "places", "registry", "showing", "stock", "threads"],
     ["metadata", "tensors"],
     ["objects"],
     ["load", "publish", "save"],

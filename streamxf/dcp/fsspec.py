@@ -15,6 +15,7 @@ from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata.save_ids import SaveIds
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
+from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 
@@ -36,7 +37,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         A URL such as ``s3://bucket/step-100``.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, overwrite
         As in torch.
-    _extensions, serialization_format, block_size
+    _extensions, serialization_format, block_size, progress
         As in `FileSystemWriter`.
     **kwargs
         fsspec's storage options, such as ``key``, ``secret`` and ``endpoint_url``.
@@ -54,6 +55,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -66,7 +68,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
             **kwargs,
         )
         self._storage_options = kwargs
-        self._set_up_chain(_extensions, serialization_format, block_size)
+        self._set_up_chain(_extensions, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""

@@ -36,10 +36,12 @@ from streamxf.dcp.publish.leftovers import find_leftovers, remove_files, remove_
 from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.publish.lock import locked
 from streamxf.dcp.publish.present import GLOBAL, check_free, check_present
+from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.dcp.save.storing import storing
 from streamxf.dcp.save.threads import write_all
+from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
 from streamxf.fileio.plain import block_log2_of
 from streamxf.report import SaveReport
@@ -67,6 +69,7 @@ class ChainWriterMixin:
     _extensions: Extensions
     _block_log2: int
     _save: Save | None
+    _progress: ProgressLike
     _warned: set[frozenset[str]]
     _publishes: bool
     #: What the last save did in this process; None before it is over, and if it failed. A rank that does not publish
@@ -77,7 +80,11 @@ class ChainWriterMixin:
     save_id: Any
 
     def _set_up_chain(
-        self, extensions: Sequence[Any] | Chain | None, serialization_format: SerializationFormat, block_size: int
+        self,
+        extensions: Sequence[Any] | Chain | None,
+        serialization_format: SerializationFormat,
+        block_size: int,
+        progress: ProgressLike,
     ) -> None:
         if serialization_format != SerializationFormat.TORCH_SAVE:
             raise UnsupportedError(
@@ -88,6 +95,7 @@ class ChainWriterMixin:
             raise ParameterError(f"thread_count={self.thread_count!r}: it is a whole number from 1")
         self._extensions = Extensions.of(DEFAULT_CHAIN if extensions is None else extensions)
         self._block_log2 = block_log2_of(block_size)
+        self._progress = check_progress(progress)
         self._save = None
         self._warned = set()
         self.report = None
@@ -163,7 +171,10 @@ class ChainWriterMixin:
 
         begin = perf_counter()
         try:
-            results = write_all(write, files, self.thread_count, save)
+            with shown(self._progress, "Saving") as save.progress:
+                if save.progress is not None:
+                    save.progress.expect(sum(map(planned_bytes, plan.items)))
+                results = write_all(write, files, self.thread_count, save)
             self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException as error:
@@ -220,8 +231,10 @@ class ChainWriterMixin:
                 _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves."""
-        return {**self.__dict__, "_save": None, "report": None}
+        """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
+        need not know of them, and may be nothing that can be sent to another process.
+        """
+        return {**self.__dict__, "_save": None, "report": None, "_progress": self._progress is True}
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -302,6 +315,11 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Only ``TORCH_SAVE``.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
+    progress : bool or Progress
+        True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
+        `Progress` is told how many bytes the tensors and objects of this process have, and as they leave, by any
+        thread; what it raises fails the save. Copies of the writer, such as that of a save in another process, show
+        the bar too, but have no `Progress`.
 
     Raises
     ------
@@ -322,6 +340,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        progress: ProgressLike = False,
     ) -> None:
         check_local(path, "FsspecWriter")
         super().__init__(
@@ -333,7 +352,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
             cache_staged_state_dict=cache_staged_state_dict,
             overwrite=overwrite,
         )
-        self._set_up_chain(_extensions, serialization_format, block_size)
+        self._set_up_chain(_extensions, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint; raises ParameterError for a URL."""

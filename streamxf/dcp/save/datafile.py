@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.container.header import Identity, Kind
 from streamxf.dcp.extensions import Extensions, SaveStream
+from streamxf.dcp.save.counted import CountedOutlet
 from streamxf.dcp.save.output import OutputFile
 from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.dcp.tensors.payload import minimal
@@ -20,6 +21,7 @@ from streamxf.dcp.tensors.staging import Staging
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.fileio.outlet import Outlet
 from streamxf.meter import Meter
+from streamxf.progress import Progress, Share
 
 MIN_ROW = 64
 
@@ -43,6 +45,8 @@ class DataFile:
         Of this process and save.
     block_log2 : int
     meter : Meter
+    progress : Progress, optional
+        Expects the planned bytes of all tensors, and is told of objects, too.
 
     Attributes
     ----------
@@ -59,6 +63,7 @@ class DataFile:
         writer_id: bytes,
         block_log2: int,
         meter: Meter,
+        progress: Progress | None = None,
     ) -> None:
         self._output = output
         self._path = path
@@ -67,7 +72,8 @@ class DataFile:
         self._writer_id = writer_id
         self._block_log2 = block_log2
         self._meter = meter
-        self._outlet = Outlet(meter)
+        self._progress = progress
+        self._outlet = Outlet(meter) if progress is None else CountedOutlet(meter)
         self._staging = Staging(1 << block_log2)
         self.results: list[WriteResult] = []
 
@@ -101,19 +107,24 @@ class DataFile:
         self._outlet.cancel()
 
     def _write_blocks(self, item: WriteItem, data: Any) -> None:
+        share = self._share_of(item, data)
+        if isinstance(self._outlet, CountedOutlet):
+            self._outlet.share = share
+
         def stored(raw_size: int, size: int) -> None:
-            self._note(item.index, raw_size, size)
+            self._note(item.index, raw_size, size, share)
 
         _write_and_close(item, data, self._open(item, data, self._outlet, stored), self._staging)
 
     def _write_directly(self, item: WriteItem, data: Any) -> None:
         start = self._output.size
+        share = self._output.share = self._share_of(item, data)
         if not self._extensions and item.type != WriteItemType.BYTE_IO:
             _save_bare(data, self._output)
             raw_size = self._output.size - start
         else:
             raw_size = _write_and_close(item, data, self._open(item, data))
-        self._note(item.index, raw_size, self._output.size - start)
+        self._note(item.index, raw_size, self._output.size - start, share)
 
     def _open(
         self,
@@ -134,10 +145,22 @@ class DataFile:
             meter=self._meter,
         )
 
-    def _note(self, index: MetadataIndex, raw_size: int, size: int) -> None:
+    def _share_of(self, item: WriteItem, data: Any) -> Share | None:
+        """What the item is to bring those who want to know how far the save is."""
+        if self._progress is None:
+            return None
+        if item.type != WriteItemType.BYTE_IO:
+            return Share(self._progress, planned_bytes(item))
+        size = data.getbuffer().nbytes  # of which the plan says nothing
+        self._progress.expect(size)
+        return Share(self._progress, size)
+
+    def _note(self, index: MetadataIndex, raw_size: int, size: int, share: Share | None) -> None:
         info = _StorageInfo(self._path, self._output.size - size, size, transform_descriptors=self._descriptors)
         self.results.append(WriteResult(index=index, size_in_bytes=size, storage_data=info))
         self._meter.item(raw_size, size)
+        if share is not None:
+            share.finish()
 
 
 def _check_planned(item: WriteItem, data: Any) -> None:
@@ -150,6 +173,12 @@ def _check_planned(item: WriteItem, data: Any) -> None:
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )
+
+
+def planned_bytes(item: WriteItem) -> int:
+    """The bytes of a tensor, as its plan has it; 0 for an object."""
+    data = item.tensor_data
+    return 0 if data is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
 def identity_of(writer_id: bytes, item: WriteItem) -> Identity:

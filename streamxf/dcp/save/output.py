@@ -14,6 +14,9 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view, write_all
 from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.meter import Meter
+from streamxf.progress import Share
+
+_STEP = 16 * 2**20  # bytes that are written before somebody hears of them
 
 
 class OutputFile:
@@ -26,6 +29,15 @@ class OutputFile:
         Is told how long the calls of `raw` take.
     sync : bool
         Whether `finish` has to bring everything to the disk.
+
+    Attributes
+    ----------
+    size : int
+        Bytes that were written.
+    error : BaseException or None
+        The first thing that went wrong.
+    share : Share or None
+        Is told what is written, meanwhile.
     """
 
     def __init__(self, raw: IO[bytes], meter: Meter, sync: bool = False) -> None:
@@ -35,6 +47,7 @@ class OutputFile:
         self._crc = 0
         self.size = 0
         self.error: BaseException | None = None
+        self.share: Share | None = None
 
     def write(self, data: Buffer, /) -> int:
         if self.error is not None:
@@ -42,7 +55,10 @@ class OutputFile:
         view = flat_view(data)
         begin = perf_counter()
         try:
-            write_all(self._raw, view)
+            if self.share is None:
+                write_all(self._raw, view)
+            else:
+                self._write_and_tell(view, self.share)
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
@@ -50,6 +66,10 @@ class OutputFile:
         self._crc = crc32c.crc32c(view, self._crc)
         self.size += len(view)
         return len(view)
+
+    def _write_and_tell(self, view: memoryview, share: Share) -> None:
+        for start in range(0, len(view), _STEP):
+            share.advance(write_all(self._raw, view[start : start + _STEP]))
 
     def flush(self) -> None:
         """The file is flushed once, by `finish`."""

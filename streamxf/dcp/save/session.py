@@ -23,6 +23,7 @@ from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
 from streamxf.errors import AbortedError, StreamxfError, located
 from streamxf.meter import Meter
+from streamxf.progress import Progress
 from streamxf.report import SaveReport
 
 RECORD_ATTRIBUTE = "streamxf_record"
@@ -76,6 +77,8 @@ class Save:
         Whether anything has failed.
     report : SaveReport or None
         What was written, once all of it is.
+    progress : Progress or None
+        Is told as blocks leave.
     """
 
     extensions: Extensions
@@ -84,6 +87,7 @@ class Save:
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
     place: Place | None = None
     report: SaveReport | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self._descriptors = (
@@ -161,7 +165,16 @@ class Save:
             Whatever went wrong. All other files of this save then stop, too.
         """
         output = OutputFile(raw, self.meter, self.sync)
-        file = DataFile(output, path, self.extensions, self._descriptors, self.writer_id, self.block_log2, self.meter)
+        file = DataFile(
+            output,
+            path,
+            self.extensions,
+            self._descriptors,
+            self.writer_id,
+            self.block_log2,
+            self.meter,
+            self.progress,
+        )
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         place = "nothing yet"
         try:

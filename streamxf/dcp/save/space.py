@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import identity_of, row_length
+from streamxf.dcp.save.datafile import identity_of, planned_bytes, row_length
 from streamxf.dcp.save.volume import Volume
 from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.dcp.tensors.payload import is_plain
@@ -75,7 +75,7 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     planned = dict.fromkeys(groups, 0)
     for plan in plans:
         if isinstance(plan.storage_data, RoomNote):
-            planned[plan.storage_data.volume.name] += sum(map(_planned_bytes, plan.items))
+            planned[plan.storage_data.volume.name] += sum(map(planned_bytes, plan.items))
 
     def complete(plan: SavePlan) -> SavePlan:
         note = plan.storage_data
@@ -115,7 +115,7 @@ def check_room(
     volume = Volume.of(folder)
     if volume is None or extensions.foreign or not _gives_data_again(planner):
         return
-    planned = sum(map(_planned_bytes, plan.items))
+    planned = sum(map(planned_bytes, plan.items))
     note = plan.storage_data if isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == save else None
     together = note is not None and note.planned > note.volume.free and _is_exact(extensions, note.volume)
     if planned <= volume.free and not together:
@@ -161,11 +161,6 @@ def _gives_data_again(planner: SavePlanner) -> bool:
         and type(planner).lookup_object is own.lookup_object
         and type(planner).transform_object is own.transform_object
     )
-
-
-def _planned_bytes(item: WriteItem) -> int:
-    data = item.tensor_data
-    return 0 if data is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
 class _Tensors:
