@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from streamxf.errors import ParameterError
 from streamxf.formats.contents import Contents, Entry
 
 BOX_BYTES = 16 * 2**20
+
+Paths = Mapping[str, tuple[str | int, ...]]
+"""From names to keys and positions, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,13 @@ class Source(abc.ABC):
     Attributes
     ----------
     contents : Contents
+    paths : mapping of str to tuple
+        Where each entry stands in the nested state dict that was saved, as DCP's ``planner_data`` says it; without
+        entries that stand in no such place.
     """
 
     contents: Contents
+    paths: Paths
 
     @abc.abstractmethod
     def read(self, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
@@ -70,6 +78,18 @@ class Source(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_box(box: Box) -> None:
+    """Raise ParameterError if a box is not inside of its tensor."""
+    shape = box.entry.shape
+    inside = box.entry.is_tensor and len(shape) == len(box.offsets) == len(box.lengths)
+    places = zip(box.offsets, box.lengths, shape, strict=False)
+    if not inside or any(start < 0 or length < 0 or start + length > size for start, length, size in places):
+        raise ParameterError(
+            f"the box of {box.lengths} at {box.offsets} is not inside of the tensor, which has the shape {shape}",
+            item=box.entry.name,
+        )
 
 
 def boxes_of(entry: Entry, itemsize: int, limit: int = BOX_BYTES) -> Iterator[Box]:

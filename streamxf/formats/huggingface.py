@@ -1,0 +1,190 @@
+"""Folders as on the Hugging Face hub: shards, and an index that says which tensor is in which.
+
+The index of ``.safetensors`` shards comes before one of ``.bin`` shards, as where such folders are loaded. Without an
+index the shards are all files of the one kind, or else of the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from streamxf.descriptor import shorten
+from streamxf.errors import ContainerError, UnsupportedError, located
+from streamxf.formats.contents import Contents, Entry, Format
+from streamxf.formats.location import Location
+from streamxf.formats.safetensors import read_header
+from streamxf.wording import many
+
+MAX_INDEX = 100_000_000
+"""Bytes."""
+
+_SAFETENSORS, _BIN = ".safetensors", ".bin"
+_INDEX = ".index.json"
+_LONE_BIN = "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which files of a folder are the checkpoint.
+
+    Attributes
+    ----------
+    suffix : str
+        Of its shards.
+    index : str or None
+        The file that says which tensor is in which shard.
+    shards : tuple of str
+        Where there is no index.
+    """
+
+    suffix: str
+    index: str | None
+    shards: tuple[str, ...]
+
+
+def layout_of(names: Iterable[str]) -> Layout | None:
+    """Find shards among the names of a folder; None if there are none."""
+    names = sorted(names)
+    for suffix in (_SAFETENSORS, _BIN):
+        indices = [name for name in names if name.endswith(suffix + _INDEX)]
+        usual = [name for name in indices if name in (f"model{suffix}{_INDEX}", f"pytorch_model{suffix}{_INDEX}")]
+        if len(usual or indices) > 1:
+            raise UnsupportedError(
+                f"the folder has several indices, {', '.join(indices[:4])}: it holds several checkpoints. Give each a "
+                "folder of its own"
+            )
+        if indices:
+            return Layout(suffix, (usual or indices)[0], ())
+        if suffix == _SAFETENSORS:
+            shards = tuple(name for name in names if name.endswith(suffix))
+        else:
+            shards = tuple(name for name in names if name == _LONE_BIN)
+        if shards:
+            return Layout(suffix, None, shards)
+    return None
+
+
+Shard = tuple[dict[str, Entry], dict[str, str]]
+"""The tensors of a shard, and its metadata."""
+
+
+def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], Shard]) -> Contents:
+    """What a folder holds.
+
+    Parameters
+    ----------
+    read_shard : callable
+        From a shard's name to what is in it.
+
+    Raises
+    ------
+    ContainerError
+        If the index is none, names files outside of the folder, or does not fit the shards.
+    """
+    extra: dict[str, str] = {}
+    placed: dict[str, str] | None = None
+    shards: Iterable[str] = layout.shards
+    notes: list[str] = []
+    if layout.index is not None:
+        with located(file=location.full(layout.index)):
+            placed, extra = _read_index(location, layout.index)
+        shards = dict.fromkeys(placed.values())
+    found: dict[str, Entry] = {}
+    strays: list[str] = []
+    for shard in shards:
+        with located(file=location.full(shard)):
+            try:
+                entries, metadata = read_shard(shard)
+            except FileNotFoundError:
+                raise ContainerError(
+                    f"the index {layout.index} names this shard, and it is not there: fetch it, or restore it"
+                ) from None
+            for name, entry in entries.items():
+                other = found.get(name)
+                if other is not None:
+                    raise ContainerError(
+                        f"the tensor is in this file and in {other.parts[0].file}; one of them does not belong here",
+                        item=shorten(name),
+                    )
+                if placed is not None and placed.get(name) != shard and entry.is_tensor:
+                    if name in placed:
+                        raise ContainerError(
+                            f"the tensor is in this file, and the index places it in {shorten(placed[name])}",
+                            item=shorten(name),
+                        )
+                    strays.append(name)
+                found[name] = entry
+            extra.update({key: value for key, value in metadata.items() if key not in extra})
+    if placed is not None:
+        if missing := placed.keys() - found.keys():
+            name = min(missing)
+            raise ContainerError(
+                f"{many(len(missing), 'tensor')} of the index {'are' if len(missing) > 1 else 'is'} in no shard, such "
+                f"as {shorten(name)!r}, which it places in {shorten(placed[name])}",
+                file=location.full(layout.index or ""),
+            )
+        found = {name: found[name] for name in [*placed, *(name for name in found if name not in placed)]}
+        if strays:
+            notes.append(
+                f"{many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}, "
+                f"{'are' if len(strays) > 1 else 'is'} not in the index."
+            )
+    return Contents(
+        location.given, Format.HUGGING_FACE, found, _sizes(location, shards), notes=tuple(notes), extra=extra
+    )
+
+
+def read_safetensors(location: Location, shard: str) -> Shard:
+    """A ``.safetensors`` shard."""
+    size = location.size(shard)
+    if size is None:
+        raise ContainerError("this is no file")
+    with location.open(shard) as file:
+        header = read_header(file, size, shard)
+    return header.entries, header.metadata
+
+
+def _sizes(location: Location, shards: Iterable[str]) -> dict[str, int]:
+    """Of all files of the folder; of those below it, only shards."""
+    names = {*location.names(), *shards}
+    sizes = {name: location.size(name) for name in sorted(names)}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _read_index(location: Location, name: str) -> tuple[dict[str, str], dict[str, str]]:
+    size = location.size(name) or 0
+    if size > MAX_INDEX:
+        raise ContainerError(f"the index has {size} bytes, {MAX_INDEX} are allowed")
+    with location.open(name) as file:
+        data = file.read()
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ContainerError(f"the index is not JSON: {error}") from None
+    placed = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(placed, dict) or not placed:
+        raise ContainerError("the index has no 'weight_map', which says in which shard each tensor is")
+    for shard in dict.fromkeys(map(_as_key, placed.values())):
+        _check_inside(shard)
+    metadata = content.get("metadata")
+    return placed, _texts(metadata if isinstance(metadata, dict) else {})
+
+
+def _as_key(shard: Any) -> str:
+    if not isinstance(shard, str):
+        raise ContainerError("the index places a tensor in something that is no file's name")
+    return shard
+
+
+def _check_inside(shard: str) -> None:
+    parts = shard.split("/")
+    strange = "\\" in shard or "\0" in shard or "://" in shard or "::" in shard or ":" in parts[0]
+    if strange or len(shard) > 4096 or any(part in ("", ".", "..") for part in parts):
+        raise ContainerError(f"the index names a file outside of the folder: {shorten(shard)!r}")
+
+
+def _texts(metadata: dict[str, Any]) -> dict[str, str]:
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}

@@ -1,0 +1,152 @@
+"""`contents_of` and `open_source`: what format a path holds is found out, and the fitting reader asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from streamxf.container.limits import PLAIN_MAGIC
+from streamxf.errors import NoCheckpointError, UnsupportedError
+from streamxf.formats import huggingface, safetensors
+from streamxf.formats.contents import Contents
+from streamxf.formats.location import Location
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+
+if TYPE_CHECKING:  # torch takes a second to import, and not every format needs it
+    from streamxf.formats.source import Source
+
+_LOOKED_FOR = (
+    "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
+    "pytorch_model.bin.index.json and pytorch_model.bin"
+)
+_BEGINNING = 16
+_OF_DCP = (".distcp", ".metadata")
+
+
+def contents_of(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Contents:
+    """What is in a checkpoint, of whatever format, by its own metadata; no tensor is read.
+
+    Parameters
+    ----------
+    path : path or str
+        A folder, a file, or the URL of one.
+    keys, trust, allow_unsigned
+        As in `FileSystemReader`. An encrypted checkpoint tells its contents without keys, too; then nobody vouches for
+        them.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing.
+    NoCheckpointError
+        If it is no checkpoint.
+    UnsupportedError
+        If it is one of a kind that cannot be read here.
+    MetadataError, ContainerError
+        If it is damaged, or half a checkpoint.
+    WrongKeyError, KeyMissingError, PolicyError
+        If there are keys, and they do not open it.
+    OSError, ForeignError
+        If the storage cannot be read.
+    """
+    location = Location.of(path, storage_options)
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    if not location.is_folder():
+        _check_file(location)
+        return safetensors.contents_of(location)
+    layout = _layout_of_folder(location)
+    if layout is None:
+        from streamxf.formats import dcp
+
+        return dcp.read_contents(location, ring)
+    return huggingface.contents_of(location, layout, lambda shard: huggingface.read_safetensors(location, shard))
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Literal["published", "bound", "encrypted"] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Source:
+    """Open a checkpoint, of whatever format, to read its tensors box by box.
+
+    Parameters
+    ----------
+    path, keys, trust, allow_unsigned, storage_options
+        As in `contents_of`, but for what is encrypted there have to be keys.
+    require
+        As in `FileSystemReader`.
+
+    Raises
+    ------
+    FileNotFoundError, NoCheckpointError, UnsupportedError, MetadataError, ContainerError, WrongKeyError
+        As `contents_of`.
+    KeyMissingError, PolicyError
+        If it is encrypted and there are no keys, or is weaker than the caller requires.
+    """
+    from streamxf.formats.raw import Files, raw_source
+
+    location = Location.of(path, storage_options)
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    if not location.is_folder():
+        _check_file(location)
+        return raw_source(safetensors.contents_of(location), Files(location, alone=True))
+    layout = _layout_of_folder(location)
+    if layout is None:
+        from streamxf.formats.dcp_source import DcpSource
+
+        return DcpSource(location, ring, require)
+    contents = huggingface.contents_of(location, layout, lambda shard: huggingface.read_safetensors(location, shard))
+    return raw_source(contents, Files(location, alone=False))
+
+
+def _layout_of_folder(location: Location) -> huggingface.Layout | None:
+    """Which files of a folder are a checkpoint of shards; None where it is one of DCP.
+
+    Raises
+    ------
+    NoCheckpointError
+        If it is neither.
+    """
+    names = location.names()
+    if any(name.endswith(_OF_DCP) for name in names):
+        return None
+    layout = huggingface.layout_of(names)
+    if layout is None:
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {_LOOKED_FOR}", file=location.given)
+    return layout
+
+
+def _check_file(location: Location) -> None:
+    """Find out what a file is.
+
+    Raises
+    ------
+    NoCheckpointError, UnsupportedError
+    """
+    with location.open() as file:
+        beginning = file.read(_BEGINNING)
+    if beginning.startswith(PLAIN_MAGIC):
+        raise UnsupportedError(
+            "this is a plain file of streamxf, one stream of bytes and no checkpoint: streamxf.open reads it",
+            file=location.given,
+        )
+    if location.name.endswith(".safetensors") or safetensors.looks_like_one(beginning, location.size() or 0):
+        return
+    raise NoCheckpointError(
+        "the file is no checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
+        file=location.given,
+    )
