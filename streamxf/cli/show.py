@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from streamxf.progress import Progress
 
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
@@ -39,6 +42,18 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     for heading in columns:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return made
+
+
+@contextmanager
+def progress(title: str, json: bool) -> Iterator[Progress | None]:
+    """A bar, which appears on a terminal after a second; nothing with --json."""
+    if json:
+        yield None
+        return
+    from streamxf.bar import ProgressBar
+
+    with ProgressBar(title) as bar:
+        yield bar
 
 
 def as_json(facts: Mapping[str, Any]) -> None:

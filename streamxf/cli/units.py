@@ -1,0 +1,53 @@
+"""Quantities as people write them: ``2h``, ``2GB/s``, ``256MiB``."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?) *([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``30m``, ``2h`` or ``1d`` in seconds; raises BadParameter for anything else."""
+    found = _quantity(text, _SECONDS)
+    if found is None:
+        raise typer.BadParameter(f"{text!r:.40} is no time; write 90s, 30m, 2h or 1d")
+    return found
+
+
+def size(text: str) -> int:
+    """``256MiB``, ``2GB`` or a number of bytes in bytes; raises BadParameter for anything else, and for nothing."""
+    found = _quantity(text, _BYTES)
+    if found is None or found < 1:
+        raise typer.BadParameter(f"{text!r:.40} is no size; write 256MiB, 2GB or a number of bytes")
+    return int(found)
+
+
+def rate(text: str) -> float:
+    """``2GB/s`` or a number in bytes per second; raises BadParameter for anything else, and for nothing."""
+    found = _quantity(text.strip().lower().removesuffix("/s"), _BYTES)
+    if not found:
+        raise typer.BadParameter(f"{text!r:.40} is no bandwidth; write 500MB/s, 2GB/s or bytes per second, as 2e9")
+    return found
+
+
+def _quantity(text: str, units: dict[str, int]) -> float | None:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units:
+        return None
+    return float(match[1]) * units[match[2].lower()]
