@@ -112,6 +112,11 @@ def item_facts(entry: Entry) -> dict[str, Any]:
     }
 
 
+def ratio_text(ratio: float | None) -> str:
+    """A ratio for people: ``0.668``, and a dash where there is none."""
+    return "-" if ratio is None else f"{ratio:.3f}"
+
+
 def chain_text(chain: tuple[str, ...]) -> str:
     """A chain for people: ``floatzip + checksum``, and ``none``."""
     return " + ".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
