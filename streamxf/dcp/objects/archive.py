@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 PICKLE = "data.pkl"
+_BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
-MAX_DIRECTORY = 16 * 2**20  # bytes
+_DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
@@ -43,9 +45,11 @@ class Archive:
 
     pickled: bytes
     sizes: dict[str, int]
+    _places: dict[str, _Place]
+    _stop: int
 
     @classmethod
-    def read(cls, file: Any, size: int) -> Archive:
+    def read(cls, file: Any, size: int, max_records: int = MAX_RECORDS) -> Archive:
         """Look at `file`, a seekable stream of `size` bytes, which may be anything.
 
         Raises
@@ -67,25 +71,49 @@ class Archive:
             or end[6] != count
         ):
             raise NotSavedByTorch("its directory is not where torch.save puts it")
-        if count > MAX_RECORDS or length > MAX_DIRECTORY:
+        if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
         places = _parse(_read_at(file, start, length), count, start)
         if PICKLE not in places:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
-        sizes = {name: record_size for name, (_, record_size) in places.items()}
-        return cls(_read_record(file, *places[PICKLE], start), sizes)
+        sizes = {name: place.size for name, place in places.items()}
+        return cls(_read_record(file, places[PICKLE], start), sizes, places, start)
+
+    def find(self, file: Any, name: str) -> tuple[int, int]:
+        """Where a record's bytes begin in `file`, and their CRC-32; 0 where torch was told to write none.
+
+        Raises
+        ------
+        NotSavedByTorch
+            If the record is not where the directory says.
+        """
+        place = self._places[name]
+        return _begin_of(file, place, self._stop), place.crc
+
+    def is_native(self, file: Any) -> bool:
+        """Whether numbers in it have this machine's order of bytes; raises as `find`."""
+        if _BYTEORDER not in self._places:
+            return True  # of a torch that wrote none other
+        return _read_record(file, self._places[_BYTEORDER], self._stop) == sys.byteorder.encode("ascii")
 
 
-def _parse(directory: bytes, count: int, stop: int) -> dict[str, tuple[int, int]]:
-    """Where the records' headers stand, and the records' sizes."""
-    places: dict[str, tuple[int, int]] = {}
+class _Place(NamedTuple):
+    """Where a record's header stands, and what the directory says of the record."""
+
+    offset: int
+    size: int
+    crc: int
+
+
+def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
+    places: dict[str, _Place] = {}
     seen: set[bytes] = set()
     folder = None
     at = 0
     for _ in range(count):
         if len(directory) - at < _ENTRY.size:
             raise NotSavedByTorch("its directory is cut")
-        sign, _, _, flags, method, _, _, _, packed, size, name_size, extra_size, note_size, *_, offset = (
+        sign, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, *_, offset = (
             _ENTRY.unpack_from(directory, at)
         )
         at += _ENTRY.size
@@ -103,7 +131,7 @@ def _parse(directory: bytes, count: int, stop: int) -> dict[str, tuple[int, int]
         if first != folder or key in seen or not name.isascii():
             raise NotSavedByTorch("two records of it have one name, or they stand in several folders")
         seen.add(key)
-        places[rest.decode("ascii")] = (offset, size)
+        places[rest.decode("ascii")] = _Place(offset, size, crc)
     if at != len(directory):
         raise NotSavedByTorch("its directory has other records than it says")
     return places
@@ -123,15 +151,19 @@ def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
     return values
 
 
-def _read_record(file: Any, offset: int, size: int, stop: int) -> bytes:
-    header = _read_at(file, offset, _LOCAL.size)
+def _read_record(file: Any, place: _Place, stop: int) -> bytes:
+    return _read_at(file, _begin_of(file, place, stop), place.size)
+
+
+def _begin_of(file: Any, place: _Place, stop: int) -> int:
+    header = _read_at(file, place.offset, _LOCAL.size)
     if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
         raise NotSavedByTorch("its directory names a record that is not there")
     *_, name_size, extra_size = _LOCAL.unpack(header)
-    begin = offset + _LOCAL.size + name_size + extra_size
-    if begin + size > stop:
+    begin: int = place.offset + _LOCAL.size + name_size + extra_size
+    if begin + place.size > stop:
         raise NotSavedByTorch("a record of it reaches beyond its end")
-    return _read_at(file, begin, size)
+    return begin
 
 
 def _read_at(file: Any, position: int, size: int) -> bytes:
