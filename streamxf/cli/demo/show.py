@@ -11,7 +11,7 @@ from rich.text import Text
 
 from streamxf.cli.demo.damage import Damage
 from streamxf.cli.demo.proof import Proof
-from streamxf.cli.demo.timing import Timing
+from streamxf.cli.timing import Timing
 
 MEGA, GIGA = 1e6, 1e9
 

@@ -1,23 +1,22 @@
-"""Saves and loads of one state dict by three writers in turn, and what they took."""
+"""Saves and loads of one state dict by several writers in turn, and what they took."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
-import streamxf
-from streamxf.keys import Key
+from streamxf.progress import Progress
 
 State = dict[str, torch.Tensor]
 
@@ -52,57 +51,56 @@ class Timing:
     correct: bool
 
 
-def sides(key: Key) -> list[Side]:
-    """Stock DCP without and with its own compression, and streamxf with the full chain."""
-    return [
-        Side("stock DCP", lambda path: FileSystemWriter(path), lambda path: FileSystemReader(path)),
-        Side(
-            "stock + zstd",
-            lambda path: FileSystemWriter(path, _extensions=[StockZStandard()]),
-            lambda path: FileSystemReader(path),
-        ),
-        Side(
-            "streamxf chain",
-            lambda path: streamxf.FileSystemWriter(path, _extensions=full_chain(key)),
-            lambda path: streamxf.FileSystemReader(path, keys=key),
-        ),
-    ]
-
-
-def full_chain(key: Key) -> list[streamxf.Codec]:
-    """The chain that the demonstration is about: compress, then check, then encrypt."""
-    return [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
-
-
-def measure(state: State, key: Key, folder: Path, runs: int) -> list[Timing]:
+def measure(
+    state: State,
+    sides: Sequence[Side],
+    folder: Path,
+    runs: int,
+    *,
+    from_disk: bool = False,
+    progress: Progress | None = None,
+) -> list[Timing]:
     """Save and load `state` by every side in turn, `runs` times after one round of warming up.
 
     Parameters
     ----------
     folder : Path
         For the checkpoints; what is left there is each side's last one, in a folder of the side's number.
+    from_disk : bool
+        Whether loads shall find nothing in the operating system's cache, as far as it can be asked to forget.
+    progress : Progress, optional
+        Is told of raw bytes, those of saves and of loads.
     """
-    chosen = sides(key)
-    seconds: list[list[tuple[float, float]]] = [[] for _ in chosen]
-    correct = [True] * len(chosen)
+    raw = sum(tensor.nbytes for tensor in state.values())
+    if progress is not None:
+        progress.expect(2 * raw * (runs + 1) * len(sides))
+    seconds: list[list[tuple[float, float]]] = [[] for _ in sides]
+    correct = [True] * len(sides)
     for _ in range(runs + 1):
-        for number, side in enumerate(chosen):
+        for number, side in enumerate(sides):
             path = folder / str(number)
             shutil.rmtree(path, ignore_errors=True)
+            saving = _save(state, side, path)
+            if progress is not None:
+                progress.advance(raw)
+            if from_disk:
+                _forget(path)
             target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-            seconds[number].append((_save(state, side, path), _load(target, side, path)))
+            seconds[number].append((saving, _load(target, side, path)))
             correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
+            if progress is not None:
+                progress.advance(raw)
     return [
         Timing(
             side.name,
             len(state),
-            sum(tensor.nbytes for tensor in state.values()),
+            raw,
             sum(file.stat().st_size for file in (folder / str(number)).iterdir()),
             statistics.median(saving for saving, _ in seconds[number][1:]),
             statistics.median(loading for _, loading in seconds[number][1:]),
             correct[number],
         )
-        for number, side in enumerate(chosen)
+        for number, side in enumerate(sides)
     ]
 
 
@@ -127,3 +125,12 @@ def _load(target: State, side: Side, path: Path) -> float:
     start = time.perf_counter()
     load(target, storage_reader=side.reader(path))
     return time.perf_counter() - start
+
+
+def _forget(path: Path) -> None:
+    """Have the cache drop what it has of a checkpoint's files, which are on the disk."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for file in path.iterdir():
+        with file.open("rb") as stream, suppress(OSError):  # some file systems keep no cache
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
