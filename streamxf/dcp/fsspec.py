@@ -84,7 +84,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id, progress
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
@@ -102,6 +102,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         expect_save_id: SaveIds = None,
+        progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(path, **kwargs)
@@ -112,6 +113,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
             require,
             objects=Objects(weights_only, safe_globals),
             expect_save_id=expect_save_id,
+            progress=progress,
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -43,6 +43,7 @@ from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.places import check_local, local_path
 from streamxf.dcp.publish.listing import list_files
 from streamxf.dcp.registry import Registry
+from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import (
     ContainerError,
     MetadataError,
@@ -51,10 +52,13 @@ from streamxf.errors import (
     StreamxfError,
 )
 from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.counted import Counted
 from streamxf.fileio.reader import StreamReader
+from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import Access, FileSlice, Timed, access_to
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
+from streamxf.progress import Progress, Share, Shares
 from streamxf.registry import providers_in
 from streamxf.report import LoadReport
 
@@ -71,6 +75,8 @@ class OpenedFile:
     access : Access
         To the same file, by position.
     size : int
+    shares : Shares or None
+        What each item brings those who want to know how far the load is.
     last : tuple or None
         The item opened last: requests for parts of one tensor come one after the other.
     """
@@ -79,7 +85,19 @@ class OpenedFile:
     raw: IO[bytes]
     access: Access
     size: int
+    shares: Shares | None = None
     last: tuple[MetadataIndex, BlockReader | IO[bytes] | None] | None = None
+    _share: Share | None = None
+
+    def begin(self, index: MetadataIndex) -> None:
+        """Go on to another item."""
+        if self.shares is not None:
+            self._share = self.shares.begin(index)
+
+    def slice_of(self, place: _StorageInfo) -> FileSlice:
+        """The stored bytes of the item that was begun."""
+        access = self.access if self._share is None else Counted(self.access, self._share.advance)
+        return FileSlice(access, place.offset, place.length)
 
 
 class ChainReaderMixin:
@@ -95,6 +113,7 @@ class ChainReaderMixin:
     _registry: Registry
     _require: Require | None
     _objects: Objects
+    _progress: ProgressLike
     _expected_saves: frozenset[str] | None
     _opener: ItemOpener
     _items: dict[str, Any]
@@ -115,6 +134,7 @@ class ChainReaderMixin:
         *,
         objects: Objects,
         expect_save_id: SaveIds,
+        progress: ProgressLike,
     ) -> None:
         if registry is not None and not isinstance(registry, ExtensionRegistry):
             raise ParameterError(
@@ -125,6 +145,7 @@ class ChainReaderMixin:
         self._require = check_require(require, self._registry)
         self._objects = objects
         self._expected_saves = as_save_ids(expect_save_id)
+        self._progress = check_progress(progress)
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
         self._rank_local = False
@@ -244,16 +265,25 @@ class ChainReaderMixin:
         if self._rank_local or (manifest is not None and manifest.rank is not None):
             check_filled(plan, planner, self._items)
         begin = perf_counter()
+        with shown(self._progress, "Loading") as progress:
+            meter = self._read_all(plan, planner, progress)
+        self.report = LoadReport.of(meter, perf_counter() - begin)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_all(self, plan: LoadPlan, planner: LoadPlanner, progress: Progress | None) -> Meter:
         meter = Meter()
         loader = Loader(planner, meter, self._objects, bounded=self._bounded)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
+        shares = None if progress is None else Shares(progress, self._sizes(plan.items))
         for path, requests in by_file.items():
             requests.sort(key=lambda request: self._place(request).offset)
             with items_advised(), self._open_file(path) as (file, size):
                 access = Timed(access_to(file), meter.io)
-                opened = OpenedFile(self._full(path), file, access, size)
+                opened = OpenedFile(self._full(path), file, access, size, shares)
                 try:
                     for request in requests:
                         with noted(opened.name, request.storage_index.fqn):
@@ -262,16 +292,16 @@ class ChainReaderMixin:
                 except BaseException:
                     loader.cancel()
                     raise
-        self.report = LoadReport.of(meter, perf_counter() - begin)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        if shares is not None:
+            shares.finish()
+        return meter
 
     # -- one item ----------------------------------------------------------------------------------
 
     def _read_item(self, file: OpenedFile, request: ReadItem, loader: Loader) -> None:
         place = self._place(request)
         if file.last is None or file.last[0] != request.storage_index:
+            file.begin(request.storage_index)
             file.last = (request.storage_index, self._open_item(file, place, request, loader.meter))
         opened = file.last[1]
         if isinstance(opened, BlockReader):
@@ -285,7 +315,7 @@ class ChainReaderMixin:
         raw_size = place.length if opened is None else opened.seek(0, io.SEEK_END)
         if opened is None:
             self._expected(request).check_size(raw_size)
-        stream = self._slice_file(file.raw, place) if opened is None else opened  # type: ignore[attr-defined]
+        stream: Any = SliceFile(file.slice_of(place)) if opened is None else opened
         stream.seek(0)
         if request.type == LoadItemType.BYTE_IO:
             loader.load_bytes(request, stream, place.length)
@@ -297,7 +327,7 @@ class ChainReaderMixin:
     ) -> BlockReader | IO[bytes] | None:
         if place.offset + place.length > file.size:
             raise ContainerError("the metadata places the item beyond the end of its file: the file was cut")
-        source = FileSlice(file.access, place.offset, place.length)
+        source = file.slice_of(place)
         return self._opener.open(source, place.transform_descriptors or (), self._expected(request), meter)
 
     def _geometry(self, request: ReadItem) -> Geometry:
@@ -306,12 +336,7 @@ class ChainReaderMixin:
         item = self._items.get(index.fqn)
         if not isinstance(item, TensorStorageMetadata):
             raise _not_described(Kind.TENSOR)
-        chunks = item.chunks
-        found: ChunkStorageMetadata | None
-        if index.index is not None and 0 <= index.index < len(chunks) and chunks[index.index].offsets == index.offset:
-            found = chunks[index.index]  # as nearly always: the list may be long
-        else:
-            found = next((chunk for chunk in chunks if chunk.offsets == index.offset), None)
+        found = _chunk_at(index, item.chunks)
         if found is None:
             raise MetadataError("the metadata does not describe this part of the tensor")
         return Geometry.row_major(item.properties.dtype, tuple(found.sizes))
@@ -329,6 +354,19 @@ class ChainReaderMixin:
         if not isinstance(item, TensorStorageMetadata):
             raise _not_described(Kind.TENSOR)
         return Expected(index, Kind.TENSOR, 2 * _tensor_bytes(item) + RAW_SLACK, writer)
+
+    def _sizes(self, requests: Sequence[ReadItem]) -> dict[Hashable, int]:
+        """Stored bytes of what is wanted, by item; of parts of a tensor in proportion."""
+        sizes: dict[Hashable, int] = {}
+        for request in requests:
+            index = request.storage_index
+            stored = size = self._place(request).length
+            item = self._items.get(index.fqn)
+            chunk = _chunk_at(index, item.chunks) if isinstance(item, TensorStorageMetadata) else None
+            if chunk is not None and chunk.sizes.numel():
+                size = stored * request.lengths.numel() // chunk.sizes.numel()
+            sizes[index] = min(stored, size + sizes.get(index, 0))
+        return sizes
 
     def _place(self, request: ReadItem) -> _StorageInfo:
         try:
@@ -413,6 +451,10 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
+    progress : bool or Progress
+        True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
+        `Progress` is told how many stored bytes this process has to read, and as they are read, by any thread; what it
+        raises fails the load.
 
     Raises
     ------
@@ -432,6 +474,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         expect_save_id: SaveIds = None,
+        progress: ProgressLike = False,
     ) -> None:
         check_local(path, "FsspecReader")
         super().__init__(path)
@@ -441,6 +484,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
             require,
             objects=Objects(weights_only, safe_globals),
             expect_save_id=expect_save_id,
+            progress=progress,
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -474,6 +518,12 @@ def _not_described(kind: Kind) -> MetadataError:
     return MetadataError(
         f"the item is wanted as a {kind.name.lower()} item, and the metadata does not say that it is one"
     )
+
+
+def _chunk_at(index: MetadataIndex, chunks: Sequence[ChunkStorageMetadata]) -> ChunkStorageMetadata | None:
+    if index.index is not None and 0 <= index.index < len(chunks) and chunks[index.index].offsets == index.offset:
+        return chunks[index.index]  # as nearly always: the list may be long
+    return next((chunk for chunk in chunks if chunk.offsets == index.offset), None)
 
 
 def _tensor_bytes(item: TensorStorageMetadata) -> int:
