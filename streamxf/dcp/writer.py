@@ -247,6 +247,8 @@ class ChainWriterMixin:
             check_free(self.path, found, name, self.overwrite)
             check_present(self.fs, self.path, found, manifest.files, elsewhere)
             old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
+            if (check := self._current_save().before_publish) is not None:
+                check()
             begun = True
             publish(self.fs, self.path, name, data, self.sync_files)
         except BaseException:
@@ -291,7 +293,7 @@ class ChainWriterMixin:
 
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         with storing(self.fs, self.fs.concat_path(self.path, name)) as raw:
-            results = save.write_file(raw, name, items, planner)
+            results = save.write_file(raw, name, items, planner.resolve_data)
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
         return results

@@ -69,6 +69,8 @@ class BlockReader:
         Whether the chain encrypts.
     stored_size : int
         Bytes of the container.
+    parallel : bool
+        Whether several threads read at the same time.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class BlockReader:
         self.block_size = header.block_size
         self.keyed = header.keyed
         self.stored_size = source.length
+        self.parallel = source.parallel
         footer, self._ends = self._read_tail(check_size)
         self.size = footer.raw_size
         self.count = footer.blocks
@@ -134,7 +137,7 @@ class BlockReader:
         Where several threads cannot read at the same time, the block is read here: files that fetch what lies ahead are
         best read in order.
         """
-        if self._source.parallel:
+        if self.parallel:
             return partial(self.decode, index)
         scratch = _scratch.take()
         return partial(self._decode_and_give, index, self.read(index, scratch), scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import IO, Any, cast
 
 import torch
@@ -11,15 +12,18 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf import engine
 from streamxf.container.header import Identity, Kind
 from streamxf.dcp.extensions import Extensions, SaveStream
 from streamxf.dcp.save.counted import CountedOutlet
 from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.save.streamed import Streamed, write_streamed, write_unchained
 from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.dcp.tensors.payload import minimal
 from streamxf.dcp.tensors.staging import Staging
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.fileio.outlet import Outlet
+from streamxf.fileio.ring import Buffer, Ring
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Share
 
@@ -75,10 +79,12 @@ class DataFile:
         self._progress = progress
         self._outlet = Outlet(meter) if progress is None else CountedOutlet(meter)
         self._staging = Staging(1 << block_log2)
+        # each worker has a buffer, one is being filled, and one is put together
+        self._ring = Ring(partial(_buffer, 1 << block_log2), engine.shared().workers + 2)
         self.results: list[WriteResult] = []
 
     def write(self, item: WriteItem, data: Any) -> None:
-        """Write an item: a tensor, or the ``BytesIO`` of an object.
+        """Write an item: a tensor, the ``BytesIO`` of an object, or what is `Streamed` of either.
 
         Raises
         ------
@@ -114,16 +120,30 @@ class DataFile:
         def stored(raw_size: int, size: int) -> None:
             self._note(item.index, raw_size, size, share)
 
-        _write_and_close(item, data, self._open(item, data, self._outlet, stored), self._staging)
+        _write_and_close(item, data, self._open(item, data, self._outlet, stored), self._write)
+
+    def _write(self, data: Any, target: SaveStream) -> int:
+        """Write a tensor, or what is streamed, into its container."""
+        if isinstance(data, Streamed):
+            write_streamed(data, target, self._ring)
+            return data.size
+        return save_tensor(data, target, self._staging)
+
+    def _write_slowly(self, data: Any, target: SaveStream) -> int:
+        """The same where no container comes first."""
+        if isinstance(data, Streamed):
+            write_unchained(data, target, self._outlet, 1 << self._block_log2)
+            return data.size
+        return save_tensor(data, target)
 
     def _write_directly(self, item: WriteItem, data: Any) -> None:
         start = self._output.size
         share = self._output.share = self._share_of(item, data)
-        if not self._extensions and item.type != WriteItemType.BYTE_IO:
+        if not self._extensions and not isinstance(data, Streamed) and item.type != WriteItemType.BYTE_IO:
             _save_bare(data, self._output)
             raw_size = self._output.size - start
         else:
-            raw_size = _write_and_close(item, data, self._open(item, data))
+            raw_size = _write_and_close(item, data, self._open(item, data), self._write_slowly)
         self._note(item.index, raw_size, self._output.size - start, share)
 
     def _open(
@@ -133,12 +153,13 @@ class DataFile:
         outlet: Outlet | None = None,
         stored: Callable[[int, int], None] | None = None,
     ) -> SaveStream:
+        dtype = _dtype_of(data)
         return self._extensions.open(
             self._output,
             identity_of(self._writer_id, item),
             published=True,
-            dtype=_dtype_name(data),
-            row=_row_of(data),
+            dtype=str(dtype).removeprefix("torch.") if dtype is not None else None,
+            row=row_length(data.shape, dtype) if dtype is not None else None,
             block_log2=self._block_log2,
             outlet=outlet,
             stored=stored,
@@ -151,7 +172,7 @@ class DataFile:
             return None
         if item.type != WriteItemType.BYTE_IO:
             return Share(self._progress, planned_bytes(item))
-        size = data.getbuffer().nbytes  # of which the plan says nothing
+        size = data.size if isinstance(data, Streamed) else data.getbuffer().nbytes  # of which the plan says nothing
         self._progress.expect(size)
         return Share(self._progress, size)
 
@@ -187,12 +208,13 @@ def identity_of(writer_id: bytes, item: WriteItem) -> Identity:
     return Identity(writer_id, kind, tuple(item.index.offset or ()), item.index.fqn)
 
 
-def _dtype_name(data: Any) -> str | None:
-    return str(data.dtype).removeprefix("torch.") if isinstance(data, torch.Tensor) else None
+def _dtype_of(data: Any) -> torch.dtype | None:
+    return data.dtype if isinstance(data, torch.Tensor | Streamed) else None
 
 
-def _row_of(data: Any) -> int | None:
-    return row_length(data.shape, data.dtype) if isinstance(data, torch.Tensor) else None
+def _buffer(size: int) -> Buffer:
+    memory = bytearray(size)
+    return Buffer(memoryview(memory), memory)
 
 
 def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
@@ -210,14 +232,14 @@ def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
     return row
 
 
-def _write_and_close(item: WriteItem, data: Any, target: SaveStream, staging: Staging | None = None) -> int:
+def _write_and_close(item: WriteItem, data: Any, target: SaveStream, write: Callable[[Any, SaveStream], int]) -> int:
     try:
-        if item.type == WriteItemType.BYTE_IO:
+        if item.type == WriteItemType.BYTE_IO and not isinstance(data, Streamed):
             view: memoryview = data.getbuffer()
             target.write_owned(view)
             size = len(view)
         else:
-            size = save_tensor(data, target, staging)
+            size = write(data, target)
         target.close()
     except BaseException:
         target.abort()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.container.header import WRITER_ID_BYTES
@@ -79,6 +79,9 @@ class Save:
         What was written, once all of it is.
     progress : Progress or None
         Is told as blocks leave.
+    before_publish : callable or None
+        Called last before the save is published, while nobody else can publish to a local folder; may raise, and so
+        keep it from that.
     """
 
     extensions: Extensions
@@ -88,12 +91,13 @@ class Save:
     place: Place | None = None
     report: SaveReport | None = None
     progress: Progress | None = None
+    before_publish: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self._descriptors = (
             self.extensions.descriptors() or None
         )  # one object for all items: pickle then stores it once
-        self._modules = tuple(self.extensions.providers())
+        self.modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failed = False
@@ -148,7 +152,7 @@ class Save:
         return frozenset([*names, *reasons.values()]), text
 
     def write_file(
-        self, raw: IO[bytes], path: str, items: Iterable[WriteItem], planner: SavePlanner
+        self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]
     ) -> list[WriteResult]:
         """Write items into one file.
 
@@ -158,6 +162,8 @@ class Save:
             Empty, open for writing.
         path : str
             Relative to the checkpoint.
+        resolve : callable
+            Gives an item's data, as `DataFile.write` takes it.
 
         Raises
         ------
@@ -183,7 +189,7 @@ class Save:
                     if self.failed:
                         raise AbortedError("another file of this save failed")
                     place = f"item {item.index.fqn}"
-                    data: Any = planner.resolve_data(item)
+                    data: Any = resolve(item)
                     if item.type == WriteItemType.BYTE_IO:
                         self._look_at(item.index.fqn, data)
                     file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
@@ -198,7 +204,7 @@ class Save:
             raise
         if file.results:
             facts = output.facts(self.writer_id)
-            record = FileRecord(path, facts, self._modules, self.extensions.summary(), self.place)
+            record = FileRecord(path, facts, self.modules, self.extensions.summary(), self.place)
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 

@@ -131,6 +131,15 @@ def check_room(
         _refuse(folder, needed, volume.free, "")
 
 
+def check_size(folder: str | os.PathLike[str], size: int, extensions: Extensions) -> None:
+    """Refuse to begin what is surely too much, where all that is known is the `size` of tensors in bytes; raises as
+    `check_room`.
+    """
+    volume = Volume.of(folder)
+    if volume is not None and size > volume.free and _is_exact(extensions, volume):
+        _refuse(folder, size, volume.free, "")
+
+
 def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) -> None:
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
