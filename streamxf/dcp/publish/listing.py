@@ -14,14 +14,17 @@ from streamxf.dcp.places import local_path
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
 OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
 """Data files of streamxf's writers."""
+SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
+"""What `streamxf.convert` notes of a data file that is finished, until all are."""
 TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
 """Data files of torch's writers, and attached ones."""
 RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
 DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
+_SLIP_DRAFT = re.compile(SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
 _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 
-_MADE = (OWN_FILE, TORCH_FILE, RANK_METADATA, DRAFT, _TORCH_DRAFT)
+_MADE = (OWN_FILE, SLIP, TORCH_FILE, RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
 
 
 def list_files(

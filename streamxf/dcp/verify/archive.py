@@ -67,6 +67,20 @@ def check_tensor(file: Any, size: int, geometry: Geometry, stored: int) -> None:
     geometry.check(Objects().load_tensor(file, size, stored))
 
 
+def find_payload(file: Any, size: int, geometry: Geometry) -> tuple[int, int] | None:
+    """Where the elements of a plain tensor begin in a file of ``torch.save``, and their CRC-32, 0 for none; or None if
+    only torch can tell what the file holds. What `file` raises passes through.
+    """
+    try:
+        archive = Archive.read(file, size)
+        plain = archive.sizes.get(_PAYLOAD) == geometry.nbytes and archive.pickled == _pickle_of(geometry)
+        if plain and archive.is_native(file):
+            return archive.find(file, _PAYLOAD)
+    except NotSavedByTorch:
+        """What it is will be found out where it is loaded."""
+    return None
+
+
 @lru_cache(1024)
 def _pickle_of(geometry: Geometry) -> bytes | None:
     """What ``torch.save`` pickles for a plain tensor; None where it makes no frame for one."""
