@@ -1,0 +1,76 @@
+"""`Converted`: what `pack` and `transcode` did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from streamxf.wording import many, size_text
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written.
+
+    Attributes
+    ----------
+    chain : str
+        For people.
+    save_ids : tuple of str
+        Of the new checkpoint; where ranks have metadata of their own, one for each.
+    items : int
+        Tensors, shards and objects.
+    files : int
+        Data files.
+    kept_files : int
+        Those of them that an earlier call had finished before it was stopped.
+    discarded_files : int
+        Those that another call had finished: of another source or chain, or not shown to be of this one.
+    raw_bytes : int
+        Of the items that were written by this call, before the chain.
+    stored_bytes : int
+        Of all items, in storage.
+    seconds : float
+    notes : tuple of str
+        In plain sentences, what else there is to know.
+    """
+
+    chain: str
+    save_ids: tuple[str, ...]
+    items: int
+    files: int
+    kept_files: int
+    discarded_files: int
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        files = f"{many(self.items, 'item')} in {many(self.files, 'file')}, {size_text(self.stored_bytes)} stored"
+        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain}"]
+        lines += [f"save {save_id}" for save_id in self.save_ids]
+        if self.kept_files:
+            lines.append(f"went on from an earlier call, of which {many(self.kept_files, 'file')} were finished")
+        if self.discarded_files:
+            lines.append(
+                f"began anew: {many(self.discarded_files, 'finished file')} of another source, chain or key were of "
+                "no use"
+            )
+        return "\n".join([*lines, *self.notes])
+
+    @classmethod
+    def together(cls, parts: Sequence[Converted]) -> Converted:
+        """What several calls did for one checkpoint."""
+        return replace(
+            parts[0],
+            save_ids=tuple(save_id for part in parts for save_id in part.save_ids),
+            items=sum(part.items for part in parts),
+            files=sum(part.files for part in parts),
+            kept_files=sum(part.kept_files for part in parts),
+            discarded_files=sum(part.discarded_files for part in parts),
+            raw_bytes=sum(part.raw_bytes for part in parts),
+            stored_bytes=sum(part.stored_bytes for part in parts),
+            seconds=sum(part.seconds for part in parts),
+            notes=tuple(note for part in parts for note in part.notes),
+        )

@@ -1,0 +1,172 @@
+"""Writing a job's items into a checkpoint: file by file, each of which may be kept if the process is killed, and
+published in the end as any save is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch.distributed.checkpoint.storage import WriteResult
+
+from streamxf.chain import Chain
+from streamxf.convert.job import Item, Job
+from streamxf.convert.result import Converted
+from streamxf.convert.slips import finished_files, write_slip
+from streamxf.dcp.mounts import Place
+from streamxf.dcp.places import local_path
+from streamxf.dcp.publish.durable import missing_folders, sync_names_of
+from streamxf.dcp.publish.leftovers import remove_files
+from streamxf.dcp.publish.listing import RANK_METADATA, list_files
+from streamxf.dcp.publish.present import GLOBAL
+from streamxf.dcp.save.datafile import planned_bytes
+from streamxf.dcp.save.space import check_size
+from streamxf.dcp.save.storing import storing
+from streamxf.dcp.save.threads import write_all
+from streamxf.dcp.writer import FileSystemWriter
+from streamxf.errors import ParameterError
+from streamxf.progress import Progress
+from streamxf.report import SaveReport
+
+_THREADS = 2  # while one waits for the disk to have its file, the other one keeps the workers busy
+
+
+def writer_to(
+    target: str | os.PathLike[str],
+    chain: Chain | None,
+    block_size: int,
+    storage_options: Mapping[str, Any] | None,
+) -> Any:
+    """A writer to a folder or a URL; None is its default chain."""
+    text = os.fspath(target)
+    if "://" in text or "::" in text or storage_options:
+        from streamxf.dcp.fsspec import FsspecWriter
+
+        return FsspecWriter(text, _extensions=chain, block_size=block_size, **(storage_options or {}))
+    return FileSystemWriter(text, _extensions=chain, block_size=block_size)
+
+
+def check_target(writer: Any, overwrite: bool) -> None:
+    """Refuse to write to where there is a checkpoint, unless it may be replaced.
+
+    Raises
+    ------
+    FileExistsError
+    NotADirectoryError
+        If it is a file.
+    """
+    local = local_path(writer.fs, writer.path)
+    if local is not None and os.path.lexists(local) and not os.path.isdir(local):
+        text = "this is a file, and a checkpoint is a folder: name another target"
+        raise NotADirectoryError(errno.ENOTDIR, text, local)
+    found = {} if overwrite else list_files(writer.fs, writer.path)
+    if GLOBAL in found or any(RANK_METADATA.fullmatch(name) for name in found):
+        raise FileExistsError(
+            17,
+            "there is a checkpoint already; name another target, or allow to replace it (overwrite)",
+            str(writer.path),
+        )
+
+
+def write_job(writer: Any, job: Job, file_size: int, progress: Progress | None = None) -> Converted:
+    """Write a job's items, and publish them.
+
+    Parameters
+    ----------
+    writer : ChainWriterMixin
+        Fresh, or after another job.
+    job : Job
+    file_size : int
+        Bytes of items for a data file.
+    progress : Progress, optional
+
+    Raises
+    ------
+    Exception
+        Whatever went wrong. Nothing was published then, and what is finished stays for the next try.
+    """
+    if file_size < 1:
+        raise ParameterError(f"file_size={file_size}: it is a number of bytes, from 1")
+    begin = perf_counter()
+    writer.set_up_storage_writer(True, rank=job.rank, use_collectives=job.rank is None)
+    return _Session(writer, job, file_size).run(progress, begin)
+
+
+class _Session:
+    def __init__(self, writer: Any, job: Job, file_size: int) -> None:
+        self._writer = writer
+        self._job = job
+        self._save = writer._current_save()
+        self._save.before_publish = job.before_publish
+        self._rank = job.rank or 0
+        self._files = job.files(file_size)
+        self._id = job.id(self._save.extensions, self._save.block_log2, file_size)
+
+    def run(self, progress: Progress | None, begin: float) -> Converted:
+        writer, save = self._writer, self._save
+        save.begin()
+        local = _make_folder(writer)
+        if local is not None:
+            save.place = Place.of(local)
+        kept, discarded = finished_files(writer, save, self._id, self._files, self._rank)
+        left = [(save.file_name(self._rank, n), items) for n, items in enumerate(self._files) if n not in kept]
+        expected = sum(planned_bytes(item.write) for _, items in left for item in items)
+        if local is not None:
+            check_size(local, expected, save.extensions)
+        if progress is not None:
+            save.progress = progress
+            progress.expect(expected)
+        done: list[str] = []
+        try:
+            results = write_all(partial(self._write, done.append), left, _THREADS, save)
+        except BaseException as error:
+            if done or kept:
+                error.add_note(
+                    f"nothing was published; {len(done) + len(kept)} of {len(self._files)} data files are finished and "
+                    "stay, so the same call goes on from there"
+                )
+            raise
+        save.report = SaveReport.of(save.meter, perf_counter() - begin)
+        results += [result for number in sorted(kept) for result in kept[number]]
+        stored = sum(result.size_in_bytes for result in results)
+        writer.finish(self._job.metadata, [results])
+        return Converted(
+            writer._extensions.summary(),
+            (writer.save_id,),
+            len(results),
+            len(self._files),
+            len(kept),
+            discarded,
+            save.report.raw_bytes,
+            stored,
+            perf_counter() - begin,
+        )
+
+    def _write(self, done: Callable[[str], None], name: str, items: Sequence[Item]) -> list[WriteResult]:
+        writer, save = self._writer, self._save
+        try:
+            path = writer.fs.concat_path(writer.path, name)
+            with self._job.opened(items) as resolve, storing(writer.fs, path) as raw:
+                results: list[WriteResult] = save.write_file(raw, name, [item.write for item in items], resolve)
+            write_slip(writer, save, self._id, results)
+        except BaseException as error:
+            save.fail(error)
+            remove_files(writer.fs, writer.path, [name])
+            raise
+        done(name)
+        return results
+
+
+def _make_folder(writer: Any) -> str | None:
+    """Make the writer's folder, durably; gives its path if it is local."""
+    local = local_path(writer.fs, writer.path)
+    made = missing_folders(local) if local is not None else []
+    writer.fs.mkdir(writer.path)
+    if local is not None:
+        sync_names_of([Path(os.path.abspath(local)), *made])
+    return local
