@@ -1,4 +1,4 @@
-"""Bytes of files, and what containers decode to, as sources for a `Ring`: workers read and decode them, block by block."""
+"""Feeds: bytes of files, and what containers decode to, as sources for a `Ring`; workers read and decode them."""
 
 from __future__ import annotations
 
