@@ -14,7 +14,7 @@ torch's pickler and zip writer would take longer than all the rest of its save.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -127,6 +127,26 @@ def save_tensor(tensor: torch.Tensor, target: SaveStream, staging: Staging | Non
     return size
 
 
+def layout_of(
+    value: Any, hollow: Callable[[torch.UntypedStorage], bool]
+) -> tuple[bytes, list[tuple[int, torch.UntypedStorage]]]:
+    """What ``torch.save`` writes for any object, but for the payloads of those storages that are `hollow`; and where
+    among these bytes each of the payloads belongs, in order. One without bytes is not among them.
+
+    Raises
+    ------
+    StreamxfError
+        If this torch does not write as expected.
+    """
+    target = _FrameTarget()
+    records = _LayoutRecords(target, hollow)
+    _run_zip_writer(value, records)
+    if [size for _, size in target.gaps] != [storage.nbytes() for storage in records.left_out]:
+        raise _unexpected_seek()
+    places = [at for at, _ in target.gaps]
+    return bytes(target.data), list(zip(places, records.left_out, strict=True))
+
+
 def _save_through_zip_writer(payload: Payload, target: SaveStream) -> int:
     stream = _ZipTarget(target)
     try:
@@ -140,8 +160,8 @@ def _save_through_zip_writer(payload: Payload, target: SaveStream) -> int:
     return stream.tell()
 
 
-def _run_zip_writer(shell: torch.Tensor, records: _Records) -> None:
-    torch.serialization._save(shell, records, pickle, PICKLE_PROTOCOL, False)  # type: ignore[no-untyped-call]
+def _run_zip_writer(value: Any, records: _Records) -> None:
+    torch.serialization._save(value, records, pickle, PICKLE_PROTOCOL, False)  # type: ignore[no-untyped-call]
     records.write_end()
 
 
@@ -200,31 +220,31 @@ class _ZipTarget(_Target):
 
 
 class _FrameTarget(_Target):
-    """Collects what torch's zip writer writes, and notes where it seeks over the payload."""
+    """Collects what torch's zip writer writes, and notes where it seeks over payloads, and how far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._data = bytearray()
-        self._gaps: list[tuple[int, int]] = []
+        self.data = bytearray()
+        self.gaps: list[tuple[int, int]] = []
 
     def write(self, data: Any) -> int:
-        self._data += data
+        self.data += data
         self._position += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence != 1:
             raise _unexpected_seek()
-        self._gaps.append((len(self._data), offset))
+        self.gaps.append((len(self.data), offset))
         self._position += offset
         return self._position
 
     def frame(self, payload_size: int) -> Frame:
         # torch does not seek over an empty payload, and then it does not matter where that would stand
-        at, size = self._gaps[0] if self._gaps else (len(self._data), 0)
-        if len(self._gaps) > 1 or size != payload_size:
+        at, size = self.gaps[0] if self.gaps else (len(self.data), 0)
+        if len(self.gaps) > 1 or size != payload_size:
             raise _unexpected_seek()
-        return Frame(bytes(self._data[:at]), bytes(self._data[at:]))
+        return Frame(bytes(self.data[:at]), bytes(self.data[at:]))
 
 
 def _unexpected_seek() -> StreamxfError:
@@ -251,3 +271,20 @@ class _Records:
     def write_end(self) -> None:
         """Let torch write the zip file's directory."""
         self._zip.write_end_of_file()
+
+
+class _LayoutRecords(_Records):
+    """The same for any object: some storages are left out, the others written."""
+
+    def __init__(self, target: _FrameTarget, hollow: Callable[[torch.UntypedStorage], bool]) -> None:
+        super().__init__(target)
+        self._hollow = hollow
+        self.left_out: list[torch.UntypedStorage] = []
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        if not isinstance(data, torch.UntypedStorage) or not self._hollow(data):
+            self._zip.write_record(name, data, size)
+            return
+        if size:  # torch does not seek over nothing
+            self.left_out.append(data)
+        self._zip.write_record_metadata(name, size)
