@@ -1,0 +1,63 @@
+"""`diff`: two checkpoints of any formats, compared item by item, box by box."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamxf.compare.difference import Difference
+from streamxf.compare.items import compare
+from streamxf.dcp.load.items import Require
+from streamxf.formats.opening import open_source
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
+
+
+def diff(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    only: Sequence[str] = (),
+    prefixes: tuple[str, str] = ("", ""),
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Difference:
+    """Compare two checkpoints: which items are not the same, and how far apart they are.
+
+    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read box by box, and
+    none is held whole. See `streamxf.compare.values` for what counts as the same.
+
+    Parameters
+    ----------
+    first, second : path or str
+        Each a file, a folder, or a URL that fsspec knows.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`, for both.
+    only : sequence of str
+        Shell patterns; only items whose names match one of them are compared.
+    prefixes : tuple of str
+        One for each: only items whose names begin with it are compared, by the rest of their names. So a model that was
+        saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
+    storage_options : mapping, optional
+        fsspec's, for both.
+    progress : Progress, optional
+        Is told the bytes of the tensors that are compared, those of both.
+
+    Raises
+    ------
+    NoCheckpointError, UnsupportedError
+        If one is no checkpoint, or nothing that streamxf can read.
+    StreamxfError
+        If one is damaged, or needs another key.
+    OSError
+        If the storage does not give it.
+    """
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    options: dict[str, Any] = {"keys": ring, "require": require, "storage_options": storage_options}
+    with open_source(first, **options) as one, open_source(second, **options) as other:
+        return compare(one, other, only=only, prefixes=prefixes, progress=progress)
