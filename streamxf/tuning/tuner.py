@@ -7,7 +7,6 @@ import numbers
 import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from streamxf.chain import Chain, ChainLike
@@ -17,7 +16,7 @@ from streamxf.codecs.floatzip import FloatZip
 from streamxf.codecs.lz4 import LZ4
 from streamxf.codecs.zstd import ZStandard
 from streamxf.engine import usable_cpus
-from streamxf.errors import ParameterError
+from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.tuning.bench import Clock
 from streamxf.tuning.checkpoint import Checkpoint
@@ -54,14 +53,15 @@ def tune(
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
     overlaps writing and reading, so the slower one of the two counts. The recommended chain is the one whose save is
     the fastest; among those within 5 % of it, the one that stores least. It takes a few seconds, and no more memory for
-    a large source than for a small one, except that the tensors of a checkpoint by torch's own writer are loaded whole,
-    one at a time.
+    a large source than for a small one, except that tensors which torch's own writer compressed are decoded whole, one
+    at a time.
 
     Parameters
     ----------
     source : mapping or path
         A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank, and
-        nothing that is no tensor. Or a checkpoint's folder, streamxf's or stock. Or a single file, taken as bytes.
+        nothing that is no tensor. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
+        URL of one. Or any other file, taken as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
@@ -137,7 +137,12 @@ def open_source(source: object, keys: KeysLike) -> Source:
     path = os.fspath(source)
     if not isinstance(path, str):
         raise ParameterError(f"tune takes paths as text, not {type(path).__name__}; os.fsdecode makes one of it")
-    return Checkpoint(path, keys) if Path(path).is_dir() else File(path)
+    try:
+        return Checkpoint(path, keys)
+    except (NoCheckpointError, UnsupportedError):
+        if not os.path.isfile(path):
+            raise
+        return File(path)
 
 
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,11 +21,20 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, Key
-from streamxf.errors import KeyMissingError, MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    KeyMissingError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+)
 from streamxf.tuning.checkpoint import Checkpoint
 from streamxf.tuning.file import File
 from streamxf.tuning.sample import BLOCKS, Box, Place, Source, places_in, take_sample
 from streamxf.tuning.state import StateDict
+from streamxf.tuning.tuner import open_source
 
 KEY = Key(bytes(range(32)))
 MIB = 2**20
@@ -320,12 +330,29 @@ def test_damaged_metadata_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_folder_without_metadata_says_what_to_pass(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="no DCP checkpoint; pass"):
+def test_a_folder_without_a_checkpoint_is_none(tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpointError):
         Checkpoint(str(tmp_path))
     (tmp_path / "__0.metadata").write_bytes(b"")
-    with pytest.raises(ParameterError, match="saved without collectives"):
+    with pytest.raises(MetadataError):
         Checkpoint(str(tmp_path))
+
+
+def test_a_file_of_tensors_is_taken_by_its_tensors(tmp_path: Path) -> None:
+    save_file({"w": numbered(500, 30).to(torch.bfloat16)}, tmp_path / "model.safetensors")
+    source = open_source(tmp_path / "model.safetensors", None)
+    assert [(part.name, part.dtype, part.shape, part.row) for part in source.parts] == [
+        ("w", "bfloat16", (500, 30), 30)
+    ]
+    assert whole(source, 0) == raw(numbered(500, 30).to(torch.bfloat16))
+
+
+def test_any_other_file_is_taken_as_bytes(tmp_path: Path) -> None:
+    (tmp_path / "anything").write_bytes(bytes(range(256)))
+    source = open_source(tmp_path / "anything", None)
+    assert [(part.dtype, part.nbytes) for part in source.parts] == [(None, 256)]
+    with pytest.raises(FileNotFoundError):
+        open_source(tmp_path / "nothing", None)
 
 
 # -- files -----------------------------------------------------------------------------------------
