@@ -1,0 +1,150 @@
+"""What ``streamxf inspect`` prints for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from streamxf.cli import show
+from streamxf.formats.contents import Entry
+from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
+from streamxf.summary.tally import Tally
+from streamxf.summary.tree import Module, walk
+from streamxf.wording import many, printable, size_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NARROW = 100
+_NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")
+_LISTED = 20  # of files, keys or notes; --json has all
+
+
+def totals(summary: Summary) -> None:
+    """What it is, its sizes, and tables of dtypes and chains."""
+    total, contents, out = summary.total, summary.contents, show.console()
+    kind = str(contents.format)
+    files = f"{many(len(contents.files), 'file')}, {size_text(sum(contents.files.values()))}"
+    out.print(f"{printable(contents.path)}: {kind}, {files}")
+    counted = [many(total.tensors, "tensor"), many(total.elements, "element")]
+    if summary.shards > total.tensors:
+        counted.insert(1, many(summary.shards, "shard"))
+    out.print(", ".join(counted))
+    sizes = f"{size_text(total.raw_bytes)} in memory, {size_text(total.stored_bytes)} stored"
+    out.print(f"{sizes}, ratio {ratio_text(total.ratio)}")
+    if total.objects:
+        out.print(
+            f"{many(total.objects, 'object')} that {'is' if total.objects == 1 else 'are'} no tensor"
+            f"{'' if total.objects == 1 else 's'}: {size_text(total.object_bytes)} stored"
+        )
+    if summary.dtypes:
+        _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
+    if any(summary.chains):
+        _groups("chain", "items", ((chain_text(chain), tally.items, tally) for chain, tally in summary.chains.items()))
+
+
+def largest(summary: Summary, count: int) -> None:
+    """The tensors with the most stored bytes."""
+    found = summary.largest(count)
+    if not found:
+        return
+    title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
+    table = _item_table(title, "dtype", "shape")
+    for entry in found:
+        _add(table, entry.name, _sizes(Tally.of([entry])), entry.dtype or "", _shape(entry))
+    show.console().print(table)
+
+
+def modules(tree: Module, depth: int | None) -> None:
+    """The tree, a line for each module."""
+    counts = [] if _narrow() else ["tensors"]
+    table = _item_table("module", *counts, "dtype", "shape")
+    for level, module in walk(tree, depth):
+        entry = module.entry
+        dtype, shape = ("", "") if entry is None else (entry.dtype or "object", _shape(entry))
+        counted = [f"{module.tally.tensors:,}"] if counts else []
+        _add(table, f"{'  ' * level}{module.name}", _sizes(module.tally), *counted, dtype, shape)
+    show.console().print(table)
+
+
+def about(summary: Summary) -> None:
+    """Who wrote it, which keys open it, and what a reader should know."""
+    contents = summary.contents
+    for label, found in (
+        ("written by", [f"{name} {version}" for name, version in contents.packages.items()]),
+        ("save", contents.save_ids),
+        ("key", contents.key_ids),
+        ("signed by", contents.signers),
+        ("metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
+        ("note", contents.notes),
+    ):
+        shown = [printable(text) for text in found[:_LISTED]]
+        if label == "written by":
+            shown = [", ".join(shown)] if shown else []
+        if len(found) > _LISTED:
+            shown.append(f"{len(found) - _LISTED:,} more")
+        for text in shown:
+            show.console().print(f"{label:<11} {text}", soft_wrap=True)
+
+
+def items(summary: Summary) -> None:
+    """Every item in a line of its own. A table would have to measure all of them at once; names come last, so that
+    long ones need no folding.
+    """
+    rows = list(_item_rows(summary.contents.entries.values()))
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    lines = (
+        f"{dtype:<{widths[0]}}  {shape:<{widths[1]}}  {raw:>{widths[2]}}  {stored:>{widths[3]}}  "
+        f"{ratio:>{widths[4]}}  {name}\n"
+        for dtype, shape, raw, stored, ratio, name in rows
+    )
+    sys.stdout.write("\n")
+    sys.stdout.writelines(lines)
+
+
+def _item_rows(entries: Iterable[Entry]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    yield "dtype", "shape", "in memory", "stored", "ratio", "name"
+    for entry in entries:
+        raw = "-" if entry.raw_bytes is None else size_text(entry.raw_bytes)
+        stored, ratio = size_text(entry.stored_bytes), ratio_text(ratio_of(entry))
+        yield entry.dtype or "object", _shape(entry), raw, stored, ratio, printable(entry.name)
+
+
+def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
+    table = show.table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
+    for name, number, tally in rows:
+        sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
+        table.add_row(*map(Text, (printable(name), f"{number:,}", *sizes, ratio_text(tally.ratio))))
+    show.console().print(table)
+
+
+def _narrow() -> bool:
+    """Narrow terminals show what is stored, and leave out what it takes in memory."""
+    return show.console().width < _NARROW
+
+
+def _item_table(heading: str, *more: str) -> Table:
+    sizes = ("stored", "ratio") if _narrow() else ("in memory", "stored", "ratio")
+    table = show.table(heading, *more, *sizes, right=_NUMBERS)
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    return table
+
+
+def _sizes(tally: Tally) -> tuple[str, str, str]:
+    raw = size_text(tally.raw_bytes) if tally.tensors else "-"
+    return raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
+
+
+def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
+    spare = len(table.columns) - 1 - len(cells)
+    table.add_row(*(Text(text) for text in (printable(name), *cells, *sizes[-spare:])))
+
+
+def _shape(entry: Entry) -> str:
+    if not entry.is_tensor:
+        return ""
+    return " x ".join(map(str, entry.shape)) or "scalar"

@@ -1,0 +1,123 @@
+"""``streamxf inspect``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamxf.cli import show
+from streamxf.cli.exits import FINE
+from streamxf.cli.keys import keys_at
+from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
+
+if TYPE_CHECKING:
+    from streamxf.summary.summary import Summary
+    from streamxf.summary.tree import Module
+
+EXAMPLES = (
+    "streamxf inspect /checkpoints/step-1000",
+    "streamxf inspect model.safetensors --tree --depth 3",
+    "streamxf inspect /checkpoints/step-1000 --html step-1000.html",
+)
+
+_PAGE = b"<!doctype html>"
+
+
+def inspect(
+    path: PathArgument,
+    tree: Annotated[bool, typer.Option("--tree", help="Group by module; layers that are alike share a line.")] = False,
+    depth: Annotated[
+        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, only so many levels of modules.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="How many of the largest tensors to list.")
+    ] = 10,
+    items: Annotated[bool, typer.Option("--items", help="List every item, in the checkpoint's own order.")] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page to look at: a treemap of sizes, and the ratio layer by layer."
+        ),
+    ] = None,
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    json: JsonOption = False,
+) -> int:
+    """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
+
+    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, or a folder of Hugging Face. Only
+    metadata is read, so it takes a moment, and no keys are needed.
+
+    Ratio is stored bytes over bytes in memory, of tensors.
+    """
+    from streamxf.summary.inspect import inspect as look
+
+    if html is not None:
+        _check_page(html)
+    summary = look(path, keys_at(key), trust=keys_at(trust), allow_unsigned=allow_unsigned)
+    module = _tree(summary) if tree else None
+    if html is not None:
+        _write_page(html, summary)
+    if json:
+        more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
+        show.as_json(summary.as_dict(largest=top, items=items) | more)
+        return FINE
+    from streamxf.cli import figures
+
+    figures.totals(summary)
+    if module is not None:
+        figures.modules(module, depth)
+    elif not items and top:
+        figures.largest(summary, top)
+    figures.about(summary)
+    if items:
+        figures.items(summary)
+    if html is not None:
+        show.console().print(f"the page is in {html}")
+    return FINE
+
+
+def _tree(summary: Summary) -> Module:
+    from streamxf.summary.tree import tree_of
+
+    return tree_of(summary.contents.entries.values())
+
+
+def _branch(module: Module, depth: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": module.name, "times": module.times, **module.tally.as_dict()}
+    if module.entry is not None and module.entry.is_tensor:
+        found |= {"dtype": module.entry.dtype, "shape": list(module.entry.shape)}
+    if module.children and (depth is None or depth > 1):
+        deeper = None if depth is None else depth - 1
+        found["modules"] = [_branch(child, deeper) for child in module.children]
+    return found
+
+
+def _check_page(file: str) -> None:
+    """Refuse to write over anything but an older page, before anything is read.
+
+    Raises
+    ------
+    FileExistsError
+    """
+    if os.path.isfile(file) and os.path.getsize(file):
+        with open(file, "rb") as old:
+            if old.read(len(_PAGE)) != _PAGE:
+                raise FileExistsError(17, "there is a file which is no page of HTML; it was left as it is", file)
+
+
+def _write_page(file: str, summary: Summary) -> None:
+    from streamxf.fileio.draft import Draft
+    from streamxf.summary.page.page import page_of
+
+    text = page_of(summary).encode()
+    draft = Draft(file)
+    written = False
+    try:
+        draft.file.write(text)
+        written = True
+    finally:
+        draft.finish(written)
