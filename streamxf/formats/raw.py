@@ -59,6 +59,10 @@ class RawSource(Source):
     def load_object(self, entry: Entry) -> Any:
         return self._objects[entry.name]
 
+    def extent(self, entry: Entry) -> Extent:
+        """Where a tensor stands in the file of its only part."""
+        return self._extents[entry.name]
+
     def close(self) -> None:
         self._files.close()
 
