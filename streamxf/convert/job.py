@@ -82,9 +82,10 @@ class Job:
         """
         size = max(size, sum(item.size for item in self.items) // MAX_FILES)
         files: list[list[Item]] = []
-        filled, origins = size, set[str]()
+        filled, origins = 0, set[str]()
         for item in self.items:
-            if filled + item.size > size or len(origins | {item.file}) > _MAX_ORIGINS:
+            full = filled + item.size > size and filled
+            if not files or full or len(origins | {item.file}) > _MAX_ORIGINS:
                 files.append([])
                 filled, origins = 0, set()
             files[-1].append(item)

@@ -1,0 +1,70 @@
+"""What `pack` keeps of files besides their tensors and objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+
+from streamxf.convert.origin import Origin, Pickled
+from streamxf.errors import ContainerError, located
+from streamxf.formats.contents import Contents, Format
+from streamxf.formats.location import Location
+from streamxf.formats.safetensors import LENGTH_BYTES, MAX_HEADER
+
+MAX_KEPT = 64 * 2**20
+"""Bytes of all other files of a folder together."""
+
+
+def origin_of(location: Location, contents: Contents, pickled: Mapping[str, Pickled]) -> Origin:
+    """Read what is to be kept.
+
+    Parameters
+    ----------
+    pickled : mapping of str to Pickled
+        What the ``torch.save`` files among them hold besides.
+    """
+    alone = contents.format is not Format.HUGGING_FACE
+    shards = dict.fromkeys(part.file for entry in contents.entries.values() for part in entry.parts)
+    if alone:
+        shards = dict.fromkeys(contents.files)
+    heads = {name: _head(location, "" if alone else name) for name in shards if name not in pickled}
+    files: dict[str, bytes] = {}
+    left_out: dict[str, int] = {}
+    room = MAX_KEPT
+    for name, size in sorted(contents.files.items(), key=lambda each: (each[1], each[0])):
+        if name in shards:
+            continue
+        if size > room:
+            left_out[name] = size
+            continue
+        with location.open(name) as file:
+            files[name] = file.read()
+        room -= size
+    return Origin(contents.format, location.name, heads, dict(pickled), files, left_out)
+
+
+def identity_of(location: Location, contents: Contents, origin: Origin) -> str:
+    """A digest of what tells these files from others: names, sizes, times and headers."""
+    facts: list[object] = [contents.path if location.filesystem is not None else os.path.realpath(location.path)]
+    facts += [[name, size, _version(location, contents, name)] for name, size in sorted(contents.files.items())]
+    facts += [[name, hashlib.sha256(head).hexdigest()] for name, head in sorted(origin.heads.items())]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _version(location: Location, contents: Contents, name: str) -> object:
+    path = location.path if contents.format is not Format.HUGGING_FACE else f"{location.path.rstrip('/')}/{name}"
+    if location.filesystem is not None:
+        return location.filesystem.ukey(path)
+    return os.stat(path).st_mtime_ns
+
+
+def _head(location: Location, name: str) -> bytes:
+    with located(file=location.full(name)), location.open(name) as file:
+        length = file.read(LENGTH_BYTES)
+        size = int.from_bytes(length, "little")
+        head = length + (file.read(size) if size <= MAX_HEADER else b"")
+        if len(head) != LENGTH_BYTES + size:
+            raise ContainerError("the header of the file has changed since it was read first: is somebody writing it?")
+    return head
