@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from streamxf.dcp.salvage.nest import nested
 from streamxf.dcp.salvage.result import Lost, Salvaged
 from streamxf.dcp.salvage.session import memory_for, zeros_for
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
+from streamxf.progress import Progress
 
 _NOTHING = torch.Size([])
 
@@ -36,11 +37,14 @@ class Filler:
     catalog : Catalog
     partial : bool
         Whether tensors of which only a part verified are taken.
+    progress : Progress, optional
+        Is told of stored bytes.
     """
 
-    def __init__(self, catalog: Catalog, partial: bool) -> None:
+    def __init__(self, catalog: Catalog, partial: bool, progress: Progress | None = None) -> None:
         self._catalog = catalog
         self._partial = partial
+        self._progress = progress
         self._damaged = list(catalog.damaged)
         self._loaded: dict[str, Any] = {}
         self._in_part: list[str] = []
@@ -48,6 +52,7 @@ class Filler:
 
     def whole(self) -> Salvaged:
         """Everything, as whole tensors on the CPU, and objects."""
+        self._expect(self._catalog.items)
         for name in self._in_order(self._catalog.items):
             item = self._catalog.items[name]
             if isinstance(item, TensorStorageMetadata):
@@ -65,6 +70,7 @@ class Filler:
         known = {entry.item for entry in self._damaged}
         present = [name for name in planner.state_dict if name in self._catalog.items]
         self._missing = [name for name in planner.state_dict if name not in self._catalog.items and name not in known]
+        self._expect(set(present))
         for name in self._in_order(present):
             item = self._catalog.items[name]
             if isinstance(item, TensorStorageMetadata):
@@ -217,6 +223,11 @@ class Filler:
 
     # -- all of them -------------------------------------------------------------------------------
 
+    def _expect(self, names: Collection[str]) -> None:
+        if self._progress is not None:
+            for session in self._catalog.sessions:
+                session.expect(names, self._progress)
+
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """By their places, so that files are read from front to back."""
 
@@ -230,6 +241,8 @@ class Filler:
         return sorted(names, key=key)
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str]) -> Salvaged:
+        for session in self._catalog.sessions:
+            session.finish()
         return Salvaged(
             state_dict=state_dict,
             loaded=tuple(loaded),

@@ -9,7 +9,7 @@ latter is asked.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +39,10 @@ from streamxf.dcp.salvage.writers import choose
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
 from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.counted import Counted
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice, access_to
+from streamxf.progress import Progress, Share, Shares
 
 _STEP = 16 * 2**20
 _MAX_REMAINS = 4 * MAX_METADATA
@@ -92,7 +94,11 @@ class _Remains:
 
 
 def rebuild(
-    session: Session, files: Collection[str], chosen: bool | Collection[str], damaged: Collection[Lost]
+    session: Session,
+    files: Mapping[str, int | None],
+    chosen: bool | Collection[str],
+    damaged: Collection[Lost],
+    progress: Progress | None = None,
 ) -> Catalog:
     """Find everything that verifies in the data files of one save.
 
@@ -100,12 +106,14 @@ def rebuild(
     ----------
     session : Session
         Reads the items afterwards.
-    files : collection of str
-        All that is in the folder.
+    files : mapping of str to int
+        All that is in the folder, with sizes.
     chosen : True or collection of str
         The writer ids that belong to the save; True where what is left shows it.
     damaged : collection of Lost
         What is wrong with the metadata.
+    progress : Progress, optional
+        Is told of the data files' bytes.
 
     Raises
     ------
@@ -121,8 +129,11 @@ def rebuild(
     for name in save.missing:
         kept.gap(MetadataError("the file is missing, and nothing says what was in it"), session._full(name))
     reader = _Files(session, _remains(session, files), kept)
+    shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
     for name, writer in sorted(save.files.items()):
-        reader.read(name, writer)
+        reader.read(name, writer, None if shares is None else shares.begin(name))
+    if shares is not None:
+        shares.finish()
     if reader.bare and not reader.containers:
         raise MetadataError(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
@@ -163,8 +174,8 @@ class _Files:
         self.containers = 0
         self.bare = False
 
-    def read(self, name: str, writer: str) -> None:
-        """Verify everything in a file.
+    def read(self, name: str, writer: str, share: Share | None = None) -> None:
+        """Verify everything in a file; `share` is told what was read.
 
         Raises
         ------
@@ -176,6 +187,8 @@ class _Files:
             try:
                 file, size = stack.enter_context(self._session._open_file(name))
                 access = access_to(file)
+                if share is not None:
+                    access = Counted(access, share.advance)
                 whole = FileSlice(access, 0, size)
                 self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
                 everything = list(scan(whole, bytes.fromhex(writer)))

@@ -31,6 +31,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
 from streamxf.wording import many
 
 _WITHOUT = (
@@ -64,6 +65,7 @@ def salvage(
     merge_ranks: bool = False,
     without_metadata: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Salvaged:
     """Load what verifies of a checkpoint that may be damaged, in one process, and say what does not.
 
@@ -99,6 +101,9 @@ def salvage(
         the writer ids (the 32 digits in their names) that belong to one save.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    progress : Progress, optional
+        Is told how many stored bytes there are to read, and as they are read, by any thread. Without metadata all files
+        are read twice.
 
     Raises
     ------
@@ -158,8 +163,8 @@ def salvage(
                 if not damaged and (others := _unnamed(sessions, names)):
                     catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
         else:
-            catalog = rebuild(first, names, without_metadata, damaged)
-        filler = Filler(catalog, partial)
+            catalog = rebuild(first, names, without_metadata, damaged, progress)
+        filler = Filler(catalog, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
     finally:
         for opened in sessions or [first]:

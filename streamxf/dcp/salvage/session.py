@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO, Any
@@ -27,6 +27,7 @@ from streamxf.errors import MetadataError
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.source import access_to
 from streamxf.meter import Meter
+from streamxf.progress import Progress, Shares
 
 
 class Catch(DefaultLoadPlanner):
@@ -73,6 +74,7 @@ class Session(ChainReaderMixin):
     _stack: ExitStack
     _catch: Catch
     _loader: Loader | None
+    _shares: Shares | None
 
     def _set_up_chain(self, *args: Any, **kwargs: Any) -> None:
         super()._set_up_chain(*args, **kwargs)
@@ -81,6 +83,7 @@ class Session(ChainReaderMixin):
         self._stack = ExitStack()
         self._catch = Catch()
         self._loader = None
+        self._shares = None
 
     def begin(self, metadata: Metadata, name: str) -> None:
         """Take the metadata in use, which was read from the file `name`."""
@@ -99,6 +102,18 @@ class Session(ChainReaderMixin):
     def _begin(self, metadata: Metadata, writers: Mapping[str, str]) -> None:
         self.metadata = metadata
         self._writers = writers
+
+    def expect(self, names: Collection[str], progress: Progress) -> None:
+        """Have `progress` told of the stored bytes of these items, as they are read."""
+        sizes: dict[Hashable, int] = {
+            index: place.length for index, place in self.storage_data.items() if index.fqn in names
+        }
+        self._shares = Shares(progress, sizes)
+
+    def finish(self) -> None:
+        """Say that all that was expected is done."""
+        if self._shares is not None:
+            self._shares.finish()
 
     def close(self) -> None:
         """Close the file that was read last."""
@@ -151,7 +166,7 @@ class Session(ChainReaderMixin):
         if self._opened is None or self._opened[0] != path:
             self.close()
             raw, size = self._stack.enter_context(self._open_file(path))
-            self._opened = path, OpenedFile(self._full(path), raw, access_to(raw), size)
+            self._opened = path, OpenedFile(self._full(path), raw, access_to(raw), size, self._shares)
         return self._opened[1]
 
     # -- where it is not the reader ----------------------------------------------------------------
@@ -168,8 +183,7 @@ class Session(ChainReaderMixin):
         if opened is None:
             self._expected(request).check_size(place.length)
             stored = bytearray(place.length)  # read once: what is compared is what is loaded
-            if file.access.read_into(place.offset, memoryview(stored)) < place.length:
-                raise MetadataError("the metadata places the item beyond the end of its file: the file was cut")
+            file.slice_of(place).read_into(0, memoryview(stored))
             opened = io.BytesIO(stored)
         check_bare(opened, opened.seek(0, io.SEEK_END))
         return opened

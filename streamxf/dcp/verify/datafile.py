@@ -10,7 +10,9 @@ from typing import Any
 
 from streamxf.dcp.metadata.manifest import check_path
 from streamxf.errors import ForeignError, StreamxfError
-from streamxf.fileio.source import access_to
+from streamxf.fileio.counted import Counted
+from streamxf.fileio.source import Access, access_to
+from streamxf.progress import Share
 
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 
@@ -31,6 +33,8 @@ class DataFile:
         Its bytes.
     stopped : callable
         Whether nobody wants to know any more.
+    share : Share, optional
+        Is told what was read.
 
     Attributes
     ----------
@@ -40,12 +44,15 @@ class DataFile:
         Whether several threads read at the same time.
     """
 
-    def __init__(self, file: Any, name: str, size: int, stopped: Callable[[], bool]) -> None:
-        self._access = access_to(file)
+    def __init__(
+        self, file: Any, name: str, size: int, stopped: Callable[[], bool], share: Share | None = None
+    ) -> None:
+        access = access_to(file)
+        self._access: Access = access if share is None else Counted(access, share.advance)
         self._stopped = stopped
         self.name = name
         self.size = size
-        self.parallel = self._access.parallel
+        self.parallel = access.parallel
 
     def read_into(self, position: int, out: memoryview) -> int:
         """Fill `out`, as far as the file goes.
@@ -63,8 +70,8 @@ class DataFile:
 
 
 @contextmanager
-def opened(reader: Any, name: str, stopped: Callable[[], bool]) -> Iterator[DataFile]:
-    """Open a data file, if it is one of the checkpoint's.
+def opened(reader: Any, name: str, stopped: Callable[[], bool], share: Share | None = None) -> Iterator[DataFile]:
+    """Open a data file, if it is one of the checkpoint's; the arguments are those of `DataFile`.
 
     Raises
     ------
@@ -79,7 +86,7 @@ def opened(reader: Any, name: str, stopped: Callable[[], bool]) -> Iterator[Data
             reader._check_local(path)
             file = stack.enter_context(_stream(reader.fs, path))
             size = file.seek(0, io.SEEK_END)
-        yield DataFile(file, name, size, stopped)
+        yield DataFile(file, name, size, stopped, share)
 
 
 def _stream(fs: Any, path: Any) -> Any:

@@ -16,6 +16,7 @@ from streamxf.dcp.verify.report import Findings
 from streamxf.dcp.verify.scan import find_entries
 from streamxf.engine import Pipeline
 from streamxf.errors import ContainerError, MetadataError, StreamxfError
+from streamxf.progress import Share
 
 
 class FileCheck:
@@ -30,6 +31,8 @@ class FileCheck:
         The file's, relative to the checkpoint.
     stopped : callable
         Whether nobody wants to know any more.
+    share : Share, optional
+        Is told what was read.
 
     Attributes
     ----------
@@ -37,13 +40,16 @@ class FileCheck:
     unproved : Unproved
     """
 
-    def __init__(self, reader: Any, opening: Opening, name: str, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, reader: Any, opening: Opening, name: str, stopped: Callable[[], bool], share: Share | None = None
+    ) -> None:
         self.findings = Findings()
         self.unproved = Unproved()
         self._reader = reader
         self._opening = opening
         self._name = name
         self._stopped = stopped
+        self._share = share
         self._pipeline: Pipeline[Then] = Pipeline(_do)
 
     def run(self, entries: Sequence[Entry], facts: FileFacts | None) -> None:
@@ -68,8 +74,9 @@ class FileCheck:
     def _open(self) -> Iterator[DataFile | None]:
         """The file, or None where it cannot be opened; what goes wrong with it later ends its check."""
         with ExitStack() as stack:
+            stack.push(self._told)
             try:
-                file = stack.enter_context(opened(self._reader, self._name, self._stopped))
+                file = stack.enter_context(opened(self._reader, self._name, self._stopped, self._share))
             except FileNotFoundError:
                 self.findings.damage(MetadataError("the file is missing from the checkpoint"), self._name)
                 yield None
@@ -85,6 +92,10 @@ class FileCheck:
                 self.findings.damage(error, self._name)
             finally:
                 self._pipeline.cancel()
+
+    def _told(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._share is not None and kind is None:
+            self._share.finish()
 
     def _lost(self, entry: Entry, text: str) -> None:
         self.findings.items += 1

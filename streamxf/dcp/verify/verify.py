@@ -35,6 +35,7 @@ from streamxf.errors import (
     located,
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress, Share
 from streamxf.registry import providers_in
 from streamxf.wording import many
 
@@ -55,6 +56,7 @@ def verify(
     expect_save_id: SaveIds = None,
     registry: ExtensionRegistry | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and say which items and blocks are damaged.
 
@@ -81,6 +83,8 @@ def verify(
         The reader's ``_extension_registry``.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    progress : Progress, optional
+        Is told how many bytes the data files have, and as they are read, by any thread.
 
     Raises
     ------
@@ -98,7 +102,8 @@ def verify(
         If the storage cannot be asked what there is. A file that it does not give is damage.
     """
     begin = perf_counter()
-    look = _Look.of(path, KeyRing.of(keys, trust, allow_unsigned), require, expect_save_id, registry, storage_options)
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    look = _Look.of(path, ring, require, expect_save_id, registry, storage_options, progress)
     look.run()
     return look.findings.report(perf_counter() - begin)
 
@@ -110,6 +115,7 @@ class _Look:
     reader: Any
     path: str
     expected: frozenset[str] | None
+    progress: Progress | None
     findings: Findings = field(default_factory=Findings)
     unproved: Unproved = field(default_factory=Unproved)
     _failures: list[BaseException] = field(default_factory=list)
@@ -123,6 +129,7 @@ class _Look:
         expect_save_id: SaveIds,
         registry: ExtensionRegistry | None,
         storage_options: Mapping[str, Any] | None,
+        progress: Progress | None,
     ) -> _Look:
         text = os.fspath(path)
         reader: Any
@@ -132,7 +139,7 @@ class _Look:
             reader = FsspecReader(text, registry, keys=keys, require=require, **(storage_options or {}))
         else:
             reader = FileSystemReader(text, registry, keys=keys, require=require)
-        return cls(reader, text, as_save_ids(expect_save_id))
+        return cls(reader, text, as_save_ids(expect_save_id), progress)
 
     @property
     def _keys(self) -> KeyRing:
@@ -154,11 +161,11 @@ class _Look:
         tasks: dict[str, tuple[FileCheck, Callable[[], None]]] = {}
         for name, content in contents.items():
             if content is not None:
-                self._plan(name, content, tasks)
+                self._plan(name, content, tasks, listed)
         if not names or None in contents.values():
             opening = Opening(ItemOpener(self.reader._registry))
             for name in sorted(data - tasks.keys()):
-                check = FileCheck(self.reader, opening, name, self._stopped)
+                check = FileCheck(self.reader, opening, name, self._stopped, self._share(listed[name] or 0))
                 tasks[name] = check, check.scan
         self._check_files(tasks)
         named |= tasks.keys()
@@ -215,7 +222,13 @@ class _Look:
                 "files of other saves stand in the place of its own"
             )
 
-    def _plan(self, name: str, content: Content, tasks: dict[str, tuple[FileCheck, Callable[[], None]]]) -> None:
+    def _plan(
+        self,
+        name: str,
+        content: Content,
+        tasks: dict[str, tuple[FileCheck, Callable[[], None]]],
+        listed: Mapping[str, int | None],
+    ) -> None:
         """Add the files that the metadata file `name` speaks of to those that are to be checked."""
         reader = self.reader
         providers = tuple(providers_in(getattr(content.metadata.storage_meta, "modules", None)))
@@ -226,8 +239,18 @@ class _Look:
                 self.findings.damage(MetadataError(text), name)
                 continue
             facts = content.manifest.files.get(path) if content.manifest is not None else None
-            check = FileCheck(reader, opening, path, self._stopped)
+            size = listed.get(path)
+            if size is None:
+                size = facts.size if facts is not None else max(entry.stop for entry in entries)
+            check = FileCheck(reader, opening, path, self._stopped, self._share(size))
             tasks[path] = check, partial(check.run, entries, facts)
+
+    def _share(self, size: int) -> Share | None:
+        """What a file of `size` bytes brings those who want to know how far this is."""
+        if self.progress is None:
+            return None
+        self.progress.expect(size)
+        return Share(self.progress, size)
 
     def _check_files(self, tasks: dict[str, tuple[FileCheck, Callable[[], None]]]) -> None:
         waiting = deque(run for _, run in tasks.values())
