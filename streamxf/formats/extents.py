@@ -37,35 +37,24 @@ class Extent:
 
     def read(self, read_into: ReadInto, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
         """A box of it, in memory of its own."""
-        out, memory = empty(self.dtype, lengths)
-        if memory:
-            first = sum(offset * stride for offset, stride in zip(offsets, self.strides, strict=True))
-            _fill(read_into, self.start + first * self.dtype.itemsize, self.strides, out, memory)
+        out = torch.empty(tuple(lengths), dtype=self.dtype, device="cpu")
+        self.fill(read_into, offsets, out)
         return out
 
-
-def empty(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.Tensor, memoryview]:
-    """A tensor on the CPU, and its memory."""
-    count = 1
-    for size in shape:
-        count *= size
-    if not count:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu"), memoryview(b"")
-    flat = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
-    return flat.view(dtype).view(tuple(shape)), flat.numpy().data
+    def fill(self, read_into: ReadInto, offsets: Sequence[int], out: torch.Tensor) -> None:
+        """Fill `out`, which has its dtype, with the box at `offsets` that has the shape of `out`."""
+        if out.numel():
+            first = sum(offset * stride for offset, stride in zip(offsets, self.strides, strict=True))
+            _fill(read_into, self.start + first * self.dtype.itemsize, self.strides, out)
 
 
-def _fill(
-    read_into: ReadInto, first: int, strides: Sequence[int], out: torch.Tensor, memory: memoryview | None = None
-) -> None:
-    """Fill `out` with elements that stand in steps of `strides` from `first`; `memory` is its own, if it is in one
-    piece.
-    """
+def _fill(read_into: ReadInto, first: int, strides: Sequence[int], out: torch.Tensor) -> None:
+    """Fill `out` with elements that stand in steps of `strides` from `first`."""
     itemsize = out.element_size()
     steps = [(size - 1) * stride for size, stride in zip(out.shape, strides, strict=True)]
     reach = (sum(steps) + 1) * itemsize
-    if memory is not None and _same_order(out, strides):
-        read_into(first, memory)
+    if out.is_contiguous() and _same_order(out, strides):
+        read_into(first, out.view(-1).view(torch.uint8).numpy().data)
         return
     if reach <= _FREE_SPAN or (reach <= SPAN and reach <= out.numel() * itemsize * _DENSITY):
         data = torch.empty(reach, dtype=torch.uint8, device="cpu")

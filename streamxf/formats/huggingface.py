@@ -7,21 +7,20 @@ index the shards are all files of the one kind, or else of the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.formats.location import Location
-from streamxf.formats.safetensors import read_header
 from streamxf.wording import many
 
 MAX_INDEX = 100_000_000
 """Bytes."""
 
-_SAFETENSORS, _BIN = ".safetensors", ".bin"
+SAFETENSORS, BIN = ".safetensors", ".bin"
 _INDEX = ".index.json"
 _LONE_BIN = "pytorch_model.bin"
 
@@ -48,7 +47,7 @@ class Layout:
 def layout_of(names: Iterable[str]) -> Layout | None:
     """Find shards among the names of a folder; None if there are none."""
     names = sorted(names)
-    for suffix in (_SAFETENSORS, _BIN):
+    for suffix in (SAFETENSORS, BIN):
         indices = [name for name in names if name.endswith(suffix + _INDEX)]
         usual = [name for name in indices if name in (f"model{suffix}{_INDEX}", f"pytorch_model{suffix}{_INDEX}")]
         if len(usual or indices) > 1:
@@ -58,7 +57,7 @@ def layout_of(names: Iterable[str]) -> Layout | None:
             )
         if indices:
             return Layout(suffix, (usual or indices)[0], ())
-        if suffix == _SAFETENSORS:
+        if suffix == SAFETENSORS:
             shards = tuple(name for name in names if name.endswith(suffix))
         else:
             shards = tuple(name for name in names if name == _LONE_BIN)
@@ -67,8 +66,20 @@ def layout_of(names: Iterable[str]) -> Layout | None:
     return None
 
 
-Shard = tuple[dict[str, Entry], dict[str, str]]
-"""The tensors of a shard, and its metadata."""
+class Shard(Protocol):
+    """What is in a shard.
+
+    Attributes
+    ----------
+    entries : dict of str to Entry
+    metadata : mapping of str to str
+    """
+
+    @property
+    def entries(self) -> dict[str, Entry]: ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
 
 
 def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], Shard]) -> Contents:
@@ -97,12 +108,12 @@ def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], 
     for shard in shards:
         with located(file=location.full(shard)):
             try:
-                entries, metadata = read_shard(shard)
+                read = read_shard(shard)
             except FileNotFoundError:
                 raise ContainerError(
                     f"the index {layout.index} names this shard, and it is not there: fetch it, or restore it"
                 ) from None
-            for name, entry in entries.items():
+            for name, entry in read.entries.items():
                 other = found.get(name)
                 if other is not None:
                     raise ContainerError(
@@ -117,7 +128,7 @@ def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], 
                         )
                     strays.append(name)
                 found[name] = entry
-            extra.update({key: value for key, value in metadata.items() if key not in extra})
+            extra.update({key: value for key, value in read.metadata.items() if key not in extra})
     if placed is not None:
         if missing := placed.keys() - found.keys():
             name = min(missing)
@@ -135,16 +146,6 @@ def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], 
     return Contents(
         location.given, Format.HUGGING_FACE, found, _sizes(location, shards), notes=tuple(notes), extra=extra
     )
-
-
-def read_safetensors(location: Location, shard: str) -> Shard:
-    """A ``.safetensors`` shard."""
-    size = location.size(shard)
-    if size is None:
-        raise ContainerError("this is no file")
-    with location.open(shard) as file:
-        header = read_header(file, size, shard)
-    return header.entries, header.metadata
 
 
 def _sizes(location: Location, shards: Iterable[str]) -> dict[str, int]:

@@ -99,13 +99,19 @@ class Location:
         info = self.filesystem.info(path)
         return int(info["size"]) if info["type"] == "file" else None
 
-    def open(self, name: str = "") -> IO[bytes]:
+    def open(self, name: str = "", *, random: bool = False) -> IO[bytes]:
         """A file of this folder, or this file itself, for reading; local ones have nothing between them and the
         descriptor.
+
+        Parameters
+        ----------
+        random : bool
+            Whether little is read, here and there, so that fetching what lies ahead would not pay.
         """
         path = self._inner(name)
         if self.filesystem is not None:
-            opened: IO[bytes] = self.filesystem.open(path, "rb")
+            options = {"cache_type": "none"} if random else {}
+            opened: IO[bytes] = self.filesystem.open(path, "rb", **options)
             return opened
         return open(path, "rb", buffering=0)
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamxf.container.limits import PLAIN_MAGIC
-from streamxf.errors import NoCheckpointError, UnsupportedError
+from streamxf.errors import NoCheckpointError, UnsupportedError, located
 from streamxf.formats import huggingface, safetensors
-from streamxf.formats.contents import Contents
+from streamxf.formats.contents import Contents, Format
 from streamxf.formats.location import Location
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 
 if TYPE_CHECKING:  # torch takes a second to import, and not every format needs it
     from streamxf.formats.source import Source
+    from streamxf.formats.torchfile import TorchFile
+
+    Shard = safetensors.Header | TorchFile
 
 _LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -22,6 +25,7 @@ _LOOKED_FOR = (
 )
 _BEGINNING = 16
 _OF_DCP = (".distcp", ".metadata")
+_OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
 
 
 def contents_of(
@@ -61,15 +65,12 @@ def contents_of(
     """
     location = Location.of(path, storage_options)
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    if not location.is_folder():
-        _check_file(location)
-        return safetensors.contents_of(location)
-    layout = _layout_of_folder(location)
-    if layout is None:
+    kind = _kind_of(location)
+    if kind is Format.DCP:
         from streamxf.formats import dcp
 
         return dcp.read_contents(location, ring)
-    return huggingface.contents_of(location, layout, lambda shard: huggingface.read_safetensors(location, shard))
+    return _scanned(location, kind)[0]
 
 
 def open_source(
@@ -97,46 +98,40 @@ def open_source(
     KeyMissingError, PolicyError
         If it is encrypted and there are no keys, or is weaker than the caller requires.
     """
-    from streamxf.formats.raw import Files, raw_source
-
     location = Location.of(path, storage_options)
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    if not location.is_folder():
-        _check_file(location)
-        return raw_source(safetensors.contents_of(location), Files(location, alone=True))
-    layout = _layout_of_folder(location)
-    if layout is None:
+    kind = _kind_of(location)
+    if kind is Format.DCP:
         from streamxf.formats.dcp_source import DcpSource
 
         return DcpSource(location, ring, require)
-    contents = huggingface.contents_of(location, layout, lambda shard: huggingface.read_safetensors(location, shard))
-    return raw_source(contents, Files(location, alone=False))
+    from streamxf.formats.raw import RawSource
+
+    contents, shards = _scanned(location, kind)
+    return RawSource(contents, location, shards)
 
 
-def _layout_of_folder(location: Location) -> huggingface.Layout | None:
-    """Which files of a folder are a checkpoint of shards; None where it is one of DCP.
+def _kind_of(location: Location) -> huggingface.Layout | Format:
+    """What a path holds; of a Hugging Face folder, which files.
 
     Raises
     ------
     NoCheckpointError
-        If it is neither.
+        If it is no checkpoint.
+    UnsupportedError
     """
+    if not location.is_folder():
+        return _format_of_file(location)
     names = location.names()
     if any(name.endswith(_OF_DCP) for name in names):
-        return None
+        return Format.DCP
     layout = huggingface.layout_of(names)
     if layout is None:
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {_LOOKED_FOR}", file=location.given)
     return layout
 
 
-def _check_file(location: Location) -> None:
-    """Find out what a file is.
-
-    Raises
-    ------
-    NoCheckpointError, UnsupportedError
-    """
+def _format_of_file(location: Location) -> Format:
     with location.open() as file:
         beginning = file.read(_BEGINNING)
     if beginning.startswith(PLAIN_MAGIC):
@@ -144,9 +139,36 @@ def _check_file(location: Location) -> None:
             "this is a plain file of streamxf, one stream of bytes and no checkpoint: streamxf.open reads it",
             file=location.given,
         )
+    if beginning.startswith(_OF_TORCH):
+        return Format.TORCH
     if location.name.endswith(".safetensors") or safetensors.looks_like_one(beginning, location.size() or 0):
-        return
+        return Format.SAFETENSORS
     raise NoCheckpointError(
         "the file is no checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
         file=location.given,
     )
+
+
+def _scanned(location: Location, kind: huggingface.Layout | Format) -> tuple[Contents, dict[str, Shard]]:
+    """What files hold, all together and each."""
+    if isinstance(kind, Format):
+        name = location.name
+        with located(file=location.given):
+            shard = _read_shard(location, name, alone=True, torchs=kind is Format.TORCH)
+        sizes = {name: location.size() or 0}
+        return Contents(location.given, kind, shard.entries, sizes, extra=shard.metadata), {name: shard}
+    shards: dict[str, Shard] = {}
+
+    def read_shard(name: str) -> Shard:
+        shards[name] = _read_shard(location, name, alone=False, torchs=kind.suffix == huggingface.BIN)
+        return shards[name]
+
+    return huggingface.contents_of(location, kind, read_shard), shards
+
+
+def _read_shard(location: Location, name: str, *, alone: bool, torchs: bool) -> Shard:
+    if torchs:
+        from streamxf.formats import torchfile
+
+        return torchfile.read(location, name, alone=alone)
+    return safetensors.read(location, name, alone=alone)

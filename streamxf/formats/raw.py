@@ -11,10 +11,12 @@ import torch
 from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.errors import ContainerError, located
 from streamxf.fileio.source import Access, access_to
-from streamxf.formats.contents import Contents, Entry
+from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.formats.extents import Extent, ReadInto
 from streamxf.formats.location import Location
-from streamxf.formats.source import Box, Paths, Source, check_box
+from streamxf.formats.safetensors import Header
+from streamxf.formats.source import Box, Source, check_box
+from streamxf.formats.torchfile import TorchFile
 
 _OPEN = 8  # files at a time
 
@@ -25,28 +27,29 @@ class RawSource(Source):
     Parameters
     ----------
     contents : Contents
-    files : Files
-    extents : mapping of str to Extent
-        Of all tensors, by name, each in the file of its only part.
-    objects : mapping of str to Any
-        Those that are no tensors.
-    paths : mapping
-        As in `Source`.
+    location : Location
+    shards : mapping of str to Header or TorchFile
+        What is in each file.
+
+    Attributes
+    ----------
+    shards : mapping of str to Header or TorchFile
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        files: Files,
-        extents: Mapping[str, Extent],
-        objects: Mapping[str, Any],
-        paths: Paths,
-    ) -> None:
+    def __init__(self, contents: Contents, location: Location, shards: Mapping[str, Header | TorchFile]) -> None:
         self.contents = contents
-        self.paths = paths
-        self._files = files
-        self._extents = extents
-        self._objects = objects
+        self.shards = shards
+        self._files = Files(location, alone=contents.format is not Format.HUGGING_FACE)
+        self._extents: dict[str, Extent] = {}
+        self._objects: dict[str, Any] = {}
+        self.paths = {name: (name,) for name in contents.entries}
+        for shard in shards.values():
+            if isinstance(shard, Header):
+                self._extents.update((entry.name, _extent(entry)) for entry in shard.entries.values())
+            else:
+                self._extents.update(shard.extents)
+                self._objects.update(shard.objects)
+                self.paths.update(shard.paths)
 
     def read(self, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
         for box in boxes:
@@ -67,15 +70,9 @@ class RawSource(Source):
         self._files.close()
 
 
-def raw_source(contents: Contents, files: Files) -> RawSource:
-    """The source of a checkpoint whose tensors stand in row-major order, and that holds nothing else."""
-    extents = {
-        entry.name: Extent(
-            entry.parts[0].start, getattr(torch, entry.dtype or ""), entry.shape, contiguous_strides(entry.shape)
-        )
-        for entry in contents.entries.values()
-    }
-    return RawSource(contents, files, extents, {}, {name: (name,) for name in extents})
+def _extent(entry: Entry) -> Extent:
+    dtype: torch.dtype = getattr(torch, entry.dtype or "")
+    return Extent(entry.parts[0].start, dtype, entry.shape, contiguous_strides(entry.shape))
 
 
 class Files:

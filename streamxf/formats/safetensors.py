@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError, located
-from streamxf.formats.contents import Contents, Entry, Format, Part
+from streamxf.errors import ContainerError, UnsupportedError
+from streamxf.formats.contents import Entry, Part
 from streamxf.formats.dtypes import SAFETENSORS, TWO_IN_ONE
 from streamxf.formats.location import Location
 
@@ -182,9 +182,26 @@ def _check_cover(entries: dict[str, Entry], start: int, size: int) -> None:
         )
 
 
-def contents_of(location: Location) -> Contents:
-    """What a single file holds; raises as `read_header`."""
-    size = location.size() or 0
-    with located(file=location.given), location.open() as file:
-        header = read_header(file, size, location.name)
-    return Contents(location.given, Format.SAFETENSORS, header.entries, {location.name: size}, extra=header.metadata)
+def read(location: Location, name: str, *, alone: bool) -> Header:
+    """Read a file's header.
+
+    Parameters
+    ----------
+    location : Location
+        Of the file, or of the folder that it is in.
+    name : str
+        The file's name.
+    alone : bool
+        Whether `location` is that of the file.
+
+    Raises
+    ------
+    ContainerError, UnsupportedError
+        As `read_header`.
+    """
+    inside = "" if alone else name
+    size = location.size(inside)
+    if size is None:
+        raise ContainerError("this is no file")
+    with location.open(inside) as file:
+        return read_header(file, size, name)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
 
 from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
 from streamxf.dcp.objects.needs import allowed, chosen, name_of, shown
+from streamxf.dcp.objects.outline import Outline
 from streamxf.dcp.objects.plain import renew_plain
 from streamxf.dcp.objects.stand_ins import ALL as STAND_INS
 from streamxf.dcp.objects.stand_ins import stand_ins
@@ -29,6 +30,8 @@ from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.fileio.locks import ForkLock
 from streamxf.fileio.reader import StreamReader
+
+T = TypeVar("T")
 
 MAX_OBJECT = 2 * 2**30
 FREE_OBJECT = 256 * 2**20
@@ -128,6 +131,28 @@ class Objects:
             raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
         return tensor
 
+    def outline(self, archive: Archive, stored: int) -> Outline:
+        """What a file of ``torch.save`` that takes `stored` bytes holds, without the contents of its tensors; always
+        with weights_only.
+
+        Raises
+        ------
+        PolicyError
+            If it needs a class that is not allowed, or never loads with weights_only.
+        MetadataError
+            If torch cannot read it.
+        """
+        try:
+            with _allowed(self._given, objects=True) as trusted:
+                return _unpickled(partial(Outline.of, archive), archive, stored, trusted)
+        except (TooMuch, _NotAllowed) as error:
+            raise PolicyError(
+                f"it was not loaded: {error}. Only what torch.load(weights_only=True) takes is read here; if you trust "
+                "it, load it yourself"
+            ) from None
+        except Exception as error:  # a pickle that torch allows may still fail in any way
+            raise MetadataError(f"torch cannot load it: {type(error).__name__}: {shorten(str(error), 300)}") from error
+
     def _renew(self, data: bytes, stored: int) -> bytes:
         file = io.BytesIO(data)
         try:
@@ -167,14 +192,22 @@ class _NotAllowed(ValueError):
 
 
 def _load(file: Any, archive: Archive, stored: int, trusted: Set[str], **options: Any) -> Any:
-    names = vet(archive.pickled, archive.sizes, stored, trusted) - allowed() - trusted
-    if names:  # torch may still allow them, if it put them on its list itself
-        raise _NotAllowed(f"it needs {shown(sorted(names))}")
-    file.seek(0)
-    try:
+    def load() -> Any:
+        file.seek(0)
         # indices of sparse tensors that lead out of them would be found only when they are used
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             return torch.load(file, weights_only=True, **options)
+
+    return _unpickled(load, archive, stored, trusted)
+
+
+def _unpickled(load: Callable[[], T], archive: Archive, stored: int, trusted: Set[str]) -> T:
+    """What `load` makes of an archive, once it was found to be harmless."""
+    names = vet(archive.pickled, archive.sizes, stored, trusted) - allowed() - trusted
+    if names:  # torch may still allow them, if it put them on its list itself
+        raise _NotAllowed(f"it needs {shown(sorted(names))}")
+    try:
+        return load()
     except pickle.UnpicklingError as error:
         raise _NotAllowed(_reason(str(error))) from None
 
