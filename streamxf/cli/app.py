@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamxf.cli import clean, codecs, demo, inspect, keygen, recipients, rekey, verify
+from streamxf.cli import bench, clean, codecs, demo, inspect, keygen, recipients, rekey, tune, verify
 from streamxf.version import __version__
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ COMMANDS: tuple[tuple[ModuleType, str], ...] = (
     (keygen, KEYS),
     (rekey, KEYS),
     (recipients, KEYS),
+    (tune, CHOOSE),
+    (bench, CHOOSE),
     (codecs, CHOOSE),
     (demo, CHOOSE),
 )

@@ -66,7 +66,7 @@ class Recommendation:
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = [_aligned(row, widths) for row in rows]
         title = (
-            f"{_size(self.raw_bytes)} to storage of {_rate(self.bandwidth)}, coded by {self.workers} "
+            f"{_size(self.raw_bytes)} to storage of {rate_text(self.bandwidth)}, coded by {self.workers} "
             f"worker{'s' if self.workers > 1 else ''}; measured on {_size(self.sampled_bytes)}"
         )
         return "\n".join([title, *lines, f"* because {self.reason}"])
@@ -78,8 +78,8 @@ def _row(mark: str, each: Estimate) -> tuple[str, ...]:
         each.label,
         _size(each.stored_bytes),
         f"{each.ratio:.3f}",
-        _rate(each.encode_bytes_per_second),
-        _rate(each.decode_bytes_per_second),
+        rate_text(each.encode_bytes_per_second),
+        rate_text(each.decode_bytes_per_second),
         f"{each.save_seconds:,.3f} s",
         f"{each.load_seconds:,.3f} s",
     )
@@ -95,7 +95,8 @@ def _size(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} B"
 
 
-def _rate(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """Bytes per second as people read them."""
     for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if rate >= factor:
             return f"{rate / factor:,.2f} {unit}"

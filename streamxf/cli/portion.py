@@ -1,0 +1,76 @@
+"""A state dict of bounded size that stands for some data: what ``bench`` saves and loads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from streamxf.cli.timing import State
+from streamxf.errors import ParameterError
+from streamxf.formats.contents import Entry
+from streamxf.formats.opening import open_source
+from streamxf.formats.source import Box
+from streamxf.keys import KeyRing
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_SPREAD = 0.02  # of weights as transformers are begun with
+_SQUARE = 4096
+_SHARES = 8  # no tensor is more than this part of the whole
+
+
+def portion_of(path: str, keys: KeyRing, size: int) -> State:
+    """Tensors of a checkpoint of any format, up to `size` bytes of them, from all over it; of the largest ones, rows.
+
+    Raises
+    ------
+    ParameterError
+        If there is no tensor with data in it.
+    StreamxfError, OSError
+        If it cannot be read.
+    """
+    with open_source(path, keys=keys) as source:
+        boxes = list(_chosen(source.contents.tensors, size))
+        if not boxes:
+            raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
+        return {box.entry.name: tensor for box, tensor in zip(boxes, source.read(boxes), strict=True)}
+
+
+def random_weights(size: int) -> State:
+    """Weights in bf16 as a model begins with them, of about `size` bytes."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = 2 * _SQUARE * _SQUARE
+    rows = [_SQUARE] * (size // matrix)
+    if (rest := size % matrix // (2 * _SQUARE)) or not rows:
+        rows.append(max(1, rest))
+    return {
+        f"layers.{number}.weight": (torch.randn(count, _SQUARE, generator=generator) * _SPREAD).to(torch.bfloat16)
+        for number, count in enumerate(rows)
+    }
+
+
+def _chosen(entries: list[Entry], size: int) -> Iterator[Box]:
+    """The first rows of tensors from all over the checkpoint, in the order in which a golden ratio leads through it."""
+    left = size
+    full = [entry for entry in entries if entry.raw_bytes]
+    order = sorted(range(len(full)), key=lambda number: (number + 1) * _GOLDEN % 1)
+    few = sum(entry.raw_bytes or 0 for entry in full) <= size
+    for number in order:
+        entry = full[number]
+        whole = entry.raw_bytes or 0
+        room = left if few else min(left, max(size // _SHARES, size // len(full)))
+        lengths = _lengths(entry.shape, room / whole)
+        taken = whole * math.prod(lengths) // math.prod(entry.shape)
+        if taken > left or not taken:
+            continue
+        yield Box(entry, (0,) * len(lengths), lengths)
+        left -= taken
+
+
+def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
+    """The shape of what is taken of a tensor: as many rows as make up a share of it, and at least a part of one."""
+    if share >= 1 or not shape:
+        return shape
+    rows = int(shape[0] * share)
+    return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))

@@ -1,0 +1,138 @@
+"""``streamxf tune``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamxf.cli import show, units
+from streamxf.cli.candidates import ChainsOption, EncryptOption, chains_to_try, print_charts
+from streamxf.cli.exits import FINE
+from streamxf.cli.keys import keys_at
+from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
+from streamxf.errors import ParameterError
+from streamxf.wording import many, size_text
+
+if TYPE_CHECKING:
+    from streamxf.tuning.recommendation import Recommendation
+
+EXAMPLES = (
+    "streamxf tune model.safetensors --bandwidth 2GB/s",
+    "streamxf tune /checkpoints/step-1000 --at /checkpoints",
+)
+
+
+def tune(
+    path: PathArgument,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth",
+            metavar="RATE",
+            parser=units.rate,
+            help="Of the storage: 500MB/s, 2GB/s. By default that of the disk is measured: noise is written there for "
+            "two seconds.",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="FOLDER", help="Whose disk to measure; by default the folder of PATH."),
+    ] = None,
+    chain: ChainsOption = None,
+    encrypt: EncryptOption = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
+    ] = None,
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    json: JsonOption = False,
+) -> int:
+    """Estimate which chain suits this data and this storage.
+
+    Chains code a sample of the data, of some MiB; what a save and a load of all of it would take follows from that and
+    from the bandwidth. bench really saves and loads.
+    """
+    from streamxf.keys import KeyRing
+    from streamxf.tuning.tuner import tune as estimate
+
+    if bandwidth is not None and at is not None:
+        raise ParameterError(
+            "--at says where to measure the bandwidth, and --bandwidth gives it: leave one of them out"
+        )
+    chains = chains_to_try(chain, encrypt)
+    ring = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
+    rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
+    found = estimate(path, bandwidth=rate, chains=chains, keys=ring, workers=workers)
+    if json:
+        show.as_json(_facts(path, found, measured=bandwidth is None))
+    else:
+        _print(found, measured=bandwidth is None)
+    return FINE
+
+
+def _folder_of(path: str) -> str:
+    if "://" in path or "::" in path:
+        raise ParameterError("the bandwidth of a URL is not measured: --bandwidth gives it, as in --bandwidth 500MB/s")
+    return path if os.path.isdir(path) else os.path.dirname(path) or "."
+
+
+def _measured(folder: str, json: bool) -> float:
+    from streamxf.tuning.bandwidth import measure_bandwidth
+
+    with show.progress("Measuring the disk", json) as bar:
+        return measure_bandwidth(folder, progress=bar)
+
+
+def _facts(path: str, found: Recommendation, measured: bool) -> dict[str, Any]:
+    return {
+        "path": path,
+        "chain": str(found.chain),
+        "reason": found.reason,
+        "raw_bytes": found.raw_bytes,
+        "sampled_bytes": found.sampled_bytes,
+        "bandwidth_bytes_per_second": found.bandwidth,
+        "bandwidth_measured": measured,
+        "workers": found.workers,
+        "candidates": [
+            {
+                "chain": each.chain,
+                "stored_bytes": each.stored_bytes,
+                "encode_bytes_per_second": each.encode_bytes_per_second,
+                "decode_bytes_per_second": each.decode_bytes_per_second,
+                "save_seconds": each.save_seconds,
+                "load_seconds": each.load_seconds,
+            }
+            for each in found.estimates
+        ],
+    }
+
+
+def _print(found: Recommendation, measured: bool) -> None:
+    from streamxf.tuning.recommendation import rate_text
+
+    out = show.console()
+    source = "measured" if measured else "as given"
+    out.print(
+        f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
+        f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
+    )
+    numbers = ("stored", "of raw", "encode", "decode", "save", "load")
+    table = show.table("chain", *numbers, right=numbers)
+    for each in found.estimates:
+        table.add_row(
+            each.label,
+            size_text(each.stored_bytes),
+            f"{each.ratio:.3f}",
+            rate_text(each.encode_bytes_per_second),
+            rate_text(each.decode_bytes_per_second),
+            f"{each.save_seconds:,.3f} s",
+            f"{each.load_seconds:,.3f} s",
+            style="bold" if each.chain == str(found.chain) else "",
+        )
+    out.print(table)
+    print_charts(out, [(each.label, each.save_seconds, each.load_seconds) for each in found.estimates])
+    out.print(f"\nrecommended: {str(found.chain) or 'no chain'}, because {found.reason}")

@@ -1,0 +1,63 @@
+"""How many bytes a second a disk takes: some are written, and synced before the clock is read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+
+from streamxf.buffers import flat_view
+from streamxf.progress import Progress
+
+_STEP = 64 * 2**20
+_MAX_FILE = 256 * 2**20
+_WRITE = 2**20
+_SECONDS = 2.0
+_MAX_BYTES = 4 * 2**30
+
+
+def measure_bandwidth(
+    folder: str | os.PathLike[str], *, seconds: float = _SECONDS, progress: Progress | None = None
+) -> float:
+    """Bytes per second that reach the disk of a folder, written by one thread.
+
+    Noise is written, which no file system compresses, into a file without a name, which is gone with the process: at
+    most 256 MiB, over and over.
+
+    Parameters
+    ----------
+    folder : path
+    seconds : float
+        How long about.
+    progress : Progress, optional
+        Is told of bytes.
+
+    Raises
+    ------
+    OSError
+        If nothing can be written there.
+    """
+    noise = flat_view(os.urandom(_STEP))
+    written = 0
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        descriptor = file.fileno()
+        begin = time.perf_counter()
+        while True:
+            if progress is not None:
+                progress.expect(_STEP)
+            at = written % _MAX_FILE
+            for start in range(0, _STEP, _WRITE):
+                _write(descriptor, noise[start : start + _WRITE], at + start)
+                if progress is not None:
+                    progress.advance(_WRITE)
+            os.fsync(descriptor)
+            written += _STEP
+            taken = time.perf_counter() - begin
+            if taken >= seconds or written >= _MAX_BYTES:
+                return written / taken
+
+
+def _write(descriptor: int, data: memoryview, position: int) -> None:
+    while len(data):
+        done = os.pwrite(descriptor, data, position)
+        data, position = data[done:], position + done

@@ -1,0 +1,214 @@
+"""``streamxf tune`` and ``streamxf bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer import BadParameter
+
+from cli.command import Done, Run
+from streamxf.cli import chart, portion, timing, units
+from streamxf.keys import KeyRing
+from streamxf.tuning.bandwidth import measure_bandwidth
+
+FEW = ["--chain", "floatzip", "--chain", ""]
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file of weights, 2.5 MiB of them."""
+    torch.manual_seed(0)
+    tensors = {f"layers.{n}.weight": (torch.randn(512, 512) * 0.02).to(torch.bfloat16) for n in range(5)}
+    save_file(tensors | {"empty": torch.zeros(0)}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def charts_of(done: Done) -> list[str]:
+    return [line for line in done.out.splitlines() if "█" in line or "▏" in line]
+
+
+# -- tune ------------------------------------------------------------------------------------------
+
+
+def test_slow_storage_wants_the_smallest(run: Run, weights: Path):
+    done = run("tune", weights, "--bandwidth", "1MB/s", *FEW, "--json")
+    assert done.code == 0
+    assert done.json["chain"] == "floatzip"
+    assert done.json["bandwidth_bytes_per_second"] == 1e6
+    assert not done.json["bandwidth_measured"]
+    smallest, none = done.json["candidates"]
+    assert (smallest["chain"], none["chain"]) == ("floatzip", "")
+    assert smallest["stored_bytes"] < 0.7 * none["stored_bytes"]
+    assert smallest["save_seconds"] == pytest.approx(smallest["stored_bytes"] / 1e6)
+
+
+def test_a_table_charts_and_a_reason(run: Run, weights: Path):
+    done = run("tune", weights, "--bandwidth", "1MB/s", *FEW, "--chain", "zstd:level=3+checksum")
+    assert (done.code, done.err) == (0, "")
+    assert "2.5 MiB to storage of 1.00 MB/s (as given)" in done.out
+    assert "\nrecommended: floatzip, because storage is the limit" in done.out
+    assert len(charts_of(done)) == 6
+    assert max(len(line) for line in charts_of(done)) <= 80
+
+
+def test_the_disk_is_measured_where_nothing_is_given(run: Run, weights: Path, tmp_path: Path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    done = run("tune", weights, *FEW, "--json")
+    assert done.code == 0
+    assert done.json["bandwidth_measured"]
+    assert done.json["bandwidth_bytes_per_second"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_encryption_is_tried_for_all_or_none(run: Run, encrypted: Path, key_file: Path):
+    key = ["--key", f"file:{key_file}"]
+    done = run("tune", encrypted, *key, "--bandwidth", "1GB/s", "--encrypt", "--json")
+    assert done.code == 0
+    assert all(each["chain"].endswith("encrypt") for each in done.json["candidates"])
+    assert run("tune", encrypted, *key, "--bandwidth", "1GB/s", "--chain", "lz4", "--chain", "lz4+encrypt").code == 2
+    assert run("tune", encrypted, *key, "--bandwidth", "1GB/s", "--encrypt", *FEW).code == 2
+    assert run("tune", encrypted, "--bandwidth", "1GB/s").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bandwidth", "fast"],
+        ["--bandwidth", "0"],
+        ["--bandwidth", "1GB/s", "--at", "."],
+        ["--bandwidth", "1GB/s", "--chain", "nonesuch"],
+        ["--bandwidth", "1GB/s", "--workers", "0"],
+        ["--at", "/no/such/folder"],
+    ],
+)
+def test_what_tune_cannot_begin_with(run: Run, weights: Path, arguments: list[str]):
+    done = run("tune", weights, *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+
+
+def test_the_bandwidth_of_a_url_has_to_be_given(run: Run):
+    done = run("tune", "s3://bucket/checkpoint")
+    assert done.code == 2
+    assert "--bandwidth" in done.err
+
+
+def test_the_bandwidth_is_that_of_what_was_written(tmp_path: Path):
+    class Counter:
+        expected = done = 0
+
+        def expect(self, count: int) -> None:
+            self.expected += count
+
+        def advance(self, count: int) -> None:
+            self.done += count
+
+    counter = Counter()
+    assert measure_bandwidth(tmp_path, seconds=0, progress=counter) > 0
+    assert counter.done == counter.expected == 64 * 2**20
+    assert not list(tmp_path.iterdir())
+
+
+# -- bench -----------------------------------------------------------------------------------------
+
+
+def test_it_saves_loads_and_leaves_nothing(run: Run, weights: Path, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = run("bench", weights, "--at", disk, "--runs", 1, *FEW, "--chain", "zstd+encrypt", "--json")
+    assert done.code == 0
+    assert done.json["good"]
+    assert (done.json["items"], done.json["raw_bytes"]) == (5, 5 * 2**19)
+    assert [each["chain"] for each in done.json["candidates"]] == ["floatzip", "", "zstd:level=3+encrypt"]
+    assert all(each["save_seconds"] > 0 and each["load_seconds"] > 0 for each in done.json["candidates"])
+    assert done.json["candidates"][0]["stored_bytes"] < 0.7 * 5 * 2**19
+    assert not list(disk.iterdir())
+
+
+def test_random_weights_and_what_people_see(run: Run, tmp_path: Path):
+    done = run("bench", "--at", tmp_path, "--size", "1MiB", "--runs", 1, *FEW)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("1.0 MiB of random weights in 1 tensor")
+    assert len(charts_of(done)) == 4
+    assert "\nrecommended: " in done.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_load_that_gives_something_else_is_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(timing, "same_bits", lambda *_: False)
+    done = run("bench", "--at", tmp_path, "--size", "1MiB", "--runs", 1, "--chain", "lz4")
+    assert done.code == 1
+    assert "NOT GIVEN BACK BIT FOR BIT by lz4:level=0" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--at", "/no/such/folder"], ["--size", "0"], ["--size", "much"], ["--runs", "0"], ["no such file"]]
+)
+def test_what_bench_cannot_begin_with(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]):
+    monkeypatch.chdir(tmp_path)
+    done = run("bench", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert not list(tmp_path.iterdir())
+
+
+# -- what both are made of -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 300_000, 2**20, 2**21 + 1, 2**30])
+def test_a_portion_is_bounded_and_of_the_data(weights: Path, size: int):
+    from safetensors.torch import load_file
+
+    whole = load_file(weights)
+    if size == 1:
+        size = 2  # an element has two bytes
+    state = portion.portion_of(str(weights), KeyRing(), size)
+    assert 0 < sum(tensor.nbytes for tensor in state.values()) <= size
+    for name, tensor in state.items():
+        assert timing.same_bits(tensor, whole[name][tuple(map(slice, tensor.shape))])
+    if size >= 2**20:
+        assert sum(tensor.nbytes for tensor in state.values()) >= min(size // 2, 5 * 2**19)
+    if size == 2**30:
+        assert len(state) == 5
+
+
+def test_random_weights_have_the_size_that_is_asked_for():
+    for size in (1, 2**20, 3 * 2**25 + 2**20):
+        state = portion.random_weights(size)
+        assert abs(sum(tensor.nbytes for tensor in state.values()) - size) <= 2**13
+        assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2GB/s", 2e9), ("500mb/s", 5e8), ("2e9", 2e9), ("1.5 GiB/s", 1.5 * 2**30), ("7", 7)]
+)
+def test_rates(text: str, value: float):
+    assert units.rate(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GB/s", "-1", "1e", "2 parsecs", "inf", "nan"])
+def test_what_is_no_quantity(text: str):
+    for read in (units.rate, units.size, units.seconds):
+        with pytest.raises(BadParameter):
+            read(text)
+
+
+def test_a_chart_keeps_to_its_width_and_to_scale():
+    bars = [chart.Bar("a" * 50, 4.0, "4.00"), chart.Bar("b", 2.0, "2.00"), chart.Bar("c\n", 0.0, "0.00")]
+    title, first, second, third = chart.lines("title", bars, 60)
+    assert title == "title"
+    assert max(map(len, (first, second, third))) == 60
+    assert first.count("█") == pytest.approx(2 * second.count("█"), abs=1)
+    assert "c\\n" in third
+    assert third.count("█") == 0
+
+
+def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch):
+    class Ascii:
+        encoding = "ascii"
+
+    monkeypatch.setattr(chart, "sys", type("module", (), {"stdout": Ascii}))
+    _, line = chart.lines("title", [chart.Bar("a", 1.0, "1")], 40)
+    assert line.isascii()
+    assert "#" in line
