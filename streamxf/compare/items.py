@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from streamxf.compare.objects import Incomparable, difference_of
 from streamxf.compare.values import Distance, Tally, is_number
 from streamxf.convert.origin import ITEM
 from streamxf.errors import ParameterError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Entry
 from streamxf.formats.source import Box, Source, boxes_of
 from streamxf.progress import Progress
@@ -35,7 +35,7 @@ def compare(
     What `pack` keeps of the packed files themselves is left out: a checkpoint is the same as the file that it was
     packed from.
     """
-    one, other = (_chosen(source, only, prefix) for source, prefix in zip((first, second), prefixes, strict=True))
+    one, other = _chosen(first, only, prefixes[0]), _chosen(second, only, prefixes[1])
     if not one and not other and (only or any(prefixes)):
         raise ParameterError("no item of either has such a name, so there is nothing to compare")
     found = _Found()
@@ -129,14 +129,8 @@ def _boxes(pairs: list[_Pair], side: Literal[1, 2]) -> Iterator[Box]:
 
 
 def _chosen(source: Source, only: Sequence[str], prefix: str) -> dict[str, Entry]:
-    """The entries to be compared, by the names to be compared."""
-    entries = source.contents.entries
-    behind = {name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)}
-    return {
-        name: entry
-        for name, entry in behind.items()
-        if entry.name != ITEM and (not only or any(fnmatchcase(name, pattern) for pattern in only))
-    }
+    found = chosen(source.contents.entries, only, prefix)
+    return {name: entry for name, entry in found.items() if entry.name != ITEM}
 
 
 def _dtype(entry: Entry) -> torch.dtype:

@@ -1,0 +1,150 @@
+"""`unpack`: a checkpoint as a file or a folder of another format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal
+
+from streamxf.chain import Chain
+from streamxf.convert.files.huggingface import SHARD_SIZE
+from streamxf.convert.files.plan import format_of, fresh, origin_of, restored
+from streamxf.convert.files.target import Target
+from streamxf.convert.identity import identity_of
+from streamxf.convert.result import Converted
+from streamxf.convert.transcode import transcode
+from streamxf.convert.unpacked import Unpacked
+from streamxf.dcp.load.items import Require
+from streamxf.errors import ParameterError
+from streamxf.formats.contents import Format
+from streamxf.formats.location import Location
+from streamxf.formats.opening import open_source
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
+
+FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
+FORMATS: dict[str, Format] = {
+    "safetensors": Format.SAFETENSORS,
+    "torch": Format.TORCH,
+    "huggingface": Format.HUGGING_FACE,
+    "dcp": Format.DCP,
+}
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: FormatName | None = None,
+    only: Sequence[str] = (),
+    prefix: str = "",
+    shard_size: int = SHARD_SIZE,
+    skip_objects: bool = False,
+    overwrite: bool = False,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Unpacked | Converted:
+    """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
+
+    Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
+    of a file becomes that file again, where its format is asked for, or none: ``.safetensors`` files and Hugging Face
+    folders with the same bytes, ``torch.save`` files with the same objects, nesting, order of keys and shared memory.
+    Otherwise ``.safetensors`` files are written as the safetensors library writes them, and ``torch.save`` files have
+    the state dict nested as it was saved.
+
+    The target takes its place when all of it is written. A local target that was not finished, because the call failed
+    or was killed, stays beside it in a hidden folder, and the same call goes on from there. What goes to a URL begins
+    anew.
+
+    Parameters
+    ----------
+    source : path or str
+        The checkpoint's folder, or its URL.
+    target : path or str
+        What is to be written, or its URL.
+    format : str, optional
+        By default what the target's name says: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
+        ``torch.save``; for a name without an ending the format that was packed, or else a Hugging Face folder.
+        ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
+    only : sequence of str
+        Shell patterns; only items whose names match one of them are written.
+    prefix : str
+        Only items whose names begin with it are written, by the rest of their names: ``"model."`` takes the model out
+        of a training checkpoint.
+    shard_size : int
+        Bytes of tensors in one file of a Hugging Face folder.
+    skip_objects : bool
+        Whether objects that are no tensors may be left out where the format has no place for them.
+    overwrite : bool
+        Whether what is at the target may be replaced. Of a folder only a Hugging Face one may be; files in it that are
+        no weights stay.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`.
+    storage_options, target_options : mapping, optional
+        fsspec's, for URLs.
+    progress : Progress, optional
+        Is told the bytes that are written.
+
+    Returns
+    -------
+    Unpacked
+        Or, of ``"dcp"``, what `transcode` gives.
+
+    Raises
+    ------
+    FileExistsError
+        If there is something at the target, and `overwrite` is False.
+    FileNotFoundError, NoCheckpointError
+        If there is no checkpoint.
+    ParameterError
+        If no item is chosen, or the arguments do not go together.
+    UnsupportedError
+        If the format has no place for something; names it.
+    AbortedError
+        If another process writes to the target.
+    NoSpaceError
+        If the files surely do not fit on the disk.
+    StreamxfError
+        If anything about the source is not as it was saved.
+    """
+    if shard_size < 1:
+        raise ParameterError(f"shard_size={shard_size}: it is a number of bytes, from 1")
+    begin = perf_counter()
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    options: dict[str, Any] = {"keys": ring, "require": require, "storage_options": storage_options}
+    place = Target(target, target_options, overwrite=overwrite)
+    asked = FORMATS[format] if format is not None else format_of(place.name)
+    if asked is Format.DCP:
+        if only or prefix:
+            raise ParameterError("a checkpoint of DCP is copied whole: leave only= and prefix= out")
+        return transcode(
+            source, target, Chain([]), overwrite=overwrite, target_options=target_options, progress=progress, **options
+        )
+    place.refuse_early()
+    with open_source(source, **options) as opened:
+        origin = None if only or prefix else origin_of(opened)
+        wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
+        if origin is not None and origin.format is wanted:
+            plan = restored(opened, origin, place.name)
+        else:
+            plan = fresh(opened, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects)
+        kept = place.write(opened, plan, identity_of(Location.of(source, storage_options), opened.contents), progress)
+    return Unpacked(
+        os.fspath(target),
+        str(wanted),
+        len(plan.files),
+        sum(file.size for file in plan.files),
+        kept,
+        plan.tensors,
+        plan.objects,
+        plan.restored,
+        plan.left_out,
+        perf_counter() - begin,
+        plan.notes,
+    )
