@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamxf.cli import bench, clean, codecs, demo, inspect, keygen, recipients, rekey, tune, verify
+from streamxf.cli import bench, clean, codecs, demo, diff, inspect, keygen, recipients, rekey, tune, unpack, verify
 from streamxf.version import __version__
 
 app = typer.Typer(
@@ -25,8 +25,10 @@ LOOK, CHECK, CONVERT, KEYS, CHOOSE = "Look", "Check and repair", "Convert", "Key
 # Each module has the command as a function of its own name, and examples of it; what is heavy is imported when it runs.
 COMMANDS: tuple[tuple[ModuleType, str], ...] = (
     (inspect, LOOK),
+    (diff, LOOK),
     (verify, CHECK),
     (clean, CHECK),
+    (unpack, CONVERT),
     (keygen, KEYS),
     (rekey, KEYS),
     (recipients, KEYS),

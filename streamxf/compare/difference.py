@@ -53,20 +53,23 @@ class Change:
         """Whether values changed; of another shape, or kind, nobody can say."""
         return bool(self.text) or (self.distance is not None and self.distance.differing > 0)
 
-    def __str__(self) -> str:
-        return f"{self.name}: {', '.join(self._parts())}"
-
-    def _parts(self) -> list[str]:
+    @property
+    def what(self) -> str:
+        """What changed, in words, without how far values are apart."""
         if self.of_kind:
-            return [" became ".join("an object" if dtype is None else f"a tensor of {dtype}" for dtype in self.dtypes)]
+            return " became ".join("an object" if dtype is None else f"a tensor of {dtype}" for dtype in self.dtypes)
         parts = [self.text] if self.text else []
         if self.of_dtype:
             parts.append(f"{self.dtypes[0]} became {self.dtypes[1]}")
         if self.of_shape:
             parts.append(f"{list(self.shapes[0])} became {list(self.shapes[1])}")
-        if self.distance is not None:
-            parts.append(distance_text(self.distance))
-        return parts
+        if self.of_values and not self.text:
+            parts.append("values")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        far = "" if self.distance is None else f": {distance_text(self.distance)}"
+        return f"{self.name}: {self.what}{far}"
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,7 @@ class Difference:
         return not (self.removed or self.added or self.changed or self.incomparable)
 
     def __str__(self) -> str:
-        counts = [
-            f"{many(len(self.changed), 'item')} changed" if self.changed else "",
-            f"{many(len(self.removed), 'item')} only in the first" if self.removed else "",
-            f"{many(len(self.added), 'item')} only in the second" if self.added else "",
-            f"{many(len(self.incomparable), 'item')} not comparable" if self.incomparable else "",
-        ]
-        title = "the same" if self.same else f"DIFFERENT: {', '.join(filter(None, counts))}"
+        title = "the same" if self.same else f"DIFFERENT: {counts_of(self)}"
         lines = [
             title,
             f"{many(self.equal, 'item')} the same; {self.differing:,} of {self.elements:,} compared elements differ",
@@ -124,6 +121,17 @@ class Difference:
             *listed("note", self.notes),
         ]
         return "\n".join(lines)
+
+
+def counts_of(found: Difference) -> str:
+    """How many items are not the same, in words."""
+    counts = {
+        "changed": len(found.changed),
+        "only in the first": len(found.removed),
+        "only in the second": len(found.added),
+        "not comparable": len(found.incomparable),
+    }
+    return ", ".join(f"{many(count, 'item')} {what}" for what, count in counts.items() if count)
 
 
 def distance_text(distance: Distance) -> str:

@@ -65,9 +65,10 @@ def test_every_kind_of_difference():
     changed = {change.name: change for change in found.changed}
     assert list(changed) == ["values", "dtype", "both", "shape", "kind", "packed", "options"]
     assert {name: str(change) for name, change in changed.items()} == {
-        "values": "values: 2 of 4 elements differ, by 1.5 at most and 0.5 on average",
-        "dtype": "dtype: float32 became bfloat16, the same values",
-        "both": "both: float32 became float16, 1 of 2 elements differ, by 8.139e-05 at most and 4.07e-05 on average",
+        "values": "values: values: 2 of 4 elements differ, by 1.5 at most and 0.5 on average",
+        "dtype": "dtype: float32 became bfloat16: the same values",
+        "both": "both: float32 became float16, values: 1 of 2 elements differ, by 8.139e-05 at most and 4.07e-05 on "
+        "average",
         "shape": "shape: [2, 3] became [3, 2]",
         "kind": "kind: a tensor of float32 became an object",
         "packed": "packed: bits8 became uint8",

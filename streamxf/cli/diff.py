@@ -1,0 +1,127 @@
+"""``streamxf diff``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamxf.cli import show
+from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.keys import keys_at
+from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+
+if TYPE_CHECKING:
+    from streamxf.compare.difference import Change, Difference
+
+EXAMPLES = (
+    "streamxf diff /checkpoints/step-1000 /checkpoints/step-2000",
+    "streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.",
+    "streamxf diff before after --only '*.weight'",
+)
+
+
+def diff(
+    a: PathArgument,
+    b: PathArgument,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
+        ),
+    ] = None,
+    prefix_a: Annotated[
+        str,
+        typer.Option("--prefix-a", metavar="TEXT", help="Only what A has behind this prefix, by the rest of its name."),
+    ] = "",
+    prefix_b: Annotated[str, typer.Option("--prefix-b", metavar="TEXT", help="The same for B.")] = "",
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="How many items of a kind to list; --json has all.")
+    ] = 20,
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    require: RequireOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
+
+    Tensors are the same if all their bits are. What pack keeps of the files that it packed is left out, so a checkpoint
+    is the same as the file that it was packed from.
+
+    Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
+    """
+    from streamxf.compare.diff import diff as compare
+
+    with show.progress("Comparing", json) as bar:
+        found = compare(
+            a,
+            b,
+            keys=keys_at(key),
+            trust=keys_at(trust),
+            allow_unsigned=allow_unsigned,
+            require=require,
+            only=only or (),
+            prefixes=(prefix_a, prefix_b),
+            progress=bar,
+        )
+    if json:
+        show.as_json({"same": found.same, **asdict(found)})
+    else:
+        _print(found, top)
+    return FINE if found.same else FAILED
+
+
+def _print(found: Difference, top: int) -> None:
+    from streamxf.compare.difference import counts_of
+    from streamxf.wording import many, printable
+
+    out = show.console()
+    verdict = "the same" if found.same else f"different: {counts_of(found)}"
+    out.print(f"{printable(found.first)} and {printable(found.second)}: {verdict}")
+    out.print(
+        f"{many(found.equal, 'item')} the same, {found.differing:,} of {found.elements:,} elements compared differ"
+    )
+    if found.changed and top:
+        _changes(found.changed, top)
+    _names("-", found.removed, top)
+    _names("+", found.added, top)
+    _names("?", [f"{name}: {reason}" for name, reason in found.incomparable.items()], top)
+    for note in found.notes:
+        out.print(f"note: {printable(note)}", soft_wrap=True)
+
+
+def _changes(changed: Sequence[Change], top: int) -> None:
+    from rich.text import Text
+
+    from streamxf.wording import printable
+
+    table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
+    for change in changed[:top]:
+        table.add_row(*(Text(printable(cell)) for cell in (change.name, *_cells(change))))
+    show.console().print(table)
+    if len(changed) > top:
+        show.console().print(f"{len(changed) - top:,} more changed")
+
+
+def _cells(change: Change) -> Iterable[str]:
+    from streamxf.compare.difference import number_text
+
+    distance = change.distance
+    if distance is None:
+        return change.what, "", "", ""
+    share = f"{distance.differing:,} of {distance.elements:,}"
+    without = f", {distance.without:,} without a distance" if distance.without else ""
+    return change.what + without, share, number_text(distance.largest), number_text(distance.mean)
+
+
+def _names(sign: str, names: Sequence[str], top: int) -> None:
+    from streamxf.wording import printable
+
+    out = show.console()
+    for name in names[:top]:
+        out.print(f"{sign} {printable(name)}", soft_wrap=True)
+    if len(names) > top:
+        out.print(f"{sign} {len(names) - top:,} more", soft_wrap=True)
