@@ -180,6 +180,7 @@ byId("theme").addEventListener("click", () =>
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
 setTheme(dark.matches ? "dark" : "light");
-addEventListener("scroll", hideTip, { passive: true });
 
 const ROOT = treeOf(DATA.tree);
+// Where nothing was compressed, ratios say nothing.
+const COMPRESSED = ratioOf(ROOT) !== null && ratioOf(ROOT) < 0.99;

@@ -1,6 +1,6 @@
 // Layers side by side: a column for each layer, a row for each part of a layer, and sums at the ends.
 
-const heat = { stack: 0, metric: DATA.scale[0] < 0.99 ? "ratio" : "stored" };
+const heat = { stack: 0, metric: COMPRESSED ? "ratio" : "stored" };
 
 function drawHeat() {
   byId("layers").hidden = !DATA.stacks.length;

@@ -4,7 +4,7 @@
 const MIN_TILE = 64; // square pixels; what is smaller is drawn with its neighbours
 const LABELLED = 0.4; // modules up to this part of what is around them have their names on them; larger ones are nearly all of it
 
-const view = { focus: ROOT, area: "stored", colour: DATA.scale[0] < 0.99 ? "ratio" : "dtype", found: null };
+const view = { focus: ROOT, area: "stored", colour: COMPRESSED ? "ratio" : "dtype", found: null };
 
 function squarify(nodes, value, box, place) {
   let { x, y, w, h } = box;
@@ -37,7 +37,7 @@ function squarify(nodes, value, box, place) {
 }
 
 // Tiles and the edges of modules around them, outer ones first.
-function layOut(node, box, level, out) {
+function layOut(node, box, out) {
   const value = weigh[view.area];
   const children = node.children.filter((child) => value(child) > 0).sort((a, b) => value(b) - value(a));
   const scale = (box.w * box.h) / children.reduce((sum, child) => sum + value(child), 0);
@@ -46,11 +46,10 @@ function layOut(node, box, level, out) {
   const small = children.slice(shown);
   if (small.length) children.splice(shown, small.length, together(node, small));
   squarify(children, value, box, (child, inner) => {
-    const deep = child.kind === "module" && child.children.length && Math.min(inner.w, inner.h) > 9;
-    if (deep) {
-      out.edges.push({ node: child, box: inner, level });
-      layOut(child, inner, level + 1, out);
-    } else out.tiles.push({ node: child, box: inner });
+    const parts = child.kind === "module" ? child.children.length : 0;
+    if (parts > 1 && Math.min(inner.w, inner.h) > 9) out.edges.push({ node: child, box: inner });
+    if (parts === 1 || (parts && Math.min(inner.w, inner.h) > 9)) layOut(child, inner, out);
+    else out.tiles.push({ node: child, box: inner });
   });
   return out;
 }
@@ -103,7 +102,7 @@ function drawTreemap() {
   const [width, height] = [target.clientWidth, target.clientHeight];
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Treemap of sizes" });
   const box = { x: 0, y: 0, w: width, h: height };
-  const { tiles, edges } = layOut(view.focus, box, 0, { tiles: [], edges: [] });
+  const { tiles, edges } = layOut(view.focus, box, { tiles: [], edges: [] });
   for (const tile of tiles) svg.append(tileOf(tile));
   const named = []; // modules with their names on them, inner ones last
   const pills = [];

@@ -1,0 +1,158 @@
+"""The page of a checkpoint, as text; what a browser makes of it is in test_page_in_browser.py."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from summary.html import Page
+from summary.made import contents, tensor, thing, transformer
+
+from streamxf.formats.contents import Entry, Format
+from streamxf.summary.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
+from streamxf.summary.page.page import page_of
+from streamxf.summary.summary import Summary
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"
+
+
+def page(entries: list[Entry], kind: Format = Format.STREAMXF, **more: object) -> Page:
+    return Page.parse(page_of(Summary.of(contents(entries, kind, **more))))
+
+
+def sums(node: dict) -> list[int]:
+    """Items, raw bytes, and stored bytes with those of objects, in a module of the page's data."""
+    found = [len(node["items"]), sum(item[3] for item in node["items"]), sum(item[4] for item in node["items"])]
+    if "rest" in node:
+        items, raw, stored, objects = node["rest"]
+        found = [found[0] + items, found[1] + raw, found[2] + stored + objects]
+    for child in node["children"]:
+        found = [a + b for a, b in zip(found, sums(child), strict=True)]
+    return found
+
+
+def test_nothing_but_itself():
+    found = page(transformer())
+    for element in found.elements:
+        assert "src" not in element.attributes
+        assert not any(name.startswith("on") or name == "style" for name in element.attributes)
+        assert element.attributes.get("href") in (None, "data:,")
+    assert found.policy.startswith("default-src 'none'; ")
+
+
+def test_the_policy_allows_this_script_and_this_style_only():
+    found = page(transformer())
+    (style,) = found.all("style")
+    (script,) = (element for element in found.all("script") if not element.attributes)
+    for directive, element in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(element.text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in found.policy
+    assert "unsafe" not in found.policy
+
+
+def test_hostile_names_stay_text():
+    entries = [
+        tensor(HOSTILE, (3,)),
+        thing(f"{HOSTILE}.{HOSTILE}"),
+        tensor(f"l.0.{HOSTILE}", (3,)),
+        tensor("l.1.w", ()),
+    ]
+    honest = page([tensor("a", (3,)), thing("b.c"), tensor("l.0.w", (3,)), tensor("l.1.w", ())])
+    found = page(
+        entries,
+        packages={HOSTILE: HOSTILE},
+        save_ids=(HOSTILE,),
+        key_ids=(HOSTILE,),
+        signers=(HOSTILE,),
+        notes=(HOSTILE,),
+        extra={HOSTILE: HOSTILE},
+    )
+    assert [e.tag for e in found.elements if e.tag not in ("dt", "dd")] == [
+        e.tag for e in honest.elements if e.tag not in ("dt", "dd")
+    ]
+    text = page_of(Summary.of(contents(entries)))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert text.encode("utf-8")
+    assert found.data["tree"]["items"][0][0].startswith("</script><img src=x onerror=alert(1)>\"'&\\x00\\x1b\\u202e")
+
+
+@given(st.text(max_size=40))
+def test_any_name(name: str):
+    found = page([tensor(name, (3,)), tensor("b", (3,))])
+    assert sums(found.data["tree"]) == [2, 12, 12]
+
+
+def test_what_is_left_out_is_added_up_where_it_is():
+    entries = transformer(8)
+    summary = Summary.of(contents(entries))
+    found = page_data(summary, max_items=10)
+    assert found["left_out"] == len(entries) - 10
+    assert sums(found["tree"]) == [
+        len(entries),
+        summary.total.raw_bytes,
+        summary.total.stored_bytes + summary.total.object_bytes,
+    ]
+    model = next(child for child in found["tree"]["children"] if child["name"] == "model")
+    assert model["rest"][0] > 0  # model.norm.weight, for one
+
+
+@given(st.integers(0, 60))
+def test_nothing_gets_lost(most: int):
+    entries = [*transformer(6), *(tensor(f"flat{i}", (i,)) for i in range(12)), thing("a.b.c")]
+    summary = Summary.of(contents(entries))
+    found = sums(page_data(summary, most)["tree"])
+    assert found == [
+        len(entries),
+        summary.total.raw_bytes,
+        summary.total.stored_bytes + summary.total.object_bytes,
+    ]
+
+
+def test_very_many_items_make_no_larger_page():
+    few, many = (
+        page_of(Summary.of(contents([tensor(f"table.{i}.shard.{i % 7}.w", (8, 8)) for i in range(count)])), 1000)
+        for count in (2_000, 30_000)
+    )
+    assert len(many) < 1.2 * len(few)
+    assert "29,000 smaller items of this checkpoint are added up by module." in many
+
+
+def test_many_layers_and_roles_share_columns_and_rows():
+    entries = [tensor(f"l.{layer}.r{role}", (8, role + 1)) for layer in range(1000) for role in range(60)]
+    (stack,) = page_data(Summary.of(contents(entries)))["stacks"]
+    assert len(stack["layers"]) <= MAX_LAYERS
+    assert (stack["layers"][0], stack["layers"][-1]) == ("0-6", "994-999")
+    assert len(stack["roles"]) == MAX_ROLES + 1
+    assert stack["roles"][-1] == "20 more"
+    assert sum(cell[2] for cell in stack["cells"]) == 60_000
+
+
+def test_the_scale_leaves_outliers_aside():
+    entries = [tensor("a", (1000, 1000), 0.66), tensor("b", (1000, 1000), 0.72), tensor("tiny", (4,), 9)]
+    assert scale_of(entries) == (0.65, 0.75)
+    assert scale_of([tensor("a", (10, 10), 1.0)]) == (0.95, 1.0)
+    assert scale_of([]) == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 5)), max_size=10))
+def test_the_scale_has_two_ends(drawn: list[tuple[int, float]]):
+    low, high = scale_of(tensor(str(i), (size,), ratio) for i, (size, ratio) in enumerate(drawn))
+    assert low < high
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_facts(kind: Format):
+    found = page(transformer(), kind, packages={"torch": "2.13.0"}, key_ids=("raw:01",), extra={"made": "by hand"})
+    values = [element.text for element in found.all("dd")]
+    assert {str(kind), "torch 2.13.0", "raw:01", "made: by hand"} <= set(values)
+
+
+def test_nothing_at_all():
+    found = page([])
+    assert found.data["stacks"] == []
+    assert json.dumps(found.data["tree"]) == '{"name": "", "children": [], "items": []}'
