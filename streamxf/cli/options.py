@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import typer
@@ -9,20 +10,34 @@ import typer
 KEYS_VARIABLE = "STREAMXF_KEYS"
 
 
-def _existing(path: str) -> str:
-    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
-    import os
+def reachable(path: str) -> str:
+    """Refuse a URL of a kind that nothing here can read; for paths that need not be there yet."""
+    if "://" not in path and "::" not in path:
+        return path
+    try:
+        from fsspec.core import get_filesystem_class, split_protocol
+    except ImportError:
+        raise typer.BadParameter(f"{path}: URLs need fsspec: pip install 'streamxf[s3]'") from None
+    try:
+        for part in path.split("::"):
+            get_filesystem_class(split_protocol(part)[0] or part)
+    except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
+        raise typer.BadParameter(f"{path}: {error}") from None
+    return path
 
+
+def existing(path: str) -> str:
+    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
     if "://" not in path and "::" not in path and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")
-    return path
+    return reachable(path)
 
 
 PathArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        callback=_existing,
+        callback=existing,
         show_default=False,
         help="A checkpoint's folder or file, or its URL (s3://...; options of the storage come from fsspec's own "
         "configuration, FSSPEC_S3_ENDPOINT_URL for one).",

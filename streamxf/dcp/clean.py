@@ -157,7 +157,7 @@ def _names(folder: Folder) -> list[str]:
     try:
         return folder.names(beside=True)
     except MetadataError as error:
-        raise MetadataError(
+        raise type(error)(
             f"{error.message}. Nothing was removed: its files may be what is left of a checkpoint. If you know that no "
             "save to it was ever published, save to it again, which removes them in time, or delete the folder",
             file=error.file,
