@@ -62,6 +62,21 @@ class Filler:
         loaded = {name: self._loaded[name] for name in self._catalog.items if name in self._loaded}
         return self._result(nested(loaded, self._catalog.paths), loaded)
 
+    def check(self) -> Salvaged:
+        """Everything is read and nothing kept: the result has an empty state dict."""
+        self._expect(self._catalog.items)
+        found = {name for name in self._in_order(self._catalog.items) if self.read(name) is not None}
+        return self._result({}, [name for name in self._catalog.items if name in found])
+
+    def read(self, name: str) -> torch.Tensor | bytes | None:
+        """An item by itself: a whole tensor on the CPU, or an object's bytes; None if it did not verify."""
+        item = self._catalog.items[name]
+        if not isinstance(item, TensorStorageMetadata):
+            return self._object(name)
+        self._load_whole(name, item)
+        found: torch.Tensor | None = self._loaded.pop(name, None)
+        return found
+
     def into(self, state_dict: dict[str, Any]) -> Salvaged:
         """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
@@ -152,29 +167,33 @@ class Filler:
         self._take(name, target, len(good), len(requests), complete)
 
     def _load_object(self, name: str, planner: DefaultLoadPlanner) -> None:
-        index = MetadataIndex(name)
-        request = ReadItem(LoadItemType.BYTE_IO, index, _NOTHING, index, _NOTHING, _NOTHING)
-        found: bytes | None = None
-        for session in self._catalog.readers_of(index):
-            try:
-                data = session.read_object(request)
-            except (StreamxfError, OSError) as error:
-                self._damaged.append(Lost.of(error, name, session.file_of(index)))
-                continue
-            if found is not None and data != found:
-                self._damaged.append(_differ(name))
-                return
-            found = data
+        found = self._object(name)
         if found is None:
             return
         if not hasattr(planner, "state_dict"):
             planner.set_up_planner({})
         try:
-            planner.load_bytes(request, io.BytesIO(found))
+            planner.load_bytes(_object_request(name), io.BytesIO(found))
         except Exception as error:  # with weights_only=False it is any pickle, which can fail in any way
             self._damaged.append(Lost.of(_no_object(error), name))
             return
         self._loaded[name] = planner.state_dict.get(name)
+
+    def _object(self, name: str) -> bytes | None:
+        """The bytes of an object, if it verified and all copies of it are the same."""
+        request = _object_request(name)
+        found: bytes | None = None
+        for session in self._catalog.readers_of(request.storage_index):
+            try:
+                data = session.read_object(request)
+            except (StreamxfError, OSError) as error:
+                self._damaged.append(Lost.of(error, name, session.file_of(request.storage_index)))
+                continue
+            if found is not None and data != found:
+                self._damaged.append(_differ(name))
+                return None
+            found = data
+        return found
 
     # -- a chunk -----------------------------------------------------------------------------------
 
@@ -268,6 +287,11 @@ def _chunk_request(name: str, number: int, chunk: ChunkStorageMetadata) -> ReadI
     begin = torch.Size([0] * len(chunk.sizes))
     index = MetadataIndex(name, chunk.offsets, number)
     return ReadItem(LoadItemType.TENSOR, index, begin, index, begin, chunk.sizes)
+
+
+def _object_request(name: str) -> ReadItem:
+    index = MetadataIndex(name)
+    return ReadItem(LoadItemType.BYTE_IO, index, _NOTHING, index, _NOTHING, _NOTHING)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

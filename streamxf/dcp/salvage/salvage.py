@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint._extension import ExtensionRegistry
@@ -14,6 +15,7 @@ from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.dcp.metadata.save_ids import UNKNOWN_RANKS, SaveIds, as_save_ids
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.publish.listing import OWN_FILE, RANK_METADATA, TORCH_FILE, list_files
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.fill import Filler
@@ -114,24 +116,60 @@ def salvage(
     ParameterError
         If an argument is not what it should be.
     """
+    with open_catalog(
+        path,
+        keys=KeyRing.of(keys, trust, allow_unsigned),
+        require=require,
+        registry=registry,
+        objects=Objects(weights_only, safe_globals),
+        expect_save_id=expect_save_id,
+        rank=rank,
+        merge_ranks=merge_ranks,
+        without_metadata=without_metadata,
+        storage_options=storage_options,
+        progress=progress,
+    ) as catalog:
+        filler = Filler(catalog, partial, progress)
+        return filler.whole() if state_dict is None else filler.into(state_dict)
+
+
+@contextmanager
+def open_catalog(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeyRing,
+    require: Require | None,
+    registry: ExtensionRegistry | None = None,
+    objects: Objects,
+    expect_save_id: SaveIds,
+    rank: int | None,
+    merge_ranks: bool,
+    without_metadata: bool | Collection[str],
+    storage_options: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> Iterator[Catalog]:
+    """What there is of a checkpoint, to be read in the block. Arguments and errors are those of `salvage`.
+
+    Parameters
+    ----------
+    objects : Objects
+        What becomes of objects.
+    """
     if expect_save_id is not None and without_metadata:
         raise ParameterError("without_metadata= cannot find out which save it is, so expect_save_id= means nothing")
     if isinstance(without_metadata, str):
         raise ParameterError("without_metadata= is True, or a list of writer ids")
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    options: dict[str, Any] = {
-        "keys": ring,
-        "require": require,
-        "weights_only": weights_only,
-        "safe_globals": safe_globals,
-        "expect_save_id": expect_save_id,
-    }
+    options: dict[str, Any] = {"keys": keys, "require": require, "expect_save_id": expect_save_id}
 
     def session() -> Session:
         text = os.fspath(path)
+        made: Session
         if "://" in text or "::" in text or storage_options:
-            return FsspecSession(text, registry, **options, **(storage_options or {}))
-        return LocalSession(text, registry, **options)
+            made = FsspecSession(text, registry, **options, **(storage_options or {}))
+        else:
+            made = LocalSession(text, registry, **options)
+        made.treat_objects(objects)
+        return made
 
     first = session()
     names = list_files(first.fs, first.path)
@@ -153,7 +191,7 @@ def salvage(
             file=os.fspath(path),
         )
     if not sessions and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(os.fspath(path), failed, names, bool(len(ring)))
+        raise _nothing(os.fspath(path), failed, names, bool(len(keys)))
     try:
         if sessions:
             catalog = Catalog.of(sessions, damaged)
@@ -164,8 +202,7 @@ def salvage(
                     catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
         else:
             catalog = rebuild(first, names, without_metadata, damaged, progress)
-        filler = Filler(catalog, partial, progress)
-        return filler.whole() if state_dict is None else filler.into(state_dict)
+        yield catalog
     finally:
         for opened in sessions or [first]:
             opened.close()

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from streamxf.dcp.fsspec import FsspecReader
 from streamxf.dcp.load.items import Expected, ItemOpener
 from streamxf.dcp.load.loader import Loader, noted
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader, OpenedFile
 from streamxf.dcp.salvage.records import check_bare
 from streamxf.dcp.tensors.boxes import contiguous_strides
@@ -85,6 +86,10 @@ class Session(ChainReaderMixin):
         self._loader = None
         self._shares = None
 
+    def treat_objects(self, objects: Objects) -> None:
+        """Say what becomes of objects."""
+        self._objects = objects
+
     def begin(self, metadata: Metadata, name: str) -> None:
         """Take the metadata in use, which was read from the file `name`."""
         self.set_up_storage_reader(metadata, is_coordinator=True)
@@ -130,7 +135,7 @@ class Session(ChainReaderMixin):
         return None if place is None else self._full(place.relative_path)
 
     def read_object(self, request: ReadItem) -> bytes:
-        """An object's bytes, as the planner may unpickle them; raises as `read_tensor`."""
+        """An object's bytes, as `treat_objects` has it; raises as `read_tensor`."""
         self._read(request)
         return self._catch.data
 
