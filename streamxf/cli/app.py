@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from streamxf.cli import bench, clean, codecs, demo, diff, inspect, keygen, recipients, rekey, tune, unpack, verify
+from streamxf.cli import (
+    bench,
+    clean,
+    codecs,
+    demo,
+    diff,
+    inspect,
+    keygen,
+    recipients,
+    rekey,
+    salvage,
+    tune,
+    unpack,
+    verify,
+)
 from streamxf.version import __version__
 
 app = typer.Typer(
@@ -27,6 +41,7 @@ COMMANDS: tuple[tuple[ModuleType, str], ...] = (
     (inspect, LOOK),
     (diff, LOOK),
     (verify, CHECK),
+    (salvage, CHECK),
     (clean, CHECK),
     (unpack, CONVERT),
     (keygen, KEYS),

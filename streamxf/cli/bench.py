@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "streamxf bench model.safetensors --at /checkpoints",
-    "streamxf bench --at /checkpoints --size 1GiB --chain floatzip --chain zstd:level=1+checksum",
+    "streamxf bench --at /checkpoints --size 1GiB --chain floatzip --chain lz4",
 )
 
 _CLOSE = 1.05
@@ -48,7 +48,7 @@ def bench(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PATH]",
+            metavar="PATH",
             show_default=False,
             help="A checkpoint of any format, whose tensors are saved and loaded; by default random weights in bf16.",
         ),

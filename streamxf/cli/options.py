@@ -43,6 +43,25 @@ PathArgument = Annotated[
         "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
     ),
 ]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL."),
+]
+ChainOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chain",
+        metavar="CHAIN",
+        help="The codecs to store with, as in floatzip, zstd:level=3+checksum or floatzip+encrypt; '' stores without "
+        "any. By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+    ),
+]
+EncryptToOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--encrypt-to", metavar="LOCATION", help="A key that may read what is written; may be given several times."
+    ),
+]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -35,14 +35,17 @@ def verify(
     """
     from streamxf.dcp.verify.verify import verify as look
 
-    report = look(
-        path,
-        keys_at(key),
-        trust=keys_at(trust),
-        allow_unsigned=allow_unsigned,
-        require=require,
-        expect_save_id=expect_save_id,
-    )
+    keys, trusted = keys_at(key), keys_at(trust)
+    with show.progress("Verifying", json) as bar:
+        report = look(
+            path,
+            keys,
+            trust=trusted,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            expect_save_id=expect_save_id,
+            progress=bar,
+        )
     if json:
         show.as_json({"path": path, "ok": report.ok, **asdict(report)})
     else:

@@ -10,6 +10,7 @@ from streamxf.chain import ChainLike
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.convert.encryption import chain_for
 from streamxf.convert.job import FILE_SIZE
+from streamxf.convert.places import is_same
 from streamxf.convert.result import Converted
 from streamxf.convert.session import check_target, write_job, writer_to
 from streamxf.convert.stored import Stored
@@ -97,7 +98,7 @@ def transcode(
     """
     if in_place == (target is not None):
         raise ParameterError("a copy goes to a target, or into the place of its source (in_place): say one of both")
-    if target is not None and _is_same(source, target):
+    if target is not None and is_same(source, target):
         raise ParameterError("source and target are the same; to replace the source is what in_place is for")
     ring = KeyRing.of(keys, trust, allow_unsigned)
     made = chain_for(chain, encrypt_to, signer, was_encrypted=len(ring) > 0)
@@ -107,10 +108,3 @@ def transcode(
         check_target(writer, overwrite)
     jobs = Stored(source, ring, require, storage_options).jobs(in_place=in_place)
     return Converted.together([write_job(writer, job, file_size, progress) for job in jobs])
-
-
-def _is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    try:
-        return os.path.samefile(source, target)
-    except OSError:  # one of them is not there, or a URL
-        return os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")

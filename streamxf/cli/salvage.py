@@ -1,0 +1,121 @@
+"""``streamxf salvage``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamxf.cli import show
+from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.keys import key_at, keys_at
+from streamxf.cli.options import (
+    ChainOption,
+    EncryptToOption,
+    JsonOption,
+    KeyOption,
+    PathArgument,
+    RequireOption,
+    SaveIdOption,
+    SignerOption,
+    TargetArgument,
+    TrustOption,
+    UnsignedOption,
+)
+from streamxf.errors import ParameterError
+
+if TYPE_CHECKING:
+    from streamxf.convert.result import Converted
+    from streamxf.dcp.salvage.result import Salvaged
+
+EXAMPLES = (
+    "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
+    "streamxf salvage damaged whole --without-metadata",
+)
+
+
+def salvage(
+    path: PathArgument,
+    target: TargetArgument,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take tensors of which only some shards are whole: the rest is zero.")
+    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", min=0, metavar="N", help="Whose metadata to use, where each rank has its own."),
+    ] = None,
+    merge_ranks: Annotated[
+        bool,
+        typer.Option("--merge-ranks", help="Where each rank has metadata of its own: you know all are of one save."),
+    ] = False,
+    without_metadata: Annotated[
+        bool,
+        typer.Option(
+            "--without-metadata",
+            help="Where the metadata cannot be used, look for items in the data files. You then vouch that none of "
+            "them is missing, and none is a stranger's.",
+        ),
+    ] = False,
+    writer_id: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--writer-id",
+            metavar="ID",
+            help="With --without-metadata: the 32 digits in the names of files that belong to the save, if there are "
+            "several.",
+        ),
+    ] = None,
+    chain: ChainOption = None,
+    encrypt_to: EncryptToOption = None,
+    signer: SignerOption = None,
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    require: RequireOption = None,
+    expect_save_id: SaveIdOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
+
+    Each item is checked as in a load, by itself; what is in the new checkpoint is what was saved. One or two items are
+    in memory at a time. The damaged checkpoint stays as it is, and is read twice. It exits with 1 if anything is lost.
+    """
+    from streamxf.convert.salvaged import salvage_to
+
+    if writer_id and not without_metadata:
+        raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
+    options: dict[str, Any] = {
+        "encrypt_to": keys_at(encrypt_to),
+        "signer": key_at(signer),
+        "keys": keys_at(key),
+        "trust": keys_at(trust),
+    }
+    with show.progress("Salvaging", json) as bar:
+        found, written = salvage_to(
+            path,
+            target,
+            chain,
+            **options,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            expect_save_id=expect_save_id,
+            partial=partial,
+            rank=rank,
+            merge_ranks=merge_ranks,
+            without_metadata=writer_id or without_metadata,
+            progress=bar,
+        )
+    _print(path, target, found, written, json)
+    return FAILED if found.damaged or written is None else FINE
+
+
+def _print(path: str, target: str, found: Salvaged, written: Converted | None, json: bool) -> None:
+    if json:
+        facts = asdict(found)
+        del facts["state_dict"], facts["missing"]
+        show.as_json({"path": path, "target": target, **facts, "written": None if written is None else asdict(written)})
+        return
+    out = show.console()
+    out.print(str(found))
+    out.print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

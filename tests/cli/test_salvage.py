@@ -1,0 +1,198 @@
+"""``streamxf salvage``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import streamxf
+from cli.command import Run
+from cli.conftest import STATE, flip_bit
+
+
+class Unusual:
+    """What no reader unpickles unasked."""
+
+
+NESTED = {
+    "model": {"weight": torch.arange(50_000, dtype=torch.float32), "bias": torch.ones(30).to(torch.bfloat16)},
+    "optimizer": {"state": [{"step": 3, "moment": torch.zeros(7)}, {"step": 4}], "notes": ["a", "b"]},
+    "step": 7,
+}
+
+
+def flip_in(path: Path, name: str) -> None:
+    """Flip a bit in the middle of an item."""
+    metadata = streamxf.FileSystemReader(path).read_metadata()
+    (place,) = (place for index, place in metadata.storage_data.items() if index.fqn == name)
+    file = path / place.relative_path
+    data = bytearray(file.read_bytes())
+    data[place.offset + place.length // 2] ^= 1
+    file.write_bytes(data)
+
+
+def loaded(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    load(state, storage_reader=streamxf.FileSystemReader(path, **options))
+    return state
+
+
+def test_of_a_whole_checkpoint_everything_arrives(run: Run, plain: Path, tmp_path: Path):
+    done = run("salvage", plain, tmp_path / "new")
+    assert (done.code, done.err) == (0, "")
+    assert "3 items salvaged, 0 damaged" in done.out
+    state = loaded(tmp_path / "new", {"layer.weight": torch.zeros(60, 100), "step": 0})
+    assert torch.equal(state["layer.weight"], STATE["layer.weight"])
+    assert state["step"] == 7
+    assert run("verify", tmp_path / "new").code == 0
+
+
+def test_what_is_lost_is_listed_and_left_out(run: Run, tmp_path: Path):
+    save(dict(NESTED), storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
+    before = streamxf.FileSystemReader(tmp_path / "old").read_metadata()
+    flip_in(tmp_path / "old", "optimizer.state.0.moment")
+    flip_in(tmp_path / "old", "step")
+    done = run("salvage", tmp_path / "old", tmp_path / "new", "--json")
+    assert done.code == 1
+    assert {entry["item"] for entry in done.json["damaged"]} == {"optimizer.state.0.moment", "step"}
+    after = streamxf.FileSystemReader(tmp_path / "new").read_metadata()
+    lost = {"optimizer.state.0.moment", "step"}
+    assert set(after.state_dict_metadata) == set(before.state_dict_metadata) - lost == set(done.json["loaded"])
+    assert after.planner_data == {name: path for name, path in before.planner_data.items() if name not in lost}
+    assert done.json["written"]["items"] == len(after.state_dict_metadata)
+    target = {"model": {"weight": torch.zeros(50_000)}, "optimizer": {"notes": [""]}}
+    state = loaded(tmp_path / "new", target)
+    assert torch.equal(state["model"]["weight"], NESTED["model"]["weight"])
+    assert state["optimizer"]["notes"] == ["a", "b"]
+    text = run("salvage", tmp_path / "old", tmp_path / "newer").out
+    assert "damaged: step: " in text
+
+
+def test_objects_are_copied_and_not_unpickled(run: Run, tmp_path: Path):
+    state = {"weight": torch.ones(5), "odd": Unusual()}
+    with pytest.warns(UserWarning, match="readers will refuse"):
+        save(dict(state), storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
+    assert run("salvage", tmp_path / "old", tmp_path / "new").code == 0
+    found = loaded(tmp_path / "new", {"odd": None}, safe_globals=[Unusual])
+    assert isinstance(found["odd"], Unusual)
+
+
+def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path, key_file: Path, tmp_path: Path):
+    opens = ["--key", f"file:{key_file}"]
+    refused = run("salvage", encrypted, tmp_path / "new", *opens)
+    assert refused.code == 2
+    assert "--encrypt-to" in refused.err
+    assert not (tmp_path / "new").exists()
+    flip_bit(encrypted)
+    done = run("salvage", encrypted, tmp_path / "new", *opens, "--encrypt-to", f"file:{key_file}", "--json")
+    assert done.code == 1
+    assert len(done.json["damaged"]) == 1
+    assert run("verify", tmp_path / "new", *opens, "--require", "published").code == 0
+    assert run("salvage", encrypted, tmp_path / "other").code == 2
+
+
+def test_without_metadata(run: Run, plain: Path, tmp_path: Path):
+    (plain / ".metadata").unlink()
+    refused = run("salvage", plain, tmp_path / "new")
+    assert refused.code == 1
+    assert not (tmp_path / "new").exists()
+    done = run("salvage", plain, tmp_path / "new", "--without-metadata", "--json")
+    assert sorted(done.json["loaded"]) == sorted(STATE)
+    assert any("vouched" in sentence for sentence in done.json["unchecked"])
+    state = loaded(tmp_path / "new", {"layer.weight": torch.zeros(60, 100)})
+    assert torch.equal(state["layer.weight"], STATE["layer.weight"])
+    (name,) = (file.name for file in plain.glob("*.distcp"))
+    known = name.removesuffix(".distcp").rpartition("_")[2]
+    chosen = ["--without-metadata", "--writer-id"]
+    assert run("salvage", plain, tmp_path / "other", *chosen, known).code == done.code
+    assert run("salvage", plain, tmp_path / "another", *chosen, "0" * 32).code == 2
+    assert run("salvage", plain, tmp_path / "another", "--writer-id", known).code == 2
+
+
+def test_a_tensor_in_part(run: Run, tmp_path: Path):
+    halves = {0: torch.arange(4000.0).reshape(4, 1000), 4: torch.arange(4000.0, 8000.0).reshape(4, 1000)}
+    sharded_checkpoint(tmp_path / "old", halves)
+    flip_in_chunk(tmp_path / "old", 4)
+    without = run("salvage", tmp_path / "old", tmp_path / "new", "--json")
+    assert (without.code, without.json["loaded"], without.json["written"]) == (1, [], None)
+    assert not (tmp_path / "new").exists()
+    done = run("salvage", tmp_path / "old", tmp_path / "new", "--partial", "--json")
+    assert done.code == 1
+    assert done.json["partial"] == ["w"]
+    state = loaded(tmp_path / "new", {"w": torch.ones(8, 1000)})
+    assert torch.equal(state["w"], torch.cat([halves[0], torch.zeros(4, 1000)]))
+
+
+def sharded_checkpoint(path: Path, parts: dict[int, torch.Tensor]) -> None:
+    """A tensor that two ranks saved, each some rows of it; by torch's own writer, whose metadata a test can make."""
+    import pickle
+
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+
+    writer = FileSystemWriter(path, _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
+    save({str(row): part for row, part in parts.items()}, storage_writer=writer)
+    content = FileSystemReader(path).read_metadata()
+    first = content.state_dict_metadata["0"]
+    chunks = [ChunkStorageMetadata(torch.Size([row, 0]), part.size()) for row, part in parts.items()]
+    content.state_dict_metadata = {"w": TensorStorageMetadata(first.properties, torch.Size([8, 1000]), chunks)}
+    content.storage_data = {
+        MetadataIndex("w", torch.Size([int(index.fqn), 0])): place for index, place in content.storage_data.items()
+    }
+    content.planner_data = {"w": ("w",)}
+    (path / ".metadata").write_bytes(pickle.dumps(content))
+
+
+def flip_in_chunk(path: Path, row: int) -> None:
+    metadata = streamxf.FileSystemReader(path).read_metadata()
+    (place,) = (place for index, place in metadata.storage_data.items() if index.offset[0] == row)
+    file = path / place.relative_path
+    data = bytearray(file.read_bytes())
+    data[place.offset + place.length // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
+    for target in (plain, encrypted):
+        before = {file.name: file.read_bytes() for file in target.iterdir()}
+        done = run("salvage", plain, target)
+        assert done.code == 2
+        assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+
+
+def test_a_disk_that_fails_meanwhile_publishes_nothing(run: Run, plain: Path, tmp_path: Path, monkeypatch):
+    from streamxf.dcp.salvage.fill import Filler
+
+    check = Filler.check
+
+    def damage_afterwards(filler: Filler) -> Any:
+        found = check(filler)
+        flip_bit(plain)
+        return found
+
+    monkeypatch.setattr(Filler, "check", damage_afterwards)
+    done = run("salvage", plain, tmp_path / "new")
+    assert done.code == 1
+    assert "verified a moment ago" in done.err
+    assert not (tmp_path / "new" / ".metadata").exists()
+
+
+def test_a_copy_is_gone_on_with(run: Run, plain: Path, tmp_path: Path, monkeypatch):
+    """A call that could not be finished leaves what it has, and the next one takes it up."""
+    from streamxf.dcp.writer import FileSystemWriter
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error", "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemWriter, "finish", refuse)
+        assert run("salvage", plain, tmp_path / "new").code == 1
+    done = run("salvage", plain, tmp_path / "new", "--json")
+    assert done.json["written"]["kept_files"] == 1
+    assert run("verify", tmp_path / "new").code == 0
+    shutil.rmtree(tmp_path / "new")
