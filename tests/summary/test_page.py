@@ -19,6 +19,8 @@ from streamxf.summary.summary import Summary
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"
 
+ROLES = {"up": (100, 100), "bias": (4,), "gain": (4,), "down": (100, 100)}
+
 
 def page(entries: list[Entry], kind: Format = Format.STREAMXF, **more: object) -> Page:
     return Page.parse(page_of(Summary.of(contents(entries, kind, **more))))
@@ -128,8 +130,17 @@ def test_many_layers_and_roles_share_columns_and_rows():
     assert len(stack["layers"]) <= MAX_LAYERS
     assert (stack["layers"][0], stack["layers"][-1]) == ("0-6", "994-999")
     assert len(stack["roles"]) == MAX_ROLES + 1
-    assert stack["roles"][-1] == "20 more"
+    assert stack["roles"][-1] == "20 small ones"
     assert sum(cell[2] for cell in stack["cells"]) == 60_000
+
+
+def test_small_roles_share_a_row():
+    entries = [tensor(f"l.{i}.{role}", shape) for i in range(3) for role, shape in ROLES.items()]
+    (stack,) = page_data(Summary.of(contents(entries)))["stacks"]
+    assert stack["roles"] == ["up", "down", "2 small ones"]
+    assert sum(cell[2] for cell in stack["cells"]) == len(entries)
+    (stack,) = page_data(Summary.of(contents([e for e in entries if not e.name.endswith("bias")])))["stacks"]
+    assert stack["roles"] == ["up", "gain", "down"]
 
 
 def test_the_scale_leaves_outliers_aside():

@@ -105,6 +105,8 @@ function rampLegend(target, from, to, title) {
   target.replaceChildren(make("span", {}, title), make("span", { class: "key" }, from, bar, to));
 }
 
+const scaleEnds = () => DATA.scale.map((end, at) => `${DATA.beyond[at] ? ["≤ ", "≥ "][at] : ""}${fixed(end, 2)}`);
+
 // -- what several parts of the page use ------------------------------------------------------------------------------
 
 function choice(target, name, options, chosen, changed) {

@@ -23,6 +23,7 @@ MAX_NAME = 300
 MAX_STACKS = 12
 MAX_LAYERS = 160
 MAX_ROLES = 40
+SMALL_ROLE = 0.001  # of the bytes of a stack in memory: several roles below it share a row
 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
 _STEP = 0.05
@@ -41,7 +42,8 @@ def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
         "chains": [printable(chain_text(chain), MAX_NAME) for chain in summary.chains],
         "tree": _Tree(summary).of(entries, {entry.name for entry in shown}),
         "left_out": len(entries) - len(shown),
-        "scale": scale_of(contents.tensors),
+        "scale": (scale := scale_of(contents.tensors)),
+        "beyond": _beyond(contents.tensors, scale),
         "stacks": [_stack(stack) for stack in stacks_of(entries)[:MAX_STACKS]],
     }
 
@@ -58,6 +60,12 @@ def scale_of(tensors: Iterable[Entry]) -> tuple[float, float]:
     low = math.floor(round(_quantile(weights, _OUTLIERS) / _STEP, 6)) * _STEP
     high = math.ceil(round(_quantile(weights, 1 - _OUTLIERS) / _STEP, 6)) * _STEP
     return round(min(low, high - _STEP), 2), round(high, 2)
+
+
+def _beyond(tensors: Iterable[Entry], scale: tuple[float, float]) -> list[bool]:
+    """Whether there are ratios below the scale, and above it."""
+    ratios = [ratio for entry in tensors if (ratio := ratio_of(entry)) is not None]
+    return [any(ratio < scale[0] for ratio in ratios), any(ratio > scale[1] for ratio in ratios)]
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
@@ -122,12 +130,8 @@ def _stack(stack: Stack) -> dict[str, Any]:
     step = -(-len(stack.layers) // MAX_LAYERS)
     columns = [stack.layers[start : start + step] for start in range(0, len(stack.layers), step)]
     column_of = {layer: index for index, column in enumerate(columns) for layer in column}
-    sizes: dict[str, int] = dict.fromkeys(stack.roles, 0)
-    for (_, role), tally in stack.cells.items():
-        sizes[role] += tally.stored_bytes
-    kept = set(nlargest(MAX_ROLES, sizes, key=lambda role: sizes[role]))
-    roles = [role for role in stack.roles if role in kept]
-    row_of = {role: roles.index(role) for role in roles}
+    roles = _rows(stack)
+    row_of = {role: row for row, role in enumerate(roles)}
     cells: dict[tuple[int, int], Tally] = {}
     for (layer, role), tally in stack.cells.items():
         cells.setdefault((row_of.get(role, len(roles)), column_of[layer]), Tally()).merge(tally)
@@ -135,11 +139,22 @@ def _stack(stack: Stack) -> dict[str, Any]:
     return {
         "name": printable(stack.name, MAX_NAME) or "layers",
         "layers": [_span(column) for column in columns],
-        "roles": [printable(role, MAX_NAME) or "tensor" for role in roles] + ([f"{more:,} more"] if more else []),
+        "roles": [printable(role, MAX_NAME) or "tensor" for role in roles] + ([f"{more:,} small ones"] if more else []),
         "cells": [
             [row, column, tally.tensors, tally.raw_bytes, tally.stored_bytes] for (row, column), tally in cells.items()
         ],
     }
+
+
+def _rows(stack: Stack) -> list[str]:
+    """The roles that get a row each: biases and gains, which are mostly framing, would take half of the picture."""
+    sizes: dict[str, int] = dict.fromkeys(stack.roles, 0)
+    for (_, role), tally in stack.cells.items():
+        sizes[role] += tally.raw_bytes
+    least = SMALL_ROLE * sum(sizes.values())
+    small = {role for role, size in sizes.items() if size < least}
+    kept = set(nlargest(MAX_ROLES, sizes, key=lambda role: sizes[role])) - (small if len(small) > 1 else set())
+    return [role for role in stack.roles if role in kept]
 
 
 def _span(layers: list[int]) -> str:

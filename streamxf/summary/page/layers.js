@@ -21,7 +21,7 @@ function drawHeat() {
   const most = Math.max(...stack.cells.map((cell) => cell[4]), 1);
   const wide = { label: Math.min(300, Math.max(...stack.roles.map((role) => role.length)) * 7.3 + 18), all: 62, gap: 10 };
   const room = byId("heat").clientWidth - wide.label - wide.all - wide.gap;
-  const step = Math.max(6, Math.min(96, room / stack.layers.length));
+  const step = Math.max(6, Math.min(150, room / stack.layers.length));
   const [tall, top] = [stack.roles.length > 24 ? 20 : 26, 26];
   const foot = top + stack.roles.length * tall + wide.gap;
   const [width, height] = [wide.label + stack.layers.length * step + wide.gap + wide.all, foot + tall];
@@ -48,7 +48,7 @@ function drawHeat() {
   }
   byId("heat").replaceChildren(svg);
   walkable(svg, ".cell");
-  if (heat.metric === "ratio") rampLegend(byId("heat-legend"), ...DATA.scale.map((end) => fixed(end, 2)), "Stored / in memory");
+  if (heat.metric === "ratio") rampLegend(byId("heat-legend"), ...scaleEnds(), "Stored / in memory");
   else rampLegend(byId("heat-legend"), size(0), size(most), "Stored");
 }
 

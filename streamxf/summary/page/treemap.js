@@ -114,7 +114,8 @@ function drawTreemap() {
     const line = around.length ? 1.5 : 3.5;
     svg.append(draw("rect", { class: "edge", x, y, width: w, height: h, "stroke-width": line }));
     const layered = edge.node.children.some((child) => child.kind === "module");
-    if (part > LABELLED || around.length > 1 || (around.length && !layered)) continue;
+    if (part > LABELLED || around.length > 1) continue;
+    if (around.length && (!layered || w < 110 || h < 80)) continue;
     const pill = pillOf(edge, around.length ? around[around.length - 1].node : view.focus, pills);
     if (!pill) continue;
     pills.push(pill);
@@ -225,7 +226,7 @@ function drawCrumbs() {
 
 function drawTreemapLegend() {
   const target = byId("treemap-legend");
-  if (view.colour === "ratio") return rampLegend(target, ...DATA.scale.map((end) => fixed(end, 2)), "Stored / in memory");
+  if (view.colour === "ratio") return rampLegend(target, ...scaleEnds(), "Stored / in memory");
   const keys = DATA.dtypes.slice(0, KINDS.length).map((name, dtype) => [name, dtypeColour(dtype)]);
   if (ROOT.objects) keys.push(["object", PLAIN]);
   target.replaceChildren(...keys.map(([name, colour]) => {
