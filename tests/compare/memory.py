@@ -19,6 +19,8 @@ class Memory(Source):
     ----------
     largest : int
         Bytes of the largest box that was read.
+    paths : dict
+        Empty, and may be filled.
     refused : dict of str to Exception
         What loading an object raises, by its name.
     """
@@ -26,6 +28,7 @@ class Memory(Source):
     def __init__(self, state: dict[str, Any], path: str = "memory") -> None:
         self._state = state
         self.largest = 0
+        self.paths: dict[str, tuple[str | int, ...]] = {}
         self.refused: dict[str, Exception] = {}
         self.contents = Contents(path, Format.TORCH, {name: _entry(name, value) for name, value in state.items()}, {})
 

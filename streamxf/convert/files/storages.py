@@ -15,6 +15,7 @@ import torch
 from streamxf.convert.files.layout import Run, Segment, Woven, Zeros, dtype_of
 from streamxf.convert.origin import View
 from streamxf.dcp.tensors.boxes import contiguous_strides
+from streamxf.dcp.tensors.payload import untouched_storage
 from streamxf.formats.contents import Entry
 
 
@@ -102,7 +103,7 @@ class Storages:
         return made
 
     def _storage(self, segments: tuple[Segment, ...], size: int) -> torch.UntypedStorage:
-        storage = torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
+        storage = untouched_storage(size)
         self._segments[storage._cdata] = segments
         self._kept.append(storage)
         return storage

@@ -5,6 +5,9 @@ tensor at once.
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +19,8 @@ from streamxf.errors import UnsupportedError
 
 # Small on purpose: pieces of 4 MiB scatter over glibc's heap, and the save of a view with gaps added 100 MiB, not 30.
 PIECE_BYTES = 2**20
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # of which Python knows from 3.13 on
+_MAPPED = 2**26  # bytes; a process may have some ten thousand mappings
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,16 @@ def untouched(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) 
     """
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     elements = last + 1 if math.prod(shape) else 0
-    storage = torch.UntypedStorage(elements * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
+    storage = untouched_storage(elements * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape), tuple(strides))
+
+
+def untouched_storage(size: int) -> torch.UntypedStorage:
+    """A storage of `size` bytes that takes no memory until somebody touches it; it may be larger than all memory."""
+    if size < _MAPPED or os.name == "nt":
+        return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
+    return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
 
 
 def minimal(tensor: torch.Tensor) -> torch.Tensor:
