@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamxf import errors, keys
+    from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from streamxf.fileio import decode, encode
     from streamxf.fileio import open as open  # exported by its name alone
     from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
+    from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
     from streamxf.tuning.recommendation import Recommendation
@@ -64,6 +66,8 @@ _HOME = {
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.dcp.salvage.result",
     "PrivateKey": "streamxf.keys",
+    "Progress": "streamxf.progress",
+    "ProgressBar": "streamxf.bar",
     "PublicKey": "streamxf.keys",
     "Recipient": "streamxf.dcp.rekey.rekey",
     "Recipients": "streamxf.dcp.rekey.rekey",
@@ -116,6 +120,8 @@ __all__ = [
     "LoadReport",
     "Lost",
     "PrivateKey",
+    "Progress",
+    "ProgressBar",
     "PublicKey",
     "Recipient",
     "Recipients",

@@ -75,5 +75,5 @@ class Shares:
     def finish(self) -> None:
         """Say that all is done, also what never had to be begun."""
         self._current.finish()
-        self._progress.advance(sum(self._left.values()))
+        Share(self._progress, sum(self._left.values())).finish()
         self._left.clear()

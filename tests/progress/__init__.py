@@ -1,0 +1,1 @@
+"""How far saves, loads, verify and salvage are, and the bar that shows it."""

@@ -1,0 +1,69 @@
+"""A `Progress` that notes what it is told, and state dicts whose bytes are known."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any
+
+import torch
+
+
+class Recorder:
+    """Notes what it is told. It holds a lock, so it cannot be pickled, as most that people write.
+
+    Attributes
+    ----------
+    expected : int
+        The sum of what there is to do.
+    steps : list of int
+        What was done, in the order in which it was told.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.expected = 0
+        self.steps: list[int] = []
+
+    def expect(self, count: int) -> None:
+        assert count >= 0
+        with self._lock:
+            self.expected += count
+
+    def advance(self, count: int) -> None:
+        assert count > 0
+        with self._lock:
+            self.steps.append(count)
+            assert self.done <= self.expected
+
+    @property
+    def done(self) -> int:
+        return sum(self.steps)
+
+
+def make_state() -> dict[str, Any]:
+    """A tensor of many blocks, some of one, one of nothing, a transposed one, and objects."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "large": torch.randn(1_500_000, generator=generator),
+        "small": {str(number): torch.randn(40, generator=generator).bfloat16() for number in range(30)},
+        "empty": torch.zeros(0, 3),
+        "turned": torch.randn(300, 200, generator=generator).t(),
+        "number": 5,
+        "list": ["an object"] * 9,
+    }
+
+
+def raw_size(state: dict[str, Any]) -> int:
+    """Bytes of its tensors' elements, and of its objects as ``torch.save`` writes them."""
+    total = 0
+    for value in state.values():
+        if isinstance(value, dict):
+            total += raw_size(value)
+        elif isinstance(value, torch.Tensor):
+            total += value.nbytes
+        else:
+            stored = io.BytesIO()
+            torch.save(value, stored)
+            total += len(stored.getvalue())
+    return total

@@ -1,0 +1,239 @@
+"""What loads, verify and salvage tell: stored bytes, as they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
+from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
+from verify.remote import url_of
+
+import streamxf
+from streamxf import Checksum, FloatZip
+from streamxf.errors import BlockError
+
+from .recorder import Recorder, make_state
+
+CHAINS = {"default": lambda: [FloatZip()], "full": full_chain, "none": list, "foreign": lambda: [Xor(), Checksum()]}
+KEYS = {"full": KEY}
+MIB = 2**20
+
+
+@pytest.fixture(params=CHAINS)
+def chain(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def stored_size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in data_files(folder))
+
+
+def loaded_size(folder: Path, keys: Any = None) -> int:
+    """DCP asks for nothing of a tensor that is empty."""
+    places = streamxf.FileSystemReader(folder, keys=keys).read_metadata().storage_data
+    return sum(place.length for index, place in places.items() if index.fqn != "empty")
+
+
+def registry() -> ExtensionRegistry:
+    made = ExtensionRegistry()
+    made.register(Xor)
+    made.register(ZStandard)
+    return made
+
+
+def reader_of(folder: Path, chain: str, recorder: Recorder) -> Any:
+    if chain == "foreign":
+        return streamxf.FileSystemReader(folder, registry(), progress=recorder)
+    return streamxf.FileSystemReader(folder, keys=KEYS.get(chain), progress=recorder)
+
+
+# -- loads -----------------------------------------------------------------------------------------
+
+
+def test_a_load(tmp_path: Path, chain: str) -> None:
+    save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
+    recorder = Recorder()
+    reader = reader_of(tmp_path, chain, recorder)
+    for number in (1, 2):
+        dcp.load(blank(make_state()), storage_reader=reader)
+        assert recorder.done == recorder.expected == number * loaded_size(tmp_path, KEYS.get(chain))
+
+
+@pytest.mark.parametrize("extensions", [[], [ZStandard()]], ids=["plain", "zstd"])
+def test_a_load_of_stock_checkpoints(tmp_path: Path, extensions: list[Any]) -> None:
+    dcp.save(make_state(), storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=extensions))
+    recorder = Recorder()
+    reader = streamxf.FileSystemReader(tmp_path, registry(), progress=recorder)
+    dcp.load(blank(make_state()), storage_reader=reader)
+    assert recorder.done == recorder.expected == loaded_size(tmp_path)
+
+
+def test_a_load_over_fsspec(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, [FloatZip()])
+    recorder = Recorder()
+    dcp.load(blank(make_state()), storage_reader=streamxf.FsspecReader(url_of(tmp_path), progress=recorder))
+    assert recorder.done == recorder.expected == loaded_size(tmp_path)
+
+
+def test_a_single_tensor_comes_in_pieces(tmp_path: Path, chain: str) -> None:
+    state = {"w": torch.randint(0, 2**30, (10 * MIB,), dtype=torch.int32)}
+    save(state, tmp_path, CHAINS[chain]())
+    recorder = Recorder()
+    dcp.load({"w": torch.zeros(10 * MIB, dtype=torch.int32)}, storage_reader=reader_of(tmp_path, chain, recorder))
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+    assert max(recorder.steps) <= (16 * MIB if chain == "none" else MIB + 100)
+
+
+def test_part_of_a_state_dict(tmp_path: Path, chain: str) -> None:
+    save(make_state(), tmp_path, CHAINS[chain]())
+    recorder = Recorder()
+    dcp.load({"turned": torch.zeros(200, 300)}, storage_reader=reader_of(tmp_path, chain, recorder))
+    assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
+
+
+def test_parts_of_a_tensor(tmp_path: Path) -> None:
+    """As it is read after resharding: two of four quarters, of which the blocks of others are not read."""
+    state = {"w": torch.randn(4000, 1000)}
+    save(state, tmp_path, [Checksum()])
+    recorder = Recorder()
+    reader = streamxf.FileSystemReader(tmp_path, progress=recorder)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    requests, targets = [], {}
+    (index,) = [index for index in metadata.storage_data if index.fqn == "w"]
+    for start in (0, 2000):
+        requests.append(_part(index, start, 1000))
+        targets[start] = torch.zeros(1000, 1000)
+    reader.read_data(dcp.LoadPlan(requests), _Planner(targets))
+    for start, found in targets.items():
+        assert torch.equal(found, state["w"][start : start + 1000])
+    assert recorder.done == recorder.expected == pytest.approx(stored_size(tmp_path) / 2, abs=2)
+
+
+def _part(index: Any, start: int, length: int) -> Any:
+    from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+    zero, begin = torch.Size([0, 0]), torch.Size([start, 0])
+    return ReadItem(LoadItemType.TENSOR, index, zero, index, begin, torch.Size([length, 1000]))
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    def __init__(self, targets: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.targets = targets
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        return self.targets[read_item.storage_offsets[0]]
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        pass
+
+
+def test_a_load_that_fails_is_not_complete(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, [FloatZip()])
+    damage(tmp_path)
+    recorder = Recorder()
+    reader = reader_of(tmp_path, "default", recorder)
+    assert isinstance(error_of(lambda: dcp.load(blank(make_state()), storage_reader=reader)), BlockError)
+    assert recorder.done < recorder.expected == loaded_size(tmp_path)
+
+
+def damage(folder: Path) -> None:
+    """One byte in the middle of the largest item."""
+    (file,) = data_files(folder)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+# -- verify and salvage ----------------------------------------------------------------------------
+
+
+def test_verify(tmp_path: Path, chain: str) -> None:
+    save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
+    recorder = Recorder()
+    extensions = registry() if chain == "foreign" else None
+    assert streamxf.verify(tmp_path, KEYS.get(chain), registry=extensions, progress=recorder).ok
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+    assert len(recorder.steps) > 20
+
+
+def test_verify_without_the_key(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, full_chain())
+    recorder = Recorder()
+    assert streamxf.verify(tmp_path, progress=recorder).ok
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+
+
+def test_verify_over_fsspec(tmp_path: Path) -> None:
+    """Several files at a time."""
+    save(make_state(), tmp_path, [FloatZip()], single_file_per_rank=False)
+    recorder = Recorder()
+    assert streamxf.verify(url_of(tmp_path), progress=recorder).ok
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["a byte", "cut", "continued", "a file is missing", "no metadata", "a link"])
+def test_verify_of_what_is_damaged(tmp_path: Path, harm: str) -> None:
+    """All files are told of, also where there is little to read."""
+    save(make_state(), tmp_path, [FloatZip()])
+    (file,) = data_files(tmp_path)
+    size = whole = file.stat().st_size
+    if harm == "a byte":
+        damage(tmp_path)
+    elif harm == "cut":
+        size = whole // 2
+        file.write_bytes(file.read_bytes()[:size])
+    elif harm == "continued":
+        size = whole + 3_000_000
+        file.write_bytes(file.read_bytes() + bytes(3_000_000))
+    elif harm == "a file is missing":
+        file.unlink()
+    elif harm == "a link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / ".metadata").unlink()
+    recorder = Recorder()
+    assert streamxf.verify(tmp_path, progress=recorder).ok == (harm == "a link")
+    assert recorder.done == recorder.expected == size
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_salvage(tmp_path: Path, damaged: bool) -> None:
+    save(make_state(), tmp_path, [FloatZip()])
+    if damaged:
+        damage(tmp_path)
+    recorder = Recorder()
+    found = streamxf.salvage(tmp_path, progress=recorder)
+    assert bool(found.damaged) == damaged
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+    assert len(recorder.steps) > 5
+
+
+def test_salvage_into_a_part(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, [FloatZip()])
+    recorder = Recorder()
+    streamxf.salvage(tmp_path, {"turned": torch.zeros(200, 300)}, progress=recorder)
+    assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_salvage_without_metadata(tmp_path: Path, damaged: bool) -> None:
+    """What verified is read twice."""
+    save(make_state(), tmp_path, [Checksum()])
+    if damaged:
+        damage(tmp_path)
+    (tmp_path / ".metadata").unlink()
+    recorder = Recorder()
+    found = streamxf.salvage(tmp_path, without_metadata=True, progress=recorder)
+    assert bool(found.damaged) == damaged
+    size = stored_size(tmp_path)
+    if damaged:
+        assert size < recorder.done == recorder.expected < 2 * size
+    else:
+        assert recorder.done == recorder.expected == 2 * size
