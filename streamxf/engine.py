@@ -320,6 +320,19 @@ class Pipeline(Generic[T]):
             self.cancel()
             raise
 
+    def narrow(self, most: int) -> None:
+        """Wait, and hand out results, until at most `most` jobs are not taken out; raises as `submit`.
+
+        The budget lets finished ones wait by their bytes. Where little memory matters more than that a job which takes
+        long holds nobody up, this keeps them few.
+        """
+        try:
+            while len(self._flying) > most:
+                self._take_out()
+        except BaseException:
+            self.cancel()
+            raise
+
     def collect(self) -> bool:
         """Hand out results as far as they are there; whether no job is left. Raises as `submit`."""
         try:
@@ -329,6 +342,15 @@ class Pipeline(Generic[T]):
             self.cancel()
             raise
         return not self._flying
+
+    def wait(self) -> None:
+        """Wait for the oldest job, if there is one, and hand out its result; raises as `submit`."""
+        try:
+            if self._flying:
+                self._take_out()
+        except BaseException:
+            self.cancel()
+            raise
 
     def settle(self) -> None:
         """Wait for all jobs and hand out their results; raises as `submit`."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,13 +26,10 @@ from streamxf.dcp.publish.present import GLOBAL
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.space import check_size
 from streamxf.dcp.save.storing import storing
-from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
-
-_THREADS = 2  # while one waits for the disk to have its file, the other one keeps the workers busy
 
 
 def writer_to(
@@ -121,14 +117,17 @@ class _Session:
         if progress is not None:
             save.progress = progress
             progress.expect(expected)
-        done: list[str] = []
+        results: list[WriteResult] = []
+        done = len(kept)
         try:
-            results = write_all(partial(self._write, done.append), left, _THREADS, save)
+            for name, items in left:
+                results += self._write(name, items)
+                done += 1
         except BaseException as error:
-            if done or kept:
+            if done:
                 error.add_note(
-                    f"nothing was published; {len(done) + len(kept)} of {len(self._files)} data files are finished and "
-                    "stay, so the same call goes on from there"
+                    f"nothing was published; {done} of {len(self._files)} data files are finished and stay, so the "
+                    "same call goes on from there"
                 )
             raise
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
@@ -147,18 +146,16 @@ class _Session:
             perf_counter() - begin,
         )
 
-    def _write(self, done: Callable[[str], None], name: str, items: Sequence[Item]) -> list[WriteResult]:
+    def _write(self, name: str, items: Sequence[Item]) -> list[WriteResult]:
         writer, save = self._writer, self._save
         try:
             path = writer.fs.concat_path(writer.path, name)
             with self._job.opened(items) as resolve, storing(writer.fs, path) as raw:
                 results: list[WriteResult] = save.write_file(raw, name, [item.write for item in items], resolve)
             write_slip(writer, save, self._id, results)
-        except BaseException as error:
-            save.fail(error)
+        except BaseException:
             remove_files(writer.fs, writer.path, [name])
             raise
-        done(name)
         return results
 
 

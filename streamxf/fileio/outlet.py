@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from streamxf import engine
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
 from streamxf.meter import Meter
@@ -87,6 +88,17 @@ class Outlet:
             self._waiting += size
             if self._waiting > MAX_WAITING:
                 self.settle()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def narrow(self) -> None:
+        """Wait until there is room for a block among as few as keep the workers busy; raises as `submit`."""
+        self._check()
+        if self._pipeline is None:
+            return
+        try:
+            self._pipeline.narrow(engine.shared().workers + 1)
         except BaseException:
             self.cancel()
             raise

@@ -176,6 +176,7 @@ class StreamWriter(io.RawIOBase):
         position = 0
         while position < source.size:
             if self._gather.size == self._block_size:
+                self._outlet.narrow()
                 self._submit(self._gather.take())
             buffer = ring.take()
             filled = self._gather.move_to(buffer.memory)  # so that the block is in one piece

@@ -57,6 +57,7 @@ def write_unchained(data: Streamed, target: SaveStream, outlet: Outlet, block_si
             outlet.put(part, len(part), target.write)
             continue
         for size, read in _reads(part, block_size):
+            outlet.narrow()
             outlet.submit(read, size, target.write)
     outlet.settle()
 

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
 
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.threads import side_by_side
 
-T = TypeVar("T")
+WriteFile = Callable[[str, list[WriteItem]], list[WriteResult]]
 
 
 def write_all(
-    write: Callable[[str, T], list[WriteResult]], files: list[tuple[str, T]], threads: int, save: Save
+    write: WriteFile, files: list[tuple[str, list[WriteItem]]], threads: int, save: Save
 ) -> list[WriteResult]:
     """Write files in up to `threads` threads, this one among them, and return when all have stopped.
-
-    Parameters
-    ----------
-    write : callable
-        Writes the file of a name, given what goes into it.
-    files : list of (str, Any)
-        Names, each with what goes into the file.
 
     Raises
     ------
