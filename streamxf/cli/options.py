@@ -62,6 +62,15 @@ EncryptToOption = Annotated[
         "--encrypt-to", metavar="LOCATION", help="A key that may read what is written; may be given several times."
     ),
 ]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that is there.")]
+FileSizeOption = Annotated[
+    str,
+    typer.Option(
+        "--file-size",
+        metavar="SIZE",
+        help="What goes into one data file, before the chain: as much has to be done again after a kill.",
+    ),
+]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -108,7 +108,7 @@ def pack(
             target, chain_for(chain, encrypt_to, signer, was_encrypted=False), block_size, target_options
         )
         check_target(writer, overwrite)
-        origin = origin_of(location, opened.contents, {})
+        origin = origin_of(location, opened)
         job = RawFiles(location, opened, origin.to_plain(), identity_of(location, opened.contents, origin)).job()
         done = write_job(writer, job, file_size, progress)
     return replace(done, notes=(_note_of(sorted(origin.left_out)),)) if origin.left_out else done

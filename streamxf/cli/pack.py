@@ -1,0 +1,74 @@
+"""``streamxf pack``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from streamxf.cli import show, units
+from streamxf.cli.exits import FINE
+from streamxf.cli.keys import key_at, keys_at
+from streamxf.cli.options import (
+    ChainOption,
+    EncryptToOption,
+    FileSizeOption,
+    JsonOption,
+    KeyOption,
+    OverwriteOption,
+    PathArgument,
+    RequireOption,
+    SignerOption,
+    TargetArgument,
+    TrustOption,
+    UnsignedOption,
+)
+
+EXAMPLES = (
+    "streamxf pack model.safetensors /checkpoints/model",
+    "streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --encrypt-to file:model.key",
+    "streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum",
+)
+
+
+def pack(
+    source: PathArgument,
+    target: TargetArgument,
+    chain: ChainOption = None,
+    encrypt_to: EncryptToOption = None,
+    signer: SignerOption = None,
+    overwrite: OverwriteOption = False,
+    file_size: FileSizeOption = "256MiB",
+    key: KeyOption = None,
+    trust: TrustOption = None,
+    allow_unsigned: UnsignedOption = False,
+    require: RequireOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Write a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint as one of streamxf.
+
+    Workers read and encode block by block, so memory does not depend on the size of the model. What the files hold
+    besides tensors is kept, too: unpack makes the same files again.
+
+    If the command fails or is killed, the same command goes on from there.
+    """
+    from streamxf.convert.pack import pack as write
+
+    with show.progress("Packing", json) as bar:
+        done = write(
+            source,
+            target,
+            chain,
+            overwrite=overwrite,
+            encrypt_to=keys_at(encrypt_to),
+            signer=key_at(signer),
+            keys=keys_at(key),
+            trust=keys_at(trust),
+            allow_unsigned=allow_unsigned,
+            require=require,
+            file_size=units.size(file_size),
+            progress=bar,
+        )
+    if json:
+        show.as_json({"target": target, **asdict(done)})
+    else:
+        show.console().print(str(done), soft_wrap=True)
+    return FINE
