@@ -17,7 +17,6 @@ from streamxf.convert.result import Converted
 from streamxf.convert.session import check_target, write_job, writer_to
 from streamxf.convert.transcode import transcode
 from streamxf.dcp.load.items import Require
-from streamxf.errors import PolicyError
 from streamxf.formats.location import Location
 from streamxf.formats.opening import open_source
 from streamxf.formats.raw import RawSource
@@ -65,7 +64,7 @@ def pack(
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`.
     keys, trust, allow_unsigned, require
-        For a DCP checkpoint that is encrypted.
+        For a DCP checkpoint that is encrypted; other formats have nothing that is.
 
     Returns
     -------
@@ -99,11 +98,6 @@ def pack(
         )
     with open_source(source, storage_options=storage_options) as opened:
         assert isinstance(opened, RawSource)  # all but those of DCP
-        if keys is not None:
-            raise PolicyError(
-                f"keys were given, and nothing in a {opened.contents.format} checkpoint is encrypted; leave keys= out "
-                "if you know that"
-            )
         writer = writer_to(
             target, chain_for(chain, encrypt_to, signer, was_encrypted=False), block_size, target_options
         )
