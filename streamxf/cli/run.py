@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from streamxf.cli.app import app
-from streamxf.cli.exits import FINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
+from streamxf.cli.exits import FINE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
@@ -35,6 +35,8 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     try:
         try:
             found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
+            if found == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, and no command returns it
+                raise KeyboardInterrupt
             sys.stdout.flush()
             return found if isinstance(found, int) else FINE
         except TyperException as error:

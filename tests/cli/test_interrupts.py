@@ -1,0 +1,142 @@
+"""Ctrl-C and SIGTERM at a command that is at work: one line, the documented exit code, and nothing half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import streamxf
+from cli.command import Run
+
+LIMIT = 60.0
+SLOW = ["--chain", "zstd:level=19+checksum"]  # some seconds for a few MiB
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A checkpoint of 8 MiB."""
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layers.{n}.weight": torch.randn(512, 1024, generator=generator) for n in range(4)}
+    save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "weights"))
+    return tmp_path / "weights"
+
+
+def interrupted(
+    arguments: Sequence[object], when: Callable[[int], bool], number: int = signal.SIGINT, wait: float = 0.0
+) -> tuple[int, str]:
+    """Start a command, and send it a signal some time after `when` says so; returns its exit code and its stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamxf.cli", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + LIMIT
+        while process.poll() is None and not when(process.pid):
+            assert time.monotonic() < end, "it never came so far"
+            time.sleep(0.001)
+        time.sleep(wait)
+        process.send_signal(number)
+        _, shown = process.communicate(timeout=LIMIT)
+        return process.returncode, shown
+    finally:
+        process.kill()
+
+
+def is_importing_torch(process: int) -> bool:
+    """Whether a process has begun to load torch's library."""
+    try:
+        return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+    except OSError:
+        return False
+
+
+def one_line(command: str) -> str:
+    return f"streamxf {command}: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "wait"), [(signal.SIGINT, 130, 0.5), (signal.SIGTERM, 143, 0.0), (signal.SIGHUP, 129, 0.2)]
+)
+def test_bench_removes_what_it_made(tmp_path: Path, number: int, code: int, wait: float):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = interrupted(["bench", "--at", disk, "--size", "16MiB", *SLOW], lambda _: any(disk.iterdir()), number, wait)
+    assert done == (code, one_line("bench"))
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.5])
+def test_salvage_publishes_nothing_and_can_be_called_again(run: Run, weights: Path, tmp_path: Path, wait: float):
+    new = tmp_path / "new"
+    code, shown = interrupted(["salvage", weights, new, *SLOW], lambda _: new.exists(), wait=wait)
+    assert code == 130
+    assert shown.startswith("streamxf salvage: interrupted")
+    assert shown.count("\n") == 1
+    assert not (new / ".metadata").exists()
+    again = run("salvage", weights, new, "--chain", "lz4+checksum")
+    assert again.code == 0, again.err
+    whole, copy = ({f"layers.{n}.weight": torch.zeros(512, 1024) for n in range(4)} for _ in range(2))
+    load(whole, storage_reader=streamxf.FileSystemReader(weights))
+    load(copy, storage_reader=streamxf.FileSystemReader(new))
+    assert all(torch.equal(copy[name], tensor) for name, tensor in whole.items())
+    assert run("clean", new, "--yes").code == 0
+    assert run("verify", new, "--json").json["leftovers"] == []
+
+
+@pytest.mark.parametrize("wait", [0.0, 2.5])
+def test_tune_leaves_nothing(weights: Path, tmp_path: Path, wait: float):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    arguments = ["tune", weights, "--at", disk, "--chain", "zstd:level=19"]
+
+    def is_writing(process: int) -> bool:
+        return any(str(disk) in link for link in _links(process))
+
+    assert interrupted(arguments, is_writing, wait=wait) == (130, one_line("tune"))
+    assert not list(disk.iterdir())
+
+
+def _links(process: int) -> list[str]:
+    """Where the open files of a process are; those without a name stand there with that of their folder."""
+    found = []
+    try:
+        for number in os.listdir(f"/proc/{process}/fd"):
+            found.append(os.readlink(f"/proc/{process}/fd/{number}"))
+    except OSError:
+        pass
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at a process through /proc")
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_while_torch_is_imported(weights: Path, wait: float):
+    code, shown = interrupted(["verify", weights], is_importing_torch, wait=wait)
+    assert (code, shown) in [(130, one_line("verify")), (0, "")]
+
+
+def test_a_process_that_ignores_hangups_goes_on_ignoring_them(weights: Path):
+    """As under nohup."""
+    command = [sys.executable, "-m", "streamxf.cli", "verify", str(weights)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    while process.poll() is None:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.01)
+    assert (process.returncode, process.communicate()[1]) == (0, "")

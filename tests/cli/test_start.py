@@ -1,0 +1,139 @@
+"""How ``streamxf`` begins: what it imports for its help, what it says without its extra, and completion."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.command import Run
+from streamxf.cli.app import COMMANDS, app
+from streamxf.version import __version__
+
+NAMES = [module.__name__.rpartition(".")[2] for module, _ in COMMANDS]
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in NAMES)], ids=" ".join)
+def test_help_imports_nothing_heavy(arguments: list[str]):
+    done = python(
+        "import sys; from streamxf.cli.__main__ import main\n"
+        f"code = main({arguments!r})\n"
+        "heavy = {'torch', 'numpy', 'cryptography', 'zstandard', 'fsspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "raise SystemExit(code)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: streamxf" in done.stdout
+
+
+def test_the_list_of_commands(run: Run):
+    done = run("--help")
+    assert done.code == 0
+    for name in NAMES:
+        assert f" {name} " in done.out
+    assert run().out.strip() == done.out.strip()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_has_an_example_and_json(run: Run, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run(name, "--help")
+    assert done.code == 0
+    assert f"streamxf {name}" in done.out.partition("Examples")[2]
+    assert "--json" in done.out
+
+
+def test_every_command_is_registered_once():
+    assert [command.name for command in app.registered_commands] == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_the_version(run: Run):
+    done = run("--version")
+    assert (done.code, done.out) == (0, f"streamxf {__version__}\n")
+
+
+# -- without the extra -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", [["rich"], ["typer"], ["rich", "typer"]], ids=" ".join)
+def test_without_the_extra_it_says_what_to_install(absent: list[str]):
+    done = python(
+        "import importlib.abc, sys\n"
+        f"absent = {absent!r}\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in absent: raise ModuleNotFoundError(name)\n"
+        "real = __import__('importlib.util').util.find_spec\n"
+        "__import__('importlib.util').util.find_spec = lambda name: None if name in absent else real(name)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from streamxf.cli.__main__ import main\n"
+        "raise SystemExit(main(['verify', '.']))"
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"streamxf: the command line needs {' and '.join(absent)}: pip install 'streamxf[cli]'\n"
+    assert done.stdout == ""
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(tmp_path: Path):
+    """A function that runs bash with ``streamxf`` on its path."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    command = tmp_path / "bin" / "streamxf"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m streamxf.cli "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run(script: str) -> list[str]:
+        environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "SHELL": bash, "COLUMNS": "80"}
+        done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return run
+
+
+COMPLETE = """
+{source}
+COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+$(complete -p streamxf | sed 's/.*-F \\([^ ]*\\).*/\\1/') streamxf
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ('streamxf ""', NAMES),
+        ("streamxf re", [name for name in NAMES if name.startswith("re")]),
+        ("streamxf verify --expect", ["--expect-save-id"]),
+        ('streamxf keygen new.key --kind ""', ["symmetric", "hybrid", "x25519", "signing"]),
+    ],
+)
+def test_bash_completes(shell, words: str, found: list[str]):
+    source = 'eval "$(streamxf --show-completion; true)"'
+    assert sorted(shell(COMPLETE.format(source=source, words=words))) == sorted(found)
+
+
+def test_completion_is_installed_where_bash_finds_it(shell, tmp_path: Path):
+    shell("streamxf --install-completion; true")
+    assert (tmp_path / ".bashrc").exists()
+    found = shell(COMPLETE.format(source="source ~/.bashrc", words="streamxf verif"))
+    assert found == ["verify"]
