@@ -34,7 +34,7 @@ from streamxf.keys import KeyRing
 from streamxf.meter import Meter
 
 _OPEN = 8  # files at a time
-_AHEAD = 2 * BOX_BYTES  # bytes of boxes that are decoded while the caller has one
+_AHEAD = BOX_BYTES  # bytes of boxes that are decoded while the caller has one
 
 
 class DcpSource(Source):
@@ -80,9 +80,9 @@ class DcpSource(Source):
                     self._begin(reading, box)
                     reading.loader.collect()
                 yield from reading.done()
-                if reading.ahead > _AHEAD:
+                while reading.ahead > _AHEAD:
                     with items_advised():
-                        reading.loader.settle()
+                        reading.loader.wait()
                     yield from reading.done()
             with items_advised():
                 reading.loader.settle()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +12,8 @@ import torch
 SPAN = 8 * 2**20
 """Bytes that are read at once, where a box has gaps in the file."""
 
-_FREE_SPAN = 64 * 1024  # bytes; so little is read at once however few of them are wanted
-_DENSITY = 64  # bytes read for one that is wanted, at the most
+_FREE_SPAN = 4096  # bytes; so little is read at once, however few of them are wanted
+_DENSITY = 4  # bytes read for one that is wanted, at the most
 
 ReadInto = Callable[[int, memoryview], None]
 """Fills memory from a position; raises a StreamxfError where the file ends before."""
@@ -50,23 +52,43 @@ class Extent:
 
 def _fill(read_into: ReadInto, first: int, strides: Sequence[int], out: torch.Tensor) -> None:
     """Fill `out` with elements that stand in steps of `strides` from `first`."""
-    itemsize = out.element_size()
-    steps = [(size - 1) * stride for size, stride in zip(out.shape, strides, strict=True)]
-    reach = (sum(steps) + 1) * itemsize
     if out.is_contiguous() and _same_order(out, strides):
         read_into(first, out.view(-1).view(torch.uint8).numpy().data)
         return
-    if reach <= _FREE_SPAN or (reach <= SPAN and reach <= out.numel() * itemsize * _DENSITY):
-        data = torch.empty(reach, dtype=torch.uint8, device="cpu")
-        read_into(first, data.numpy().data)
-        # as bytes: copy_ knows not every dtype
-        stored = data.as_strided((*out.shape, itemsize), (*(stride * itemsize for stride in strides), 1))
-        out.unsqueeze(-1).view(torch.uint8).copy_(stored)
+    itemsize = out.element_size()
+    steps = [stride * itemsize for stride in strides]
+    dims = sorted((dim for dim, size in enumerate(out.shape) if size > 1 and steps[dim]), key=steps.__getitem__)
+    # pieces are read whole, as long as they are not much more than what is wanted of them
+    reach = wanted = itemsize
+    inner = 0
+    for dim in dims:
+        longer = reach + (out.shape[dim] - 1) * steps[dim]
+        if longer > max(_FREE_SPAN, wanted * out.shape[dim] * _DENSITY):
+            break
+        reach, wanted, inner = longer, wanted * out.shape[dim], inner + 1
+    outer = dims[inner:]
+    count = math.prod(out.shape[dim] for dim in outer)
+    if count * reach > SPAN:
+        _halve(read_into, first, strides, out, dims[-1])
         return
-    dim = max(range(out.ndim), key=steps.__getitem__)
+    data = torch.empty(count * reach, dtype=torch.uint8, device="cpu")
+    memory = data.numpy().data
+    places = itertools.product(*(range(0, out.shape[dim] * steps[dim], steps[dim]) for dim in outer))
+    for number, place in enumerate(places):
+        read_into(first + sum(place), memory[number * reach : (number + 1) * reach])
+    packed = [steps[dim] if dim in dims[:inner] else 0 for dim in range(out.ndim)]
+    for dim in reversed(outer):
+        packed[dim] = reach
+        reach *= out.shape[dim]
+    # as bytes: copy_ knows not every dtype
+    out.unsqueeze(-1).view(torch.uint8).copy_(data.as_strided((*out.shape, itemsize), (*packed, 1)))
+
+
+def _halve(read_into: ReadInto, first: int, strides: Sequence[int], out: torch.Tensor, dim: int) -> None:
     half = out.shape[dim] // 2
     for start, length in ((0, half), (half, out.shape[dim] - half)):
-        _fill(read_into, first + start * strides[dim] * itemsize, strides, out.narrow(dim, start, length))
+        begin = first + start * strides[dim] * out.element_size()
+        _fill(read_into, begin, strides, out.narrow(dim, start, length))
 
 
 def _same_order(out: torch.Tensor, strides: Sequence[int]) -> bool:

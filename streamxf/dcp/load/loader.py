@@ -157,6 +157,10 @@ class Loader:
         """Commit the items that are done, as far as no earlier one is under way; raises what is wrong with any."""
         self._pipeline.collect()
 
+    def wait(self) -> None:
+        """Wait for the oldest block that is under way; raises what is wrong with any."""
+        self._pipeline.wait()
+
     def settle(self) -> None:
         """Wait for all items and commit them; raises what is wrong with any."""
         self._pipeline.settle()
