@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -104,9 +105,18 @@ class _Session:
         self._id = job.id(self._save.extensions, self._save.block_log2, file_size)
 
     def run(self, progress: Progress | None, begin: float) -> Converted:
+        self._save.begin()
+        local, made = _make_folder(self._writer)
+        try:
+            return self._run(local, progress, begin)
+        except BaseException:
+            with suppress(OSError):  # it is not empty, or somebody else has removed it
+                for folder in made:
+                    folder.rmdir()
+            raise
+
+    def _run(self, local: str | None, progress: Progress | None, begin: float) -> Converted:
         writer, save = self._writer, self._save
-        save.begin()
-        local = _make_folder(writer)
         if local is not None:
             save.place = Place.of(local)
         kept, discarded = finished_files(writer, save, self._id, self._files, self._rank)
@@ -159,11 +169,11 @@ class _Session:
         return results
 
 
-def _make_folder(writer: Any) -> str | None:
-    """Make the writer's folder, durably; gives its path if it is local."""
+def _make_folder(writer: Any) -> tuple[str | None, list[Path]]:
+    """Make the writer's folder, durably; gives its path if it is local, and the folders that were not there."""
     local = local_path(writer.fs, writer.path)
     made = missing_folders(local) if local is not None else []
     writer.fs.mkdir(writer.path)
     if local is not None:
         sync_names_of([Path(os.path.abspath(local)), *made])
-    return local
+    return local, made

@@ -44,8 +44,8 @@ def list_files(
         than they are.
     """
     local = local_path(filesystem, folder)
-    if local is not None and not os.access(local, os.R_OK):
-        return _look_for(local, known or ())
+    if local is not None and known is not None and not os.access(local, os.R_OK):
+        return _look_for(local, known)
     found: dict[str, int | None] = {}
     with suppress(FileNotFoundError):
         if local is not None:

@@ -30,6 +30,7 @@ from streamxf.errors import (
     ParameterError,
     PolicyError,
     StreamxfError,
+    UnsupportedError,
     WrongKeyError,
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
@@ -172,7 +173,10 @@ def open_catalog(
         return made
 
     first = session()
-    names = list_files(first.fs, first.path)
+    try:
+        names = list_files(first.fs, first.path)
+    except NotADirectoryError:
+        raise UnsupportedError("this is a file, and not a checkpoint's folder", file=os.fspath(path)) from None
     ranks = sorted(int(found["rank"]) for name in names if (found := RANK_METADATA.fullmatch(name)) is not None)
     sessions: list[Session] = []
     damaged: list[Lost] = []

@@ -1,0 +1,127 @@
+"""Commands that may not read or write, and commands on a disk that is full: one line, its exit code, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from cli import several
+from cli.command import Done
+from cli.world import build, fingerprint
+
+MOUNT = 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"'
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Path]:
+    root = Path(mkdtemp(prefix="streamxf-world-"))
+    build(root)
+    (root / "full").mkdir()
+    (root / "read only").mkdir()
+    shutil.copytree(root / "plain", root / "read only" / "plain")
+    yield root
+    subprocess.run(["chmod", "-R", "u+rwX", str(root)], check=True)
+    shutil.rmtree(root)
+
+
+def run_all(world: Path, before: list[str], commands: list[str]) -> list[Done]:
+    """Run commands in a process that is started by `before`."""
+    arguments = [[word for word in command.split("  ") if word] for command in commands]
+    done = subprocess.run(
+        [*before, sys.executable, several.__file__],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        cwd=world,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [Done(*one) for one in json.loads(done.stdout)]
+
+
+def check(command: str, done: Done, code: int, says: str) -> None:
+    assert "Traceback" not in done.err, done.err
+    assert "streamxf's own" not in done.err, done.err
+    lines = done.err.splitlines()
+    assert len(lines) == 1, (command, done)
+    assert says in lines[0], (command, lines)
+    assert done.code == code, (command, done)
+
+
+def test_without_permission(world: Path):
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv, which takes root's rights away")
+    drop = "-dac_override,-dac_read_search"
+    root = os.geteuid() == 0
+    before = ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if root else []
+    unreadable = ["locked", "locked file", "none.key", "good.safetensors", "good.pt"]
+    commands = [
+        "inspect  locked",
+        "verify  locked",
+        "clean  locked  --yes",
+        "recipients  locked",
+        "rekey  locked  --key  file:right.key  --to  file:wrong.key",
+        "salvage  locked  new",
+        "diff  locked  plain",
+        "unpack  locked  new.safetensors",
+        "transcode  locked  new  --chain  zstd",
+        "tune  locked  --bandwidth  1GB/s",
+        "inspect  good.safetensors",
+        "inspect  good.pt",
+        "pack  good.safetensors  new  --chain  zstd",
+        "pack  good.pt  new  --chain  zstd",
+        "verify  encrypted  --key  file:none.key",
+        "diff  locked file  plain  --key  file:right.key",
+        "pack  stock  read only/new  --chain  zstd",
+        "unpack  plain  read only/new.safetensors",
+        "transcode  plain  read only/new  --chain  zstd",
+        "transcode  read only/plain  --in-place  --chain  zstd",
+        "salvage  plain  read only/new",
+        "keygen  read only/new.key",
+        "inspect  plain  --html  read only/page.html",
+    ]
+    whole = fingerprint(world)
+    for name in unreadable:
+        path = world / name
+        for file in [*path.iterdir(), path] if path.is_dir() else [path]:
+            file.chmod(0)
+    (world / "read only").chmod(0o555)
+    (world / "read only" / "plain").chmod(0o555)
+    try:
+        found = run_all(world, before, commands)
+    finally:
+        subprocess.run(["chmod", "-R", "u+rwX", str(world)], check=True)
+        (world / "none.key").chmod(0o600)
+    for command, done in zip(commands, found, strict=True):
+        check(command, done, 2, "ermission denied")
+    assert fingerprint(world) == whole
+
+
+def test_on_a_full_disk(world: Path):
+    before = ["unshare", "-rm", "sh", "-c", MOUNT, "sh", "full"]
+    try:
+        subprocess.run([*before, "true"], check=True, capture_output=True, cwd=world)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no tmpfs can be mounted for one process alone")
+    commands = [
+        "pack  good.safetensors  full/a  --chain  checksum",
+        "pack  good.pt  full/b  --chain  checksum",
+        "pack  stock  full/c  --chain  checksum",
+        "unpack  plain  full/d.safetensors",
+        "unpack  plain  full/e.pt",
+        "transcode  plain  full/f  --chain  checksum",
+        "salvage  plain  full/g  --chain  checksum",
+    ]
+    whole = fingerprint(world)
+    for command, done in zip(commands, run_all(world, before, commands), strict=True):
+        check(command, done, 1, "disk is too full")
+    assert fingerprint(world) == whole
