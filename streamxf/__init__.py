@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
+    from streamxf.summary.inspect import inspect
+    from streamxf.summary.summary import Summary
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
     from streamxf.version import __version__
@@ -78,6 +80,7 @@ _HOME = {
     "SigningKey": "streamxf.keys",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
+    "Summary": "streamxf.summary.summary",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
@@ -88,6 +91,7 @@ _HOME = {
     "clean": "streamxf.dcp.clean",
     "decode": "streamxf.fileio",
     "encode": "streamxf.fileio",
+    "inspect": "streamxf.summary.inspect",
     "open": "streamxf.fileio",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
@@ -132,6 +136,7 @@ __all__ = [
     "SigningKey",
     "StreamInfo",
     "StreamxfError",
+    "Summary",
     "UnsafeGlobals",
     "VerifyKey",
     "VerifyReport",
@@ -143,6 +148,7 @@ __all__ = [
     "decode",
     "encode",
     "errors",
+    "inspect",
     "keys",
     "recipients",
     "rekey",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.formats.contents import Entry
 from streamxf.summary.tally import Tally
 
@@ -50,6 +52,7 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
 
+@collector_paused()
 def tree_of(entries: Iterable[Entry]) -> Module:
     """The tree; its root has no name."""
     root = _Node()
@@ -91,6 +94,7 @@ class _Folding:
         return Module(name, tally, node.entry, children), number
 
 
+@lru_cache(1 << 16)  # names have few different parts
 def number_of(part: str) -> int | None:
     """The number that a part of a name is, as layers have; else None."""
     if not part.isascii() or not part.isdigit() or len(part) > _MAX_DIGITS or (part[0] == "0" and part != "0"):

@@ -92,12 +92,14 @@ def test_an_encrypted_checkpoint_needs_no_key(run: Run, encrypted: Path, key_fil
     assert not any("vouched" in note for note in with_key.json["notes"])
 
 
-@pytest.mark.parametrize("kind", ["stock DCP", "safetensors"])
+@pytest.mark.parametrize("kind", ["stock DCP", "safetensors", "torch.save"])
 def test_what_others_wrote(run: Run, tmp_path: Path, kind: str):
     state = {"a.weight": torch.zeros(10, 10), "a.bias": torch.zeros(10)}
     path = tmp_path / "x.safetensors"
     if kind == "safetensors":
         save_file(state, path, {"made": "by hand"})
+    elif kind == "torch.save":
+        torch.save(state, path)
     else:
         save(state, storage_writer=StockWriter(path))
     found = run("inspect", path, "--json").json

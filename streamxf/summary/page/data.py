@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
+from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.formats.contents import Entry
 from streamxf.summary.layers import Stack, stacks_of
 from streamxf.summary.summary import Summary, chain_text, ratio_of
@@ -32,6 +33,7 @@ Node = dict[str, Any]
 """A module: ``name``, ``children``, ``items`` (a list of facts each) and, where some were left out, ``rest``."""
 
 
+@collector_paused()
 def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
     """Everything that the script needs, for JSON."""
     contents = summary.contents
