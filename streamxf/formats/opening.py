@@ -125,7 +125,8 @@ def _kind_of(location: Location) -> huggingface.Layout | Format:
     names = location.names()
     if any(name.endswith(_OF_DCP) for name in names):
         return Format.DCP
-    layout = huggingface.layout_of(names)
+    with located(file=location.given):
+        layout = huggingface.layout_of(names)
     if layout is None:
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {_LOOKED_FOR}", file=location.given)
     return layout

@@ -1,0 +1,178 @@
+"""State dicts, written in every format."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, save
+from dcp.shards import rows, save_shards
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import streamxf
+from streamxf.formats.contents import Entry
+from streamxf.formats.source import Box
+
+FLOATS = "float16 bfloat16 float32 float64 complex64"
+FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+INTEGERS = "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64"
+DTYPES = [getattr(torch, name) for name in f"{FLOATS} {FP8} {INTEGERS}".split()]
+
+State = dict[str, torch.Tensor]
+
+
+def noise(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Random bits, so NaNs with payloads, infinities and denormals among them."""
+    count = math.prod(shape)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Of any dtype; 0-d, empty and large ones, and views."""
+    torch.manual_seed(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(
+        st.one_of(
+            st.lists(st.integers(0, 7), max_size=4),
+            st.sampled_from([[70_000], [300, 257], [3, 40_000], [1, 1, 99_000]]),
+        )
+    )
+    tensor = noise(dtype, *shape)
+    match draw(st.sampled_from(["plain", "permuted", "cut", "expanded"])):
+        case "permuted" if tensor.ndim > 1:
+            return tensor.permute(draw(st.permutations(range(tensor.ndim))))
+        case "cut" if tensor.ndim and tensor.shape[0] > 2:
+            return tensor[1:-1:2]
+        case "expanded":
+            return tensor.unsqueeze(0).expand(draw(st.integers(1, 3)), *tensor.shape)
+    return tensor
+
+
+def states() -> st.SearchStrategy[State]:
+    names = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=8)
+    return st.dictionaries(names, tensors(), min_size=1, max_size=4)
+
+
+@st.composite
+def boxes(draw: st.DrawFn, entry: Entry) -> Box:
+    offsets = [draw(st.integers(0, size)) for size in entry.shape]
+    lengths = [draw(st.integers(0, size - at)) for at, size in zip(offsets, entry.shape, strict=True)]
+    return Box(entry, tuple(offsets), tuple(lengths))
+
+
+def part_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(box.offsets, box.lengths, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+# -- writers ---------------------------------------------------------------------------------------
+
+
+def in_safetensors(state: State, path: Path) -> None:
+    save_file(contiguous(state), path)
+
+
+def in_torch(state: State, path: Path) -> None:
+    torch.save(state, path)
+
+
+def in_hugging_face(state: State, path: Path) -> None:
+    _sharded(contiguous(state), path, "model", ".safetensors", save_file)
+
+
+def in_bins(state: State, path: Path) -> None:
+    _sharded(state, path, "pytorch_model", ".bin", torch.save)
+
+
+def _sharded(state: State, path: Path, stem: str, suffix: str, write: Callable[[Any, Path], Any]) -> None:
+    path.mkdir()
+    placed: dict[str, str] = {}
+    for number, name in enumerate(state):
+        placed[name] = f"{stem}-{number % 2}{suffix}"
+        if number < 2:
+            write(dict(list(state.items())[number::2]), path / placed[name])
+    index = {"metadata": {"total_size": 3}, "weight_map": placed}
+    (path / f"{stem}{suffix}.index.json").write_text(json.dumps(index))
+    (path / "config.json").write_text("{}")
+
+
+def in_stock(state: State, path: Path) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False))
+
+
+def through_torchs_writer(state: State, path: Path) -> None:
+    chain = [streamxf.ZStandard(level=1), streamxf.Checksum()]
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False, _extensions=chain))
+
+
+def bare(state: State, path: Path) -> None:
+    save(state, path, [])
+
+
+def compressed(state: State, path: Path) -> None:
+    save(state, path, [streamxf.FloatZip()], block_size=1 << 16)
+
+
+def encrypted(state: State, path: Path) -> None:
+    save(state, path)
+
+
+def sharded(state: State, path: Path) -> None:
+    save_shards(path, _cut(state), lambda: [streamxf.ZStandard(level=1)])
+
+
+def rank_local(state: State, path: Path) -> None:
+    save_shards(path, _cut(state), use_collectives=False)
+
+
+def _cut(state: State, ranks: int = 3) -> list[dict[str, Any]]:
+    """By rows, where there are enough; other tensors are on the first rank."""
+    states: list[dict[str, Any]] = [{} for _ in range(ranks)]
+    for name, tensor in state.items():
+        if tensor.ndim and len(tensor.chunk(ranks)) == ranks and tensor.numel():
+            for rank, part in enumerate(states):
+                part[name] = rows(tensor, rank, ranks)
+        else:
+            states[0][name] = tensor
+    return states
+
+
+def contiguous(state: State) -> State:
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+
+
+WRITERS: dict[str, Callable[[State, Path], None]] = {
+    "safetensors": in_safetensors,
+    "torch.save": in_torch,
+    "Hugging Face": in_hugging_face,
+    "Hugging Face .bin": in_bins,
+    "stock": in_stock,
+    "stock with a chain": through_torchs_writer,
+    "no chain": bare,
+    "compressed": compressed,
+    "encrypted": encrypted,
+    "sharded": sharded,
+    "rank-local": rank_local,
+}
+
+
+def keys_of(kind: str) -> dict[str, Any]:
+    """What opening a checkpoint of this kind takes."""
+    return {"keys": KEY} if kind == "encrypted" else {}
+
+
+def written(kind: str, state: State, folder: Path) -> Path:
+    """A checkpoint of a kind in a folder, where it gets a name of its own."""
+    path = folder / f"checkpoint{'.safetensors' if kind == 'safetensors' else ''}"
+    WRITERS[kind](state, path)
+    return path

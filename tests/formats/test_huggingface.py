@@ -1,0 +1,175 @@
+"""Folders of shards: the index, and what it has to fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import assert_same
+from safetensors.torch import save_file
+
+from streamxf.errors import ContainerError, StreamxfError, UnsupportedError
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import contents_of, open_source
+from streamxf.formats.source import Box
+
+STATE = {"a": torch.arange(6.0), "b": torch.ones(2, 3), "c": torch.tensor(5)}
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+PLACED: dict[str, Any] = {"a": ONE, "b": TWO, "c": ONE}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file({name: STATE[name] for name in ("a", "c")}, tmp_path / ONE, {"format": "pt"})
+    save_file({"b": STATE["b"]}, tmp_path / TWO, {"format": "pt"})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "original").mkdir()
+    index(tmp_path, PLACED)
+    return tmp_path
+
+
+def index(folder: Path, placed: Any, name: str = INDEX) -> None:
+    (folder / name).write_text(json.dumps({"metadata": {"total_size": 56}, "weight_map": placed}))
+
+
+def check(folder: Path, state: dict[str, torch.Tensor] = STATE) -> None:
+    with open_source(folder) as source:
+        entries = source.contents.entries
+        assert set(entries) == set(state)
+        boxes = [Box(entries[name], (0,) * tensor.ndim, tuple(tensor.shape)) for name, tensor in state.items()]
+        for tensor, found in zip(state.values(), source.read(boxes), strict=True):
+            assert_same(found, tensor)
+
+
+def test_contents(folder: Path) -> None:
+    contents = contents_of(folder)
+    assert contents.format is Format.HUGGING_FACE
+    assert list(contents.entries) == ["a", "b", "c"]
+    assert {name: entry.parts[0].file for name, entry in contents.entries.items()} == PLACED
+    assert contents.files == {name: (folder / name).stat().st_size for name in (ONE, TWO, INDEX, "config.json")}
+    assert contents.extra == {"format": "pt", "total_size": "56"}
+    assert contents.notes == ()
+    check(folder)
+
+
+def test_without_an_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    check(folder)
+
+
+def test_an_index_of_another_name(folder: Path) -> None:
+    (folder / INDEX).rename(folder / "diffusion_pytorch_model.safetensors.index.json")
+    check(folder)
+
+
+def test_shards_are_linked_from_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As in the hub's cache."""
+    elsewhere = tmp_path_factory.mktemp("blobs") / "0123"
+    (folder / ONE).rename(elsewhere)
+    (folder / ONE).symlink_to(elsewhere)
+    check(folder)
+
+
+def test_shards_in_folders(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / ONE).rename(folder / "parts" / ONE)
+    index(folder, {**PLACED, "a": f"parts/{ONE}", "c": f"parts/{ONE}"})
+    check(folder)
+    assert f"parts/{ONE}" in contents_of(folder).files
+
+
+def test_safetensors_come_before_bins(folder: Path) -> None:
+    torch.save({"other": torch.ones(1)}, folder / "pytorch_model.bin")
+    check(folder)
+
+
+def test_a_lone_bin(tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "pytorch_model.bin")
+    torch.save({"lr": 1}, tmp_path / "training_args.bin")
+    check(tmp_path)
+
+
+def test_a_tensor_that_the_index_does_not_know(folder: Path) -> None:
+    index(folder, {name: shard for name, shard in PLACED.items() if name != "c"})
+    check(folder)
+    assert contents_of(folder).notes == ("1 tensor of the shards, such as c, is not in the index.",)
+
+
+def lose_shard(folder: Path) -> None:
+    (folder / TWO).unlink()
+
+
+def double(folder: Path) -> None:
+    save_file({"b": STATE["b"], "a": STATE["a"]}, folder / TWO)
+
+
+def double_without_index(folder: Path) -> None:
+    double(folder)
+    (folder / INDEX).unlink()
+
+
+def directory(folder: Path) -> None:
+    (folder / TWO).unlink()
+    (folder / TWO).mkdir()
+
+
+def cut(folder: Path) -> None:
+    (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-1])
+
+
+def two_indices(folder: Path) -> None:
+    for name in ("one", "other"):
+        (folder / INDEX).with_name(f"{name}.safetensors.index.json").write_bytes((folder / INDEX).read_bytes())
+    (folder / INDEX).unlink()
+
+
+def as_text(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / INDEX).write_text(text) and None
+
+
+def placing(where: Any) -> Callable[[Path], None]:
+    return lambda folder: index(folder, {**PLACED, "b": where})
+
+
+BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
+    "a shard is missing": (lose_shard, ContainerError, "names this shard, and it is not there"),
+    "a shard is a folder": (directory, ContainerError, "no file"),
+    "a shard is cut": (cut, ContainerError, "it was cut"),
+    "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "in no shard"),
+    "a tensor is in another shard": (placing(ONE), ContainerError, "in no shard"),
+    "a tensor is in two shards": (double, ContainerError, "in this file and in"),
+    "and there is no index": (double_without_index, ContainerError, "in this file and in"),
+    "several indices": (two_indices, UnsupportedError, "several indices"),
+    "no JSON": (as_text("{"), ContainerError, "not JSON"),
+    "deep nesting": (as_text("[" * 99_999), ContainerError, "not JSON"),
+    "another table": (as_text("{}"), ContainerError, "weight_map"),
+    "a list": (as_text("[]"), ContainerError, "weight_map"),
+    "an empty map": (as_text('{"weight_map": {}}'), ContainerError, "weight_map"),
+    "a shard that is a number": (placing(3), ContainerError, "no file's name"),
+    "a shard that is a list": (placing([ONE]), ContainerError, "no file's name"),
+    "a shard above": (placing("../" + TWO), ContainerError, "outside of the folder"),
+    "a shard somewhere": (placing("/etc/passwd"), ContainerError, "outside of the folder"),
+    "a shard on the way": (placing(f"a/../../{TWO}"), ContainerError, "outside of the folder"),
+    "a shard at a URL": (placing("https://example.org/a"), ContainerError, "outside of the folder"),
+    "a shard on a drive": (placing("c:/a"), ContainerError, "outside of the folder"),
+    "a shard with the wrong slash": (placing("..\\a"), ContainerError, "outside of the folder"),
+    "a shard without a name": (placing(""), ContainerError, "outside of the folder"),
+    "a shard with a zero": (placing("a\0"), ContainerError, "outside of the folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_folder(folder: Path, case: str) -> None:
+    spoil, kind, words = BAD[case]
+    spoil(folder)
+    for opening in (contents_of, open_source):
+        with pytest.raises(kind, match=words) as caught:
+            opening(folder)
+        assert type(caught.value) is kind
+        assert str(caught.value.file).startswith(str(folder))
+        assert len(str(caught.value)) < 600
