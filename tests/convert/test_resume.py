@@ -17,6 +17,8 @@ from streamxf.convert.transcode import transcode
 from streamxf.errors import NoSpaceError, StreamxfError
 from streamxf.keys import Key, PrivateKey
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
 KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
 

@@ -32,6 +32,8 @@ from streamxf.errors import (
 )
 from streamxf.keys import Key, PrivateKey, SigningKey
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
 KEY = Key(bytes(range(32)))
 OTHER = Key(bytes(range(1, 33)))
 
