@@ -79,7 +79,7 @@ def about(summary: Summary) -> None:
         ("key", contents.key_ids),
         ("signed by", contents.signers),
         ("metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
-        ("note", contents.notes),
+        ("note", summary.notes),
     ):
         shown = [printable(text) for text in found[:_LISTED]]
         if label == "written by":

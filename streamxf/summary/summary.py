@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, TypeVar
 
-from streamxf.formats.contents import Contents, Entry
+from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.summary.tally import Tally
+from streamxf.wording import many
 
 _K = TypeVar("_K")
 
@@ -31,6 +33,8 @@ class Summary:
         parts of several chains counts in each of them.
     shards : int
         Parts of tensors.
+    notes : tuple of str
+        Those of the contents, and that some bytes were counted more than once.
     """
 
     contents: Contents
@@ -38,6 +42,7 @@ class Summary:
     dtypes: dict[str, Tally]
     chains: dict[tuple[str, ...], Tally]
     shards: int
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, contents: Contents) -> Summary:
@@ -54,7 +59,8 @@ class Summary:
             for chain in used:
                 parts = entry.parts if len(used) == 1 else [part for part in entry.parts if part.chain == chain]
                 chains.setdefault(chain, Tally()).add(entry, parts)
-        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards)
+        notes = (*contents.notes, *_shared(contents))
+        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes)
 
     def largest(self, count: int = LARGEST) -> list[Entry]:
         """The tensors with the most stored bytes, the largest first."""
@@ -85,7 +91,7 @@ class Summary:
             "save_ids": list(contents.save_ids),
             "key_ids": list(contents.key_ids),
             "signers": list(contents.signers),
-            "notes": list(contents.notes),
+            "notes": list(self.notes),
             "extra": dict(contents.extra),
         }
         if items:
@@ -120,6 +126,20 @@ def ratio_text(ratio: float | None) -> str:
 def chain_text(chain: tuple[str, ...]) -> str:
     """A chain for people: ``floatzip + checksum``, and ``none``."""
     return " + ".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
+
+
+def _shared(contents: Contents) -> Iterator[str]:
+    """torch.save stores memory once that several tensors share, such as tied weights."""
+    if contents.format is not Format.TORCH:
+        return
+    places = sorted((part.start, part.stored_bytes) for entry in contents.tensors for part in entry.parts)
+    end, shared = 0, 0
+    for start, size in places:
+        shared += size > 0 and start < end
+        end = max(end, start + size)
+    if shared:
+        verb = "shares" if shared == 1 else "share"
+        yield f"{many(shared, 'tensor')} {verb} stored bytes with others; each counts in full."
 
 
 def _by_size(tallies: dict[_K, Tally]) -> dict[_K, Tally]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from summary.made import CHAIN, contents, tensor, thing, transformer
 
 from streamxf.formats.contents import Entry, Format, Part
+from streamxf.summary.inspect import inspect
 from streamxf.summary.summary import Summary, chain_text
 from streamxf.summary.tally import Tally
 
@@ -90,6 +93,16 @@ def test_json(kind: Format) -> None:
     assert sum(entry["stored_bytes"] for entry in found["dtypes"]) == found["stored_bytes"]
     assert found["packages"] == {"torch": "2.13.0"}
     assert found["key_ids"] == ["raw:01"]
+
+
+def test_memory_that_tensors_share(tmp_path: Path) -> None:
+    weight = torch.zeros(100, 10)
+    torch.save({"in": weight, "out": weight, "rows": weight[:10], "bias": torch.zeros(10)}, tmp_path / "tied.pt")
+    found = inspect(tmp_path / "tied.pt")
+    assert found.notes[-1] == "2 tensors share stored bytes with others; each counts in full."
+    assert found.total.ratio == 1
+    torch.save({"in": weight, "bias": torch.zeros(10)}, tmp_path / "apart.pt")
+    assert inspect(tmp_path / "apart.pt").notes == ()
 
 
 def test_chains_for_people() -> None:

@@ -47,7 +47,7 @@ def facts(summary: Summary) -> str:
         ("Opened by keys", list(contents.key_ids)),
         ("Signed by, unchecked", list(contents.signers)),
         ("Metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
-        ("Notes", list(contents.notes)),
+        ("Notes", list(summary.notes)),
     ]
     return "".join(
         f"<dt>{escape(label)}</dt>" + "".join(f"<dd>{_text(line)}</dd>" for line in _cut(lines))
