@@ -17,7 +17,7 @@ from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
 from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION, Objects
 from streamxf.dcp.reader import OpenedFile
 from streamxf.dcp.verify.archive import find_payload
-from streamxf.errors import ContainerError, MetadataError, PolicyError
+from streamxf.errors import ContainerError, MetadataError, PolicyError, UnsupportedError
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.slicefile import SliceFile
@@ -83,17 +83,15 @@ def _extent(stream: Any, size: int, geometry: Geometry, stored: int) -> Extent |
         return Extent(found[0], geometry.dtype, geometry.shape, geometry.strides)
     try:
         archive = Archive.read(stream, size)
-        if not archive.is_native(stream):
-            return None
         outline = Objects().outline(archive, stored)
         tensor = outline.root
         record = outline.record_of(tensor) if isinstance(tensor, torch.Tensor) else None
-        if record is None:
+        if record is None or not archive.is_native(stream):
             return None
         geometry.check(tensor)
         start = archive.find(stream, record)[0] + int(tensor.storage_offset()) * tensor.dtype.itemsize
-    except NotSavedByTorch as error:
-        raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+    except (NotSavedByTorch, MetadataError, PolicyError, UnsupportedError):
+        return None  # what is wrong with it will be found out where it is loaded
     return Extent(start, geometry.dtype, geometry.shape, tuple(tensor.stride()))
 
 

@@ -16,7 +16,7 @@ from streamxf.dcp.objects.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.dcp.objects.outline import Outline
 from streamxf.dcp.objects.policy import Objects
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError
+from streamxf.errors import ContainerError, MetadataError, UnsupportedError
 from streamxf.formats.contents import Entry, Part
 from streamxf.formats.extents import Extent
 from streamxf.formats.location import Location
@@ -103,6 +103,8 @@ def read(location: Location, name: str, *, alone: bool) -> TorchFile:
             if _is_torchscript(file):
                 raise _torchscript() from None
             raise ContainerError(f"this is no whole file of torch.save: {error}") from None
+        except MetadataError as error:
+            raise ContainerError(f"the file is damaged: {error.message}") from error
     return _described(outline, starts, at, name)
 
 
@@ -144,8 +146,6 @@ def _kind_of(tensor: torch.Tensor) -> str:
         return f"one of a subclass, {type(tensor).__name__}"
     if tensor.layout != torch.strided:
         return f"of the layout {str(tensor.layout).removeprefix('torch.')}"
-    if tensor.is_quantized:
-        return "quantized"
     return "stored in another way than its elements stand in memory"
 
 

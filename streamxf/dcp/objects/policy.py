@@ -27,7 +27,7 @@ from streamxf.dcp.objects.stand_ins import stand_ins
 from streamxf.dcp.objects.vet import vet
 from streamxf.dcp.objects.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
+from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.fileio.locks import ForkLock
 from streamxf.fileio.reader import StreamReader
 
@@ -139,9 +139,13 @@ class Objects:
         ------
         PolicyError
             If it needs a class that is not allowed, or never loads with weights_only.
+        UnsupportedError
+            If it has quantized tensors, which torch cannot make without their contents.
         MetadataError
             If torch cannot read it.
         """
+        if b"ctorch._utils\n_rebuild_qtensor\n" in archive.pickled:
+            raise UnsupportedError("it has quantized tensors, which cannot be read in parts; save plain ones")
         try:
             with _allowed(self._given, objects=True) as trusted:
                 return _unpickled(partial(Outline.of, archive), archive, stored, trusted)
