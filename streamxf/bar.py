@@ -132,6 +132,7 @@ class ProgressBar:
                 self._update(progress, task)
                 progress.refresh()
             self._update(progress, task, over=True)
+            task.finished_time = task.elapsed  # of all the work: a save ends when the disk has the bytes
             progress.live.transient = self._failed
 
     def _update(self, progress: Progress, task: Task, *, over: bool = False) -> None:

@@ -38,14 +38,17 @@ class Share:
     def advance(self, count: int) -> None:
         """Say that `count` bytes more are done."""
         with self._lock:
-            count = min(count, self._left)
-            self._left -= count
+            left = self._left
+            if count > left:
+                count = left
+            self._left = left - count
         if count:
             self._progress.advance(count)
 
     def finish(self) -> None:
         """Say that all of it is done."""
-        self.advance(self._left)
+        if self._left:
+            self.advance(self._left)
 
 
 class Shares:

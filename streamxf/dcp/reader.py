@@ -360,12 +360,14 @@ class ChainReaderMixin:
         sizes: dict[Hashable, int] = {}
         for request in requests:
             index = request.storage_index
-            stored = size = self._place(request).length
+            stored = self._place(request).length
             item = self._items.get(index.fqn)
             chunk = _chunk_at(index, item.chunks) if isinstance(item, TensorStorageMetadata) else None
-            if chunk is not None and chunk.sizes.numel():
-                size = stored * request.lengths.numel() // chunk.sizes.numel()
-            sizes[index] = min(stored, size + sizes.get(index, 0))
+            if chunk is None or chunk.sizes == request.lengths:
+                sizes[index] = stored
+            else:
+                part = stored * request.lengths.numel() // max(1, chunk.sizes.numel())
+                sizes[index] = min(stored, part + sizes.get(index, 0))
         return sizes
 
     def _place(self, request: ReadItem) -> _StorageInfo:
