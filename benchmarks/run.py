@@ -32,6 +32,7 @@ NAMES = (
     "many_items",
     "publishing",
     "verify",
+    "pack",
     "profile",
     "scaling",
     "granite",
