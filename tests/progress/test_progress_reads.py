@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
+from dcp.writers import save_as_ranks
 from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
 from verify.remote import url_of
 
@@ -220,6 +221,14 @@ def test_salvage_into_a_part(tmp_path: Path) -> None:
     recorder = Recorder()
     streamxf.salvage(tmp_path, {"turned": torch.zeros(200, 300)}, progress=recorder)
     assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
+
+
+def test_salvage_of_what_ranks_saved_for_themselves(tmp_path: Path) -> None:
+    save_as_ranks(3, tmp_path, full_chain, use_collectives=False)
+    recorder = Recorder()
+    found = streamxf.salvage(tmp_path, keys=KEY, merge_ranks=True, progress=recorder)
+    assert len(found.loaded) == 9
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
