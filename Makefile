@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs clean
+.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs docs-session clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -61,6 +61,10 @@ format: $(STAMPS)/dev ## Sort imports and format the code
 # The variable silences a notice about a future MkDocs that is printed in the middle of the build's own messages.
 docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet $(ARGS)
+
+# Commands run on real weights, and what they print becomes a part of docs/cli.md. Only what --help says: ARGS=reference
+docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command line
+	$(RUN) recordings $(ARGS)
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,44 @@
+"""The command ``python -m recordings [PART...]``: writes what docs/ shows of the command line.
+
+The parts are the reference, which takes a moment, the session, and the picture of a terminal; all of them by default.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from recordings.page import ROOT, replace
+from recordings.picture import svg
+from recordings.reference import reference
+from recordings.session import as_text, record
+
+IMAGE = ROOT / "docs" / "images" / "terminal.svg"
+
+
+def main(parts: list[str]) -> int:
+    """Write the parts that are named."""
+    if unknown := sorted(set(parts) - PARTS.keys()):
+        print(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    for name in parts or PARTS:
+        PARTS[name]()
+    return 0
+
+
+def _reference() -> None:
+    replace("reference", reference())
+
+
+def _session() -> None:
+    replace("session", f"```text\n{as_text(record())}\n```")
+
+
+def _picture() -> None:
+    IMAGE.parent.mkdir(exist_ok=True)
+    IMAGE.write_text(svg(record(colours=True)))
+
+
+PARTS = {"reference": _reference, "session": _session, "picture": _picture}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

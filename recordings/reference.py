@@ -1,0 +1,74 @@
+"""The reference of all commands, out of the program's own definitions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from inspect import cleandoc
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+
+from streamxf.cli.app import COMMANDS, app
+
+_COMMON = 3  # commands that have an option, for it to be explained once for all
+
+
+def reference() -> str:
+    """A section for each command: what it does, its arguments and options, and examples; first what they share."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    counts = Counter(_row(parameter) for command in commands.values() for parameter in command.params)
+    common = [row for row, count in counts.items() if count >= _COMMON]
+    shared = ["### What commands have in common", _table(common)]
+    names = [module.__name__.rpartition(".")[2] for module, _ in COMMANDS]
+    examples = {name: module.EXAMPLES for name, (module, _) in zip(names, COMMANDS, strict=True)}
+    return "\n\n".join([*shared, *(_section(commands[name], examples[name], common) for name in names)])
+
+
+def _section(command: Any, examples: tuple[str, ...], common: list[str]) -> str:
+    parts = [f"### streamxf {command.name}", *map(_escaped, cleandoc(command.help).split("\n\n"))]
+    parts.append("\n".join(["```sh", *examples, "```"]))
+    own = [row for row in map(_row, command.params) if row not in common]
+    shared = [_names(parameter)[0] for parameter in command.params if _row(parameter) in common]
+    if own:
+        parts.append(_table(own))
+    if shared:
+        parts.append(f"In common with others: {', '.join(f'`{name}`' for name in shared)}.")
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[str]) -> str:
+    return "\n".join(["| | |", "| --- | --- |", *rows])
+
+
+def _names(parameter: Any) -> list[str]:
+    if parameter.param_type_name == "argument":
+        return [_value(parameter)]
+    value = "" if parameter.is_flag else f" {_value(parameter)}"
+    return [f"{name}{value}" for name in parameter.opts]
+
+
+def _row(parameter: Any) -> str:
+    text = _escaped(" ".join((parameter.help or "").split()))
+    default = parameter.default
+    if parameter.required and parameter.param_type_name == "option":
+        text += " Required."
+    elif default not in (None, False, ""):
+        text += f" By default `{default}`."
+    if parameter.envvar:
+        text += f" Also from `{parameter.envvar}`."
+    return f"| {', '.join(f'`{name}`' for name in _names(parameter))} | {text} |"
+
+
+def _value(parameter: Any) -> str:
+    """What stands in the place of a value."""
+    kind = parameter.type_descriptor.annotation
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    name = str(parameter.metavar or parameter.name.upper())
+    return name if parameter.required or parameter.param_type_name == "option" else f"[{name}]"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([*_<>|`\[\]])", r"\\\1", text)
