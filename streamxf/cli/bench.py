@@ -159,7 +159,7 @@ def _print(path: str | None, at: str, found: list[_Found], best: _Found, runs: i
         f"{size_text(timing.raw)} of {what} in {many(timing.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
-    numbers = ("stored", "of raw", "save", "MB/s", "load", "MB/s")
+    numbers = ("stored", "of raw", "save", "\nMB/s", "load", "\nMB/s")
     table = show.table("chain", *numbers, right=numbers)
     for each in found:
         one = each.timing

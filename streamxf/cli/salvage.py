@@ -116,6 +116,5 @@ def _print(path: str, target: str, found: Salvaged, written: Converted | None, j
         del facts["state_dict"], facts["missing"]
         show.as_json({"path": path, "target": target, **facts, "written": None if written is None else asdict(written)})
         return
-    out = show.console()
-    out.print(str(found))
-    out.print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
+    show.report(str(found), not found.damaged)
+    show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

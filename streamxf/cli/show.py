@@ -44,6 +44,17 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
+def report(text: str, good: bool) -> None:
+    """Print the text of a report, whose first line is a verdict."""
+    from rich.text import Text
+
+    verdict, _, rest = text.partition("\n")
+    out = console()
+    out.print(Text(verdict, style="bold green" if good else "bold red"))
+    if rest:
+        out.print(rest)
+
+
 @contextmanager
 def progress(title: str, json: bool) -> Iterator[Progress | None]:
     """A bar, which appears on a terminal after a second; nothing with --json."""

@@ -120,19 +120,19 @@ def _print(found: Recommendation, measured: bool) -> None:
         f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
         f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
     )
-    numbers = ("stored", "of raw", "encode", "decode", "save", "load")
+    numbers = ("stored", "of raw", "encode\nGB/s", "decode\nGB/s", "save", "load")
     table = show.table("chain", *numbers, right=numbers)
     for each in found.estimates:
         table.add_row(
             each.label,
             size_text(each.stored_bytes),
             f"{each.ratio:.3f}",
-            rate_text(each.encode_bytes_per_second),
-            rate_text(each.decode_bytes_per_second),
+            f"{each.encode_bytes_per_second / 1e9:.2f}",
+            f"{each.decode_bytes_per_second / 1e9:.2f}",
             f"{each.save_seconds:,.3f} s",
             f"{each.load_seconds:,.3f} s",
             style="bold" if each.chain == str(found.chain) else "",
         )
     out.print(table)
     print_charts(out, [(each.label, each.save_seconds, each.load_seconds) for each in found.estimates])
-    out.print(f"\nrecommended: {str(found.chain) or 'no chain'}, because {found.reason}")
+    out.print(f"\nrecommended: {str(found.chain) or 'no chain'}\n{found.reason}")

@@ -49,7 +49,7 @@ def test_a_table_charts_and_a_reason(run: Run, weights: Path):
     done = run("tune", weights, "--bandwidth", "1MB/s", *FEW, "--chain", "zstd:level=3+checksum")
     assert (done.code, done.err) == (0, "")
     assert "2.5 MiB to storage of 1.00 MB/s (as given)" in done.out
-    assert "\nrecommended: floatzip, because storage is the limit" in done.out
+    assert "\nrecommended: floatzip\nstorage is the limit: " in done.out
     assert len(charts_of(done)) == 6
     assert max(len(line) for line in charts_of(done)) <= 80
 
