@@ -44,6 +44,8 @@ def diff(
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
+    plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
+    plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
     json: JsonOption = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
@@ -63,6 +65,7 @@ def diff(
             trust=keys_at(trust),
             allow_unsigned=allow_unsigned,
             require=require,
+            encrypted=(not plain_a, not plain_b),
             only=only or (),
             prefixes=(prefix_a, prefix_b),
             progress=bar,

@@ -10,6 +10,7 @@ from streamxf.compare.difference import Difference
 from streamxf.compare.items import compare
 from streamxf.dcp.load.items import Require
 from streamxf.formats.opening import open_source
+from streamxf.formats.source import Source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 
@@ -22,6 +23,7 @@ def diff(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,
+    encrypted: tuple[bool, bool] = (True, True),
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
     storage_options: Mapping[str, Any] | None = None,
@@ -38,6 +40,8 @@ def diff(
         Each a file, a folder, or a URL that fsspec knows.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`, for both.
+    encrypted : tuple of bool
+        One for each: whether the keys are for it. With keys a checkpoint of DCP that is not encrypted is refused.
     only : sequence of str
         Shell patterns; only items whose names match one of them are compared.
     prefixes : tuple of str
@@ -58,6 +62,11 @@ def diff(
         If the storage does not give it.
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    options: dict[str, Any] = {"keys": ring, "require": require, "storage_options": storage_options}
-    with open_source(first, **options) as one, open_source(second, **options) as other:
+
+    def opened(path: str | os.PathLike[str], with_keys: bool) -> Source:
+        if not with_keys:
+            return open_source(path, storage_options=storage_options)
+        return open_source(path, keys=ring, require=require, storage_options=storage_options)
+
+    with opened(first, encrypted[0]) as one, opened(second, encrypted[1]) as other:
         return compare(one, other, only=only, prefixes=prefixes, progress=progress)

@@ -1,0 +1,163 @@
+"""`diff` of files and folders, and ``streamxf diff``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.command import Run, runner
+from dcp.shards import rows, save_shards
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
+from torch.distributed.checkpoint import save
+
+import streamxf
+from streamxf.compare.diff import diff
+from streamxf.errors import ContainerError, KeyMissingError, NoCheckpointError, PolicyError
+from streamxf.keys.file import write_key
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+def state(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    return {"w": torch.randn(64, 32), "half": torch.randn(100).bfloat16(), "n": torch.tensor(3), "step": 5}
+
+
+def write(path: Path, kind: str, seed: int = 0) -> Path:
+    found = state(seed)
+    match kind:
+        case "streamxf":
+            save(found, storage_writer=streamxf.FileSystemWriter(path))
+        case "stock":
+            save(found, storage_writer=StockWriter(path))
+        case "torch":
+            torch.save(found, path)
+    return path
+
+
+KINDS = ["streamxf", "stock", "torch"]
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_the_same_state_in_any_two_formats(tmp_path, first, second):
+    one, other = write(tmp_path / "a", first), write(tmp_path / "b", second)
+    found = diff(one, other)
+    assert (found.same, found.equal, found.elements) == (True, 4, 64 * 32 + 100 + 1)
+    changed = diff(one, write(tmp_path / "c", second, seed=1))
+    assert [change.name for change in changed.changed] == ["w", "half"]
+    far = (state(0)["w"].double() - state(1)["w"].double()).abs()
+    assert changed.changed[0].distance.largest == far.max().item()
+    assert changed.changed[0].distance.mean == pytest.approx(far.mean().item())
+
+
+def test_shards_do_not_matter(tmp_path):
+    whole = torch.arange(48.0).view(12, 4)
+    for ranks in (2, 3):
+        save_shards(tmp_path / str(ranks), [{"w": rows(whole, rank, ranks)} for rank in range(ranks)])
+    assert diff(tmp_path / "2", tmp_path / "3").same
+
+
+def test_damage_and_a_missing_key_are_no_differences(tmp_path, key):
+    good = write(tmp_path / "good", "streamxf")
+    bad = write(tmp_path / "bad", "streamxf")
+    (file,) = bad.glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
+    with pytest.raises(ContainerError):
+        diff(good, bad)
+    writer = streamxf.FileSystemWriter(tmp_path / "secret", _extensions=[streamxf.Encrypt(key)])
+    save(state(0), storage_writer=writer)
+    with pytest.raises(KeyMissingError):
+        diff(good, tmp_path / "secret")
+    with pytest.raises(PolicyError):
+        diff(good, tmp_path / "secret", keys=key)
+    assert diff(good, tmp_path / "secret", keys=key, encrypted=(False, True)).same
+    assert diff(tmp_path / "secret", write(tmp_path / "a.pt", "torch"), keys=key).same
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoCheckpointError):
+        diff(good, tmp_path / "empty")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_to_the_command(run, tmp_path):
+    done = run("diff", write(tmp_path / "a", "streamxf"), write(tmp_path / "b", "torch"))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        f"{tmp_path / 'a'} and {tmp_path / 'b'}: the same",
+        "4 items the same, 0 of 2,149 elements compared differ",
+    ]
+
+
+def test_differences_in_a_table(run, tmp_path):
+    one = {"a": torch.zeros(4), "old": torch.zeros(1), "o": 1, "shape": torch.zeros(2)}
+    other = {"a": torch.tensor([0.0, 2.0, float("nan"), 0.0]), "new": torch.zeros(1), "o": 2, "shape": torch.zeros(3)}
+    torch.save(one, tmp_path / "a.pt")
+    torch.save(other, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert (done.code, done.err) == (1, "")
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert lines[0].endswith("different: 3 items changed, 1 item only in the first, 1 item only in the second")
+    for line in (
+        "changed what differ largest mean",
+        "a values, 1 without a distance 2 of 4 2 0.6667",
+        "o 1 became 2",
+        "shape [2] became [3]",
+        "- old",
+        "+ new",
+    ):
+        assert line in lines
+    short = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--top", 1).out
+    assert "2 more changed" in short
+
+
+def test_json(run, tmp_path):
+    one = {"big": torch.tensor([0]), "x": torch.zeros(2)}
+    other = {"big": torch.tensor([2**62 + 1]), "x": torch.tensor([float("inf"), 0.0])}
+    torch.save(one, tmp_path / "a.pt")
+    torch.save(other, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
+    assert done.code == 1
+    big, infinite = done.json["changed"]
+    assert big["distance"]["largest"] == 2**62 + 1
+    assert infinite["distance"] == {"elements": 2, "differing": 1, "without": 1, "largest": 0.0, "mean": 0.0}
+    assert "Infinity" not in done.out
+    same = run("diff", tmp_path / "a.pt", tmp_path / "a.pt", "--json")
+    assert (same.code, same.json["same"], same.json["equal"]) == (0, True, 2)
+
+
+def test_names_behind_a_prefix(run, tmp_path):
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    save({"model": {"w": torch.zeros(2)}, "step": 1}, storage_writer=streamxf.FileSystemWriter(tmp_path / "trained"))
+    arguments = ("diff", tmp_path / "trained", tmp_path / "model.safetensors")
+    done = run(*arguments)
+    assert done.code == 1
+    assert "1 name of the first are names of the second behind 'model.'" in done.out
+    assert run(*arguments, "--prefix-a", "model.").code == 0
+    assert run(*arguments, "--only", "nothing").code == 2
+
+
+def test_one_of_them_is_encrypted(run, tmp_path, key):
+    good = write(tmp_path / "good", "streamxf")
+    save(state(0), storage_writer=streamxf.FileSystemWriter(tmp_path / "secret", _extensions=[streamxf.Encrypt(key)]))
+    write_key(tmp_path / "x.key", key)
+    arguments = ("diff", good, tmp_path / "secret", "--key", f"file:{tmp_path / 'x.key'}")
+    assert run(*arguments).code == 1
+    assert run(*arguments, "--plain-a").code == 0
+    assert run("diff", tmp_path / "secret", good, *arguments[3:], "--plain-b").code == 0
+
+
+def test_hostile_names_do_not_reach_the_terminal(run, tmp_path):
+    name = "[red]\x1b[2J\nx"
+    torch.save({name: torch.zeros(1), name + "1": 5}, tmp_path / "a.pt")
+    torch.save({name: torch.ones(1), name + "2": 5}, tmp_path / "b.pt")
+    out = run("diff", tmp_path / "a.pt", tmp_path / "b.pt").out
+    assert "\x1b[2J" not in out
+    assert out.count(r"[red]\x1b[2J\nx") == 3
