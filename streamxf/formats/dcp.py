@@ -128,6 +128,8 @@ class Description:
         In the order of the entries' parts.
     paths : dict of str to tuple
         As in `Source`.
+    descriptors : dict
+        Its keys are the codecs' descriptors as items have them, each list of them once.
     copies : int
         Entries that several ranks have under one name, besides the first.
     """
@@ -136,22 +138,23 @@ class Description:
     entries: dict[str, Entry]
     stored: dict[str, tuple[Stored, ...]]
     paths: dict[str, Any]
+    descriptors: dict[tuple[str, ...], None]
     copies: int
 
     @classmethod
     @collector_paused()
     def of(cls, files: Sequence[Loaded]) -> Description:
         """Put them together."""
-        made = cls(files, {}, {}, {}, 0)
+        made = cls(files, {}, {}, {}, {}, 0)
         if len(files) == 1:
-            for entry, stored in _described(files[0].metadata, 0):
+            for entry, stored in _described(files[0].metadata, 0, made.descriptors):
                 made.entries[entry.name] = entry
                 made.stored[entry.name] = stored
             made._add_paths(files[0].metadata.planner_data)
             return made
         found: dict[str, list[tuple[int | None, Entry, tuple[Stored, ...]]]] = {}
         for number, file in enumerate(files):
-            for entry, stored in _described(file.metadata, number):
+            for entry, stored in _described(file.metadata, number, made.descriptors):
                 found.setdefault(entry.name, []).append((file.rank, entry, stored))
         copies = 0
         for name, each in found.items():
@@ -170,6 +173,7 @@ class Description:
                 if name in self.entries and isinstance(path, tuple):
                     self.paths.setdefault(name, path)
 
+    @collector_paused()
     def contents(self, location: Location, listed: Mapping[str, int | None]) -> Contents:
         """All that is told of the checkpoint; `listed` are the names in its folder, and their sizes."""
         packages: dict[str, str] = {}
@@ -201,9 +205,8 @@ class Description:
         for file in self.files:
             if file.manifest is not None and file.manifest.key is not None:
                 texts[file.manifest.key] = None
-            lists = {id(found): found for found in map(_descriptors, (file.metadata.storage_data or {}).values())}
-            for descriptors in lists.values():
-                texts.update((text, None) for text in descriptors if text.startswith(f"{ENCRYPT}/1#"))
+        for descriptors in self.descriptors:
+            texts.update((text, None) for text in descriptors if text.startswith(f"{ENCRYPT}/1#"))
         return [Envelope.parse(key_fragment(text)) for text in texts]
 
     def _files(self, location: Location, listed: Mapping[str, int | None]) -> tuple[dict[str, int], list[str]]:
@@ -257,29 +260,29 @@ class Description:
         return notes
 
 
-def _described(metadata: Metadata, number: int) -> Iterable[tuple[Entry, tuple[Stored, ...]]]:
+def _described(
+    metadata: Metadata, number: int, seen: dict[tuple[str, ...], None]
+) -> Iterable[tuple[Entry, tuple[Stored, ...]]]:
     places = metadata.storage_data or {}
     for name, item in metadata.state_dict_metadata.items():
         if not isinstance(item, TensorStorageMetadata):
             index = MetadataIndex(name)
-            yield Entry(name, None, (), None, (_part((), (), places[index]),)), (Stored(number, index),)
+            yield Entry(name, None, (), None, (_part((), (), places[index], seen),)), (Stored(number, index),)
             continue
         dtype, shape = item.properties.dtype, tuple(item.size)
         parts, stored = [], []
         for chunk in item.chunks:
             index = MetadataIndex(name, chunk.offsets)
-            parts.append(_part(tuple(chunk.offsets), tuple(chunk.sizes), places[index]))
+            parts.append(_part(tuple(chunk.offsets), tuple(chunk.sizes), places[index], seen))
             stored.append(Stored(number, index))
         raw = math.prod(shape) * dtype.itemsize
         yield Entry(name, str(dtype).removeprefix("torch."), shape, raw, tuple(parts)), tuple(stored)
 
 
-def _part(offsets: tuple[int, ...], shape: tuple[int, ...], place: Any) -> Part:
-    return Part(offsets, shape, place.relative_path, place.offset, place.length, _chain(_descriptors(place)))
-
-
-def _descriptors(place: Any) -> tuple[str, ...]:
-    return tuple(place.transform_descriptors or ())
+def _part(offsets: tuple[int, ...], shape: tuple[int, ...], place: Any, seen: dict[tuple[str, ...], None]) -> Part:
+    descriptors = tuple(place.transform_descriptors or ())
+    seen[descriptors] = None
+    return Part(offsets, shape, place.relative_path, place.offset, place.length, _chain(descriptors))
 
 
 @lru_cache(256)

@@ -1,0 +1,248 @@
+"""What a path holds is found out; what is no checkpoint gets one clear error; URLs are paths as well."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from dcp.helpers import KEY, OTHER_KEY, assert_same
+
+import streamxf
+from streamxf.errors import (
+    ContainerError,
+    KeyMissingError,
+    MetadataError,
+    NoCheckpointError,
+    PolicyError,
+    UnsupportedError,
+    WrongKeyError,
+)
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import contents_of, open_source
+from streamxf.formats.source import Box
+
+from .samples import WRITERS, keys_of, noise, written
+
+FORMATS = {
+    "safetensors": Format.SAFETENSORS,
+    "torch.save": Format.TORCH,
+    "Hugging Face": Format.HUGGING_FACE,
+    "Hugging Face .bin": Format.HUGGING_FACE,
+    "stock": Format.DCP,
+    "stock with a chain": Format.STREAMXF,
+    "no chain": Format.STREAMXF,
+    "compressed": Format.STREAMXF,
+    "encrypted": Format.STREAMXF,
+    "sharded": Format.STREAMXF,
+    "rank-local": Format.STREAMXF,
+}
+STATE = {"a": noise(torch.float32, 40, 30), "b": noise(torch.int8, 9)}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_format_is_found_out(tmp_path: Path, kind: str) -> None:
+    path = written(kind, STATE, tmp_path)
+    contents = contents_of(path)
+    assert contents.format is FORMATS[kind]
+    assert contents.path == str(path)
+    assert contents.files == {
+        str(file.relative_to(path)) if path.is_dir() else path.name: file.stat().st_size
+        for file in (path.rglob("*") if path.is_dir() else [path])
+    }
+    for entry in contents.tensors:
+        assert all(part.file in contents.files for part in entry.parts)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_urls(tmp_path: Path, kind: str) -> None:
+    path = written(kind, STATE, tmp_path)
+    memory = fsspec.filesystem("memory")
+    url = f"memory://{tmp_path.name}/{path.name}"
+    memory.put(str(path), f"/{tmp_path.name}/{path.name}", recursive=True)
+    try:
+        local, remote = contents_of(path), contents_of(url)
+        assert remote.entries == local.entries
+        assert remote.files == local.files
+        with open_source(url, **keys_of(kind)) as source:
+            boxes = [Box(entry, (1,) * len(entry.shape), (8,) * len(entry.shape)) for entry in remote.tensors]
+            for box, found in zip(boxes, source.read(boxes), strict=True):
+                tensor = STATE[box.entry.name]
+                assert_same(found, tensor[tuple(slice(1, 9) for _ in tensor.shape)])
+    finally:
+        memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+def test_safetensors_are_known_by_their_header(tmp_path: Path) -> None:
+    path = written("safetensors", STATE, tmp_path)
+    assert contents_of(path.rename(tmp_path / "no extension")).format is Format.SAFETENSORS
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written("safetensors", STATE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert set(contents_of("checkpoint.safetensors").entries) == set(STATE)
+
+
+# -- what is none ----------------------------------------------------------------------------------
+
+
+def nothing(path: Path) -> Path:
+    return path / "missing"
+
+
+def empty_folder(path: Path) -> Path:
+    return path
+
+
+def folder_of_others(path: Path) -> Path:
+    (path / "config.json").write_text("{}")
+    (path / "notes.bin").write_bytes(b"PK")
+    return path
+
+
+def text(path: Path) -> Path:
+    (path / "a.txt").write_text("PK is not enough")
+    return path / "a.txt"
+
+
+def empty_file(path: Path) -> Path:
+    (path / "a").touch()
+    return path / "a"
+
+
+def pickle(path: Path) -> Path:
+    (path / "a.pkl").write_bytes(b"\x80\x04N.")
+    return path / "a.pkl"
+
+
+def compressed_file(path: Path) -> Path:
+    (path / "a.gz").write_bytes(gzip.compress(b"data"))
+    return path / "a.gz"
+
+
+def plain_file(path: Path) -> Path:
+    with streamxf.open(path / "a.sxf", "wb", chain=[streamxf.ZStandard()]) as file:
+        file.write(b"data")
+    return path / "a.sxf"
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path / "pipe")
+    return path / "pipe"
+
+
+def half(path: Path) -> Path:
+    checkpoint = written("compressed", STATE, path)
+    (checkpoint / ".metadata").unlink()
+    return checkpoint
+
+
+def half_of_stock(path: Path) -> Path:
+    checkpoint = written("stock", STATE, path)
+    (checkpoint / ".metadata").unlink()
+    return checkpoint
+
+
+def empty_metadata(path: Path) -> Path:
+    checkpoint = written("stock", STATE, path)
+    (checkpoint / ".metadata").write_bytes(b"")
+    return checkpoint
+
+
+def link_to_nothing(path: Path) -> Path:
+    (path / "link").symlink_to(path / "missing")
+    return path / "link"
+
+
+def below_a_file(path: Path) -> Path:
+    (path / "a").touch()
+    return path / "a" / "b"
+
+
+BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
+    "nothing": (nothing, FileNotFoundError, "no such file or folder"),
+    "a link to nothing": (link_to_nothing, FileNotFoundError, "no such file or folder"),
+    "below a file": (below_a_file, NotADirectoryError, "Not a directory"),
+    "an empty folder": (empty_folder, NoCheckpointError, "model.safetensors.index.json"),
+    "a folder of other things": (folder_of_others, NoCheckpointError, "looked for"),
+    "a text": (text, NoCheckpointError, "begins neither as"),
+    "an empty file": (empty_file, NoCheckpointError, "begins neither as"),
+    "a pickle": (pickle, NoCheckpointError, "begins neither as"),
+    "a compressed file": (compressed_file, NoCheckpointError, "begins neither as"),
+    "a plain file of streamxf": (plain_file, UnsupportedError, "streamxf.open reads it"),
+    "a pipe": (pipe, UnsupportedError, "neither a file nor a folder"),
+    "half a checkpoint": (half, MetadataError, "data files and no metadata"),
+    "half a stock one": (half_of_stock, MetadataError, "data files and no metadata"),
+    "empty metadata": (empty_metadata, MetadataError, "empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_checkpoint(tmp_path: Path, case: str) -> None:
+    make, kind, words = BAD[case]
+    path = make(tmp_path)
+    for opening in (contents_of, open_source):
+        with pytest.raises(kind, match=words) as caught:
+            opening(path)
+        assert type(caught.value) is kind
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["memory://nowhere/at/all", "file:///nowhere/at/all"])
+def test_a_url_of_nothing(path: str) -> None:
+    for opening in (contents_of, open_source):
+        with pytest.raises(FileNotFoundError, match="no such file or folder"):
+            opening(path)
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_keys(tmp_path: Path) -> None:
+    path = written("encrypted", STATE, tmp_path)
+    other = OTHER_KEY
+    with pytest.raises(KeyMissingError):
+        open_source(path)
+    for opening in (contents_of, open_source):
+        with pytest.raises((KeyMissingError, WrongKeyError)):
+            opening(path, keys=other)
+    with open_source(path, keys=[other, KEY]) as source:
+        assert source.contents.key_ids == (f"aeskw:{KEY.id}",)
+        assert source.contents.notes == ()
+
+
+def test_what_is_required(tmp_path: Path) -> None:
+    path = written("compressed", STATE, tmp_path)
+    contents_of(path, keys=KEY)
+    with pytest.raises(PolicyError, match="not encrypted"):
+        open_source(path, keys=KEY)
+
+
+def test_contents_of_files_need_no_torch(tmp_path: Path) -> None:
+    path = written("Hugging Face", STATE, tmp_path)
+    code = (
+        "import sys; from streamxf.formats.opening import contents_of\n"
+        f"assert len(contents_of({str(path)!r}).entries) == 2 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_damage_in_a_data_file_names_the_item(tmp_path: Path) -> None:
+    path = written("compressed", STATE, tmp_path)
+    (file,) = path.glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    with open_source(path) as source:
+        entry = source.contents.entries["a"]
+        data[entry.parts[0].start + entry.parts[0].stored_bytes // 2] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(ContainerError) as caught:
+            list(source.read([Box(entry, (0, 0), entry.shape)]))
+    assert (caught.value.item, caught.value.file) == ("a", str(file))
