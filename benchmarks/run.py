@@ -33,6 +33,7 @@ NAMES = (
     "publishing",
     "verify",
     "pack",
+    "commands",
     "profile",
     "scaling",
     "granite",
