@@ -104,7 +104,7 @@ def test_leftovers(one: Path) -> None:
     assert not any(line.startswith("next: ") for line in report)
     assert report[-1] == f"left over: {MANY - 20} more"
     cleaned = str(streamxf.clean(one, keys=KEY, dry_run=True)).splitlines()
-    assert cleaned[0] == f"would remove {MANY} files, 2,000 bytes"
+    assert cleaned[0] == f"would remove {MANY} files, 2.0 KiB"
     assert cleaned[1] == f"would remove: __0_0_{'0' * 32}.distcp"
     assert cleaned[21] == f"would remove: {MANY - 20} more"
     assert cleaned[-1] == f"left alone: {MANY - 20} more"
