@@ -1,0 +1,35 @@
+"""Errors advise in the words of Python; here they get those of the terminal: ``require='bound'`` is ``--require bound``."""
+
+from __future__ import annotations
+
+import re
+
+_FLAGS = (
+    "allow_unsigned",
+    "in_place",
+    "merge_ranks",
+    "overwrite",
+    "partial",
+    "vouch",
+    "without_metadata",
+)
+_VALUES = ("encrypt_to", "expect_save_id", "rank", "require", "signer", "trust")
+_RULES = (
+    (r"streamxf\.salvage\(path, keys=keys, without_metadata=True\)", "streamxf salvage PATH TARGET --without-metadata"),
+    (r"streamxf\.salvage\(path, keys=keys\)", "streamxf salvage PATH TARGET"),
+    (r"streamxf\.verify\(path, keys\)", "streamxf verify PATH"),
+    (r"streamxf\.(clean|salvage|verify)\b(?!\()", r"streamxf \1"),
+    (r"\bkeys(?:=|\[\d+\])(?:\.\.\.)?", "--key"),
+    *((rf"\b{word}=True", "--" + word.replace("_", "-")) for word in _FLAGS),
+    *((rf"\({word}\)", "(--" + word.replace("_", "-") + ")") for word in _FLAGS),
+    *((rf"\b{word}='(\w+)'", "--" + word.replace("_", "-") + r" \1") for word in _VALUES),
+    *((rf"\b{word}(?:=|\[\d+\])(?:\.\.\.)?", "--" + word.replace("_", "-")) for word in (*_VALUES, *_FLAGS)),
+)
+_COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+
+
+def in_terminal_words(text: str) -> str:
+    """An error's message, with options where it names arguments, and commands where it names functions."""
+    for pattern, replacement in _COMPILED:
+        text = pattern.sub(replacement, text)
+    return text

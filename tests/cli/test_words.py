@@ -1,0 +1,47 @@
+"""Errors in the words of the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.command import Run
+from streamxf.cli.words import in_terminal_words
+
+
+@pytest.mark.parametrize(
+    ("python", "terminal"),
+    [
+        ("leave keys= out if you know", "leave --key out if you know"),
+        ("keys[0]: this is the SigningKey", "--key: this is the SigningKey"),
+        ("pass require='encrypted' (or 'bound')", "pass --require encrypted (or 'bound')"),
+        ("unless they say allow_unsigned=True", "unless they say --allow-unsigned"),
+        (
+            "Pass rank= for one, expect_save_id= or merge_ranks=True",
+            "Pass --rank for one, --expect-save-id or --merge-ranks",
+        ),
+        ("allow to replace it (overwrite)", "allow to replace it (--overwrite)"),
+        ("what in_place is for", "what in_place is for"),
+        (
+            "streamxf.verify says what is wrong, streamxf.salvage reads",
+            "streamxf verify says what is wrong, streamxf salvage reads",
+        ),
+        (
+            "see streamxf.salvage(path, keys=keys, without_metadata=True)",
+            "see streamxf salvage PATH TARGET --without-metadata",
+        ),
+        ("streamxf.floatzip/1", "streamxf.floatzip/1"),
+    ],
+)
+def test_arguments_become_options(python: str, terminal: str):
+    assert in_terminal_words(python) == terminal
+
+
+def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
+    done = run("diff", encrypted, plain, "--key", f"file:{key_file}")
+    assert done.code == 1
+    assert "leave --key out" in done.err
+    assert "keys=" not in done.err
+    (plain / ".metadata").unlink()
+    assert "see streamxf salvage PATH TARGET --without-metadata" in run("inspect", plain).err
