@@ -1,4 +1,4 @@
-"""Errors advise in the words of Python; here they get those of the terminal: ``require='bound'`` is ``--require bound``."""
+"""Errors advise in the words of Python, commands in those of the terminal: ``rank=`` is ``--rank`` there."""
 
 from __future__ import annotations
 
