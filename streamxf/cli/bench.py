@@ -22,7 +22,6 @@ from streamxf.wording import many, size_text
 if TYPE_CHECKING:
     from streamxf.chain import Chain
     from streamxf.cli.timing import Side, State, Timing
-    from streamxf.keys import KeyRing
 
 EXAMPLES = (
     "streamxf bench model.safetensors --at /checkpoints",
@@ -77,12 +76,16 @@ def bench(
     Every load is compared bit for bit. While it runs it needs the disk that its saves take, twice the memory of --size,
     and nothing else should be busy.
     """
+    from streamxf.cli.portion import portion_of, random_weights
     from streamxf.keys import KeyRing
 
     if not os.path.isdir(at):
         raise ParameterError(f"--at {at!r}: there is no such folder")
     chains = chains_to_try(chain, encrypt)
-    state = _state(path, KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned), size)
+    if path is None:
+        state = random_weights(size)
+    else:
+        state = portion_of(path, KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned), size)
     with TemporaryDirectory(prefix="streamxf-bench-", dir=at) as folder:
         found = _measured(state, chains, Path(folder), runs, threads, json)
     best = _best(found)
@@ -92,12 +95,6 @@ def bench(
     else:
         _print(path, at, found, best, runs)
     return FINE if good else FAILED
-
-
-def _state(path: str | None, keys: KeyRing, size: int) -> State:
-    from streamxf.cli.portion import portion_of, random_weights
-
-    return random_weights(size) if path is None else portion_of(path, keys, size)
 
 
 def _measured(state: State, chains: list[Chain], folder: Path, runs: int, threads: int, json: bool) -> list[_Found]:

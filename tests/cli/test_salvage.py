@@ -196,3 +196,17 @@ def test_a_copy_is_gone_on_with(run: Run, plain: Path, tmp_path: Path, monkeypat
     assert done.json["written"]["kept_files"] == 1
     assert run("verify", tmp_path / "new").code == 0
     shutil.rmtree(tmp_path / "new")
+
+
+def test_from_one_url_to_another(run: Run, plain: Path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{plain}/", "/old/", recursive=True)
+    try:
+        done = run("salvage", "memory://old", "memory://new", "--chain", "zstd")
+        assert done.code == 0, done.err
+        assert run("verify", "memory://new").code == 0
+        assert run("diff", plain, "memory://new").code == 0
+    finally:
+        memory.rm("/", recursive=True)
