@@ -1,0 +1,24 @@
+"""What reading takes is bounded by boxes, however large a tensor is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .samples import WRITERS
+
+MIB = 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize("kind", ["safetensors", "torch.save", "stock", "compressed"])
+def test_memory_is_bounded_by_boxes(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    WRITERS[kind]({"t": torch.zeros(64, MIB)}, path)
+    command = [sys.executable, Path(__file__).with_name("growth.py"), path]
+    grown = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert grown < 128, "the tensor has 256 MiB"
