@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from builtins import open as _builtin_open
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,8 +31,6 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 
 PathOrFile = str | os.PathLike[str] | IO[bytes]
-
-_builtin_open = open
 
 
 @overload
