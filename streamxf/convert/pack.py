@@ -98,9 +98,8 @@ def pack(
         )
     with open_source(source, storage_options=storage_options) as opened:
         assert isinstance(opened, RawSource)  # all but those of DCP
-        writer = writer_to(
-            target, chain_for(chain, encrypt_to, signer, was_encrypted=False), block_size, target_options
-        )
+        made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
+        writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)
         check_target(writer, overwrite)
         origin = origin_of(location, opened)
         job = RawFiles(location, opened, origin.to_plain(), identity_of(location, opened.contents, origin)).job()

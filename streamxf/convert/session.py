@@ -31,6 +31,7 @@ from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
+from streamxf.wording import many
 
 
 def writer_to(
@@ -38,14 +39,20 @@ def writer_to(
     chain: Chain | None,
     block_size: int,
     storage_options: Mapping[str, Any] | None,
+    *,
+    overwrite: bool,
 ) -> Any:
-    """A writer to a folder or a URL; None is its default chain."""
+    """A writer to a folder or a URL; None is its default chain. Without `overwrite` it replaces no checkpoint, not even
+    one that is published after `check_target` has looked.
+    """
     text = os.fspath(target)
     if "://" in text or "::" in text or storage_options:
         from streamxf.dcp.fsspec import FsspecWriter
 
-        return FsspecWriter(text, _extensions=chain, block_size=block_size, **(storage_options or {}))
-    return FileSystemWriter(text, _extensions=chain, block_size=block_size)
+        return FsspecWriter(
+            text, _extensions=chain, block_size=block_size, overwrite=overwrite, **(storage_options or {})
+        )
+    return FileSystemWriter(text, _extensions=chain, block_size=block_size, overwrite=overwrite)
 
 
 def check_target(writer: Any, overwrite: bool) -> None:
@@ -100,6 +107,7 @@ class _Session:
         self._job = job
         self._save = writer._current_save()
         self._save.before_publish = job.before_publish
+        self._save.keeps_files = True  # another call may have found them, and have published them
         self._rank = job.rank or 0
         self._files = job.files(file_size)
         self._id = job.id(self._save.extensions, self._save.block_log2, file_size)
@@ -143,7 +151,14 @@ class _Session:
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         results += [result for number in sorted(kept) for result in kept[number]]
         stored = sum(result.size_in_bytes for result in results)
-        writer.finish(self._job.metadata, [results])
+        try:
+            writer.finish(self._job.metadata, [results])
+        except BaseException as error:
+            error.add_note(
+                f"its {many(len(self._files), 'data file')} stay: the same call goes on from there while source and "
+                "target are as they were, and streamxf.clean removes what no checkpoint needs"
+            )
+            raise
         return Converted(
             writer._extensions.summary(),
             (writer.save_id,),

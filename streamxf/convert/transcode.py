@@ -103,7 +103,8 @@ def transcode(
     ring = KeyRing.of(keys, trust, allow_unsigned)
     made = chain_for(chain, encrypt_to, signer, was_encrypted=len(ring) > 0)
     place = source if target is None else target
-    writer = writer_to(place, made, block_size, storage_options if target is None else target_options)
+    options = storage_options if target is None else target_options
+    writer = writer_to(place, made, block_size, options, overwrite=in_place or overwrite)
     if target is not None:
         check_target(writer, overwrite)
     jobs = Stored(source, ring, require, storage_options).jobs(in_place=in_place)

@@ -241,18 +241,19 @@ class ChainWriterMixin:
     def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
         """Publish, and give the files that nothing needs after it."""
         name = metadata_name(manifest.rank)
+        save = self._current_save()
         begun = False
         try:
             found = list_files(self.fs, self.path, manifest.files)
             check_free(self.path, found, name, self.overwrite)
             check_present(self.fs, self.path, found, manifest.files, elsewhere)
             old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
-            if (check := self._current_save().before_publish) is not None:
-                check()
+            if save.before_publish is not None:
+                save.before_publish()
             begun = True
             publish(self.fs, self.path, name, data, self.sync_files)
         except BaseException:
-            if not begun or self._surely_unpublished(name, data):
+            if not save.keeps_files and (not begun or self._surely_unpublished(name, data)):
                 remove_files(self.fs, self.path, manifest.files)
             raise
         return old

@@ -82,6 +82,8 @@ class Save:
     before_publish : callable or None
         Called last before the save is published, while nobody else can publish to a local folder; may raise, and so
         keep it from that.
+    keeps_files : bool
+        Whether its files stay if it cannot be published: others may go on from them, and publish them as theirs.
     """
 
     extensions: Extensions
@@ -92,6 +94,7 @@ class Save:
     report: SaveReport | None = None
     progress: Progress | None = None
     before_publish: Callable[[], None] | None = None
+    keeps_files: bool = False
 
     def __post_init__(self) -> None:
         self._descriptors = (
