@@ -29,7 +29,7 @@ def _section(command: Any, examples: tuple[str, ...], common: list[str]) -> str:
     parts = [f"### streamxf {command.name}", *map(_escaped, cleandoc(command.help).split("\n\n"))]
     parts.append("\n".join(["```sh", *examples, "```"]))
     own = [row for row in map(_row, command.params) if row not in common]
-    shared = [_names(parameter)[0] for parameter in command.params if _row(parameter) in common]
+    shared = dict.fromkeys(_names(parameter)[0] for parameter in command.params if _row(parameter) in common)
     if own:
         parts.append(_table(own))
     if shared:
