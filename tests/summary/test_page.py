@@ -144,16 +144,18 @@ def test_small_roles_share_a_row():
 
 
 def test_the_scale_leaves_outliers_aside():
-    entries = [tensor("a", (1000, 1000), 0.66), tensor("b", (1000, 1000), 0.72), tensor("tiny", (4,), 9)]
-    assert scale_of(entries) == (0.65, 0.75)
-    assert scale_of([tensor("a", (10, 10), 1.0)]) == (0.95, 1.0)
-    assert scale_of([]) == (0.0, 1.0)
+    assert scale_of([(0.66, 10**6), (0.72, 10**6), (9, 4), (None, 0)]) == (0.66, 0.72, False, True)
+    assert scale_of([(0.1, 4), (0.66, 10**6), (0.7, 10**6)]) == (0.66, 0.71, True, False)
+    assert scale_of([(1.0, 100)]) == (0.98, 1.03, False, False)
+    assert scale_of([]) == (0.0, 1.0, False, False)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 5)), max_size=10))
-def test_the_scale_has_two_ends(drawn: list[tuple[int, float]]):
-    low, high = scale_of(tensor(str(i), (size,), ratio) for i, (size, ratio) in enumerate(drawn))
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 1000)), max_size=10))
+def test_the_scale_has_two_ends(drawn: list[tuple[float, int]]):
+    low, high, below, above = scale_of(drawn)
     assert low < high
+    assert below is any(ratio < low for ratio, _ in drawn)
+    assert above is any(ratio > high for ratio, _ in drawn)
 
 
 @pytest.mark.parametrize("kind", Format)

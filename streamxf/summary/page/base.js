@@ -94,8 +94,8 @@ function luminance(hex) {
 }
 
 const inkOn = (hex) => ((luminance(hex) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff");
-const ratioColour = (ratio) =>
-  ratio === null ? PLAIN : ramp((ratio - DATA.scale[0]) / (DATA.scale[1] - DATA.scale[0]));
+// A scale is its ends, and whether there is anything below and above them.
+const ratioColour = (ratio, [low, high] = DATA.scale) => (ratio === null ? PLAIN : ramp((ratio - low) / (high - low)));
 const dtypeColour = (dtype) => (dtype < 0 ? PLAIN : KINDS[dtype % KINDS.length]);
 
 function rampLegend(target, from, to, title) {
@@ -105,7 +105,7 @@ function rampLegend(target, from, to, title) {
   target.replaceChildren(make("span", {}, title), make("span", { class: "key" }, from, bar, to));
 }
 
-const scaleEnds = () => DATA.scale.map((end, at) => `${DATA.beyond[at] ? ["≤ ", "≥ "][at] : ""}${fixed(end, 2)}`);
+const scaleEnds = ([low, high, below, above]) => [`${below ? "≤ " : ""}${fixed(low, 2)}`, `${above ? "≥ " : ""}${fixed(high, 2)}`];
 
 // -- what several parts of the page use ------------------------------------------------------------------------------
 

@@ -24,10 +24,10 @@ MAX_NAME = 300
 MAX_STACKS = 12
 MAX_LAYERS = 160
 MAX_ROLES = 40
-SMALL_ROLE = 0.001  # of the bytes of a stack in memory: several roles below it share a row
+SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it share a row
 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
-_STEP = 0.05
+_LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
 
 Node = dict[str, Any]
 """A module: ``name``, ``children``, ``items`` (a list of facts each) and, where some were left out, ``rest``."""
@@ -44,30 +44,25 @@ def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
         "chains": [printable(chain_text(chain), MAX_NAME) for chain in summary.chains],
         "tree": _Tree(summary).of(entries, {entry.name for entry in shown}),
         "left_out": len(entries) - len(shown),
-        "scale": (scale := scale_of(contents.tensors)),
-        "beyond": _beyond(contents.tensors, scale),
+        "scale": scale_of((ratio_of(entry), entry.raw_bytes or 0) for entry in contents.tensors),
         "stacks": [_stack(stack) for stack in stacks_of(entries)[:MAX_STACKS]],
     }
 
 
-def scale_of(tensors: Iterable[Entry]) -> tuple[float, float]:
-    """The ends of the colour scale of ratios.
+def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float, bool, bool]:
+    """The ends of a colour scale of ratios, each of so many bytes, and whether there are ratios below and above it.
 
     All but a hundredth of the bytes at either end lie between them, so that a few tiny tensors, each of which is mostly
     framing, do not take all colours for themselves.
     """
-    weights = sorted((ratio, entry.raw_bytes or 0) for entry in tensors if (ratio := ratio_of(entry)) is not None)
-    if not weights:
-        return 0.0, 1.0
-    low = math.floor(round(_quantile(weights, _OUTLIERS) / _STEP, 6)) * _STEP
-    high = math.ceil(round(_quantile(weights, 1 - _OUTLIERS) / _STEP, 6)) * _STEP
-    return round(min(low, high - _STEP), 2), round(high, 2)
-
-
-def _beyond(tensors: Iterable[Entry], scale: tuple[float, float]) -> list[bool]:
-    """Whether there are ratios below the scale, and above it."""
-    ratios = [ratio for entry in tensors if (ratio := ratio_of(entry)) is not None]
-    return [any(ratio < scale[0] for ratio in ratios), any(ratio > scale[1] for ratio in ratios)]
+    found = sorted((ratio, weight) for ratio, weight in ratios if ratio is not None)
+    if not found:
+        return 0.0, 1.0, False, False
+    low = math.floor(round(100 * _quantile(found, _OUTLIERS), 6))
+    high = math.ceil(round(100 * _quantile(found, 1 - _OUTLIERS), 6))
+    spare = max(0, _LEAST - (high - low))
+    ends = (low - spare // 2) / 100, (high + spare - spare // 2) / 100
+    return *ends, found[0][0] < ends[0], found[-1][0] > ends[1]
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
@@ -145,6 +140,7 @@ def _stack(stack: Stack) -> dict[str, Any]:
         "cells": [
             [row, column, tally.tensors, tally.raw_bytes, tally.stored_bytes] for (row, column), tally in cells.items()
         ],
+        "scale": scale_of((tally.ratio, tally.raw_bytes) for tally in cells.values()),
     }
 
 

@@ -43,16 +43,16 @@ function drawHeat() {
       const x = column === "all" ? width - wide.all : wide.label + column * step;
       const where = column === "all" ? "all layers" : `layer ${stack.layers[column]}`;
       const box = { x, y, w: column === "all" ? wide.all : step, h: tall };
-      svg.append(cellOf(sums.get(`${row}/${column}`), box, row === "all" ? "all" : name, where, row === "all" || column === "all", most));
+      svg.append(cellOf(sums.get(`${row}/${column}`), box, row === "all" ? "all" : name, where, row === "all" || column === "all", most, stack.scale));
     }
   }
   byId("heat").replaceChildren(svg);
   walkable(svg, ".cell");
-  if (heat.metric === "ratio") rampLegend(byId("heat-legend"), ...scaleEnds(), "Stored / in memory");
+  if (heat.metric === "ratio") rampLegend(byId("heat-legend"), ...scaleEnds(stack.scale), "Stored / in memory");
   else rampLegend(byId("heat-legend"), size(0), size(most), "Stored");
 }
 
-function cellOf(sum, box, role, where, total, most) {
+function cellOf(sum, box, role, where, total, most, scale) {
   const mark = draw("g", { class: `cell${sum ? "" : " none"}`, role: "img", tabindex: -1, "data-role": role, "data-where": where });
   const gap = box.w > 12 ? 1 : 0.5;
   const rect = draw("rect", { x: box.x + gap, y: box.y + gap, width: box.w - 2 * gap, height: box.h - 2 * gap, rx: box.w > 12 ? 3 : 1 });
@@ -63,7 +63,7 @@ function cellOf(sum, box, role, where, total, most) {
   }
   const ratio = ratioOf(sum);
   const byRatio = heat.metric === "ratio";
-  const fill = byRatio ? ratioColour(ratio) : total ? PLAIN : ramp(sum.stored / most);
+  const fill = byRatio ? ratioColour(ratio, scale) : total ? PLAIN : ramp(sum.stored / most);
   rect.setAttribute("fill", fill);
   mark.dataset.ratio = ratio ?? "";
   const text = byRatio ? (ratio === null ? "-" : fixed(ratio, box.w >= 46 ? 3 : 2)) : size(sum.stored);

@@ -2,7 +2,7 @@
 // nothing takes room of its own.
 
 const MIN_TILE = 64; // square pixels; what is smaller is drawn with its neighbours
-const LABELLED = 0.4; // modules up to this part of what is around them have their names on them; larger ones are nearly all of it
+const LABELLED = 0.6; // modules up to this part of what is around them have their names on them; larger ones are nearly all of it
 
 const view = { focus: ROOT, area: "stored", colour: COMPRESSED ? "ratio" : "dtype", found: null };
 
@@ -111,12 +111,11 @@ function drawTreemap() {
     const around = named.filter((other) => isInside(edge.node, other.node));
     const outer = around.length ? around[around.length - 1].box : box;
     const part = (w * h) / (outer.w * outer.h);
-    const line = around.length ? 1.5 : 3.5;
+    const layered = w >= 110 && h >= 80 && edge.node.children.some((child) => child.kind === "module");
+    const nameable = part <= LABELLED && (!around.length || (around.length === 1 && layered));
+    const pill = nameable ? pillOf(edge, around.length ? around[0].node : view.focus, pills) : null;
+    const line = (pill ? 4 : 2) - (around.length ? 1 : 0);
     svg.append(draw("rect", { class: "edge", x, y, width: w, height: h, "stroke-width": line }));
-    const layered = edge.node.children.some((child) => child.kind === "module");
-    if (part > LABELLED || around.length > 1) continue;
-    if (around.length && (!layered || w < 110 || h < 80)) continue;
-    const pill = pillOf(edge, around.length ? around[around.length - 1].node : view.focus, pills);
     if (!pill) continue;
     pills.push(pill);
     named.push(edge);
@@ -192,7 +191,7 @@ function label({ node, box }, svg, pills, named) {
     : { x: middle.x - long / 2, y: middle.y - high / 2, w: long, h: high };
   const hit = pills.find((pill) => overlap(pill.area, spot));
   if (hit) {
-    spot.y = Math.max(spot.y, hit.area.y + hit.area.h + 3);
+    spot.y = Math.max(spot.y, hit.area.y + hit.area.h + 5);
     if (spot.y + spot.h > box.y + box.h - 2 || pills.some((pill) => overlap(pill.area, spot))) return;
   }
   const style = { "text-anchor": "middle", "font-size": 11.5, fill: inkOn(fillOf(node)), opacity: matches(node) ? 1 : 0.14 };
@@ -226,7 +225,7 @@ function drawCrumbs() {
 
 function drawTreemapLegend() {
   const target = byId("treemap-legend");
-  if (view.colour === "ratio") return rampLegend(target, ...scaleEnds(), "Stored / in memory");
+  if (view.colour === "ratio") return rampLegend(target, ...scaleEnds(DATA.scale), "Stored / in memory");
   const keys = DATA.dtypes.slice(0, KINDS.length).map((name, dtype) => [name, dtypeColour(dtype)]);
   if (ROOT.objects) keys.push(["object", PLAIN]);
   target.replaceChildren(...keys.map(([name, colour]) => {
