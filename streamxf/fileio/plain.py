@@ -164,7 +164,7 @@ def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> 
     if not isinstance(origin, str | os.PathLike):
         return _read_file(origin, ring, registry)
     name = os.fspath(origin)
-    file = _builtin_open(origin, "rb")
+    file = _builtin_open(origin, "rb")  # noqa: SIM115 - the reader closes it
     try:
         with located(file=name):
             return _read_file(file, ring, registry, file.close, name)
