@@ -25,6 +25,9 @@ from streamxf.formats.source import Paths
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
+_FREE_PLACES = 2**20  # besides one for each byte of the pickle, which is more than a tree has
+_MAX_NAMES = 2**28  # characters of all names together
+
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _SIMPLE = (int, float, str, bytes, bool, type(None))
@@ -105,7 +108,32 @@ def read(location: Location, name: str, *, alone: bool) -> TorchFile:
             raise ContainerError(f"this is no whole file of torch.save: {error}") from None
         except MetadataError as error:
             raise ContainerError(f"the file is damaged: {error.message}") from error
+    _check_nesting(outline.root, _FREE_PLACES + len(archive.pickled))
     return _described(outline, starts, at, name)
+
+
+def _check_nesting(root: Any, most: int) -> None:
+    """Check that there is an end to all places and their names: tables that share their parts, or hold themselves, can
+    have any number of them, and one long key can stand in each.
+    """
+    left: list[tuple[Any, int]] = [(root, 0)]
+    places = characters = 0
+    while left:
+        value, length = left.pop()
+        if isinstance(value, Mapping):
+            inner = [(item, length + 1 + len(str(key))) for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            inner = [(item, length + 1 + len(str(len(value)))) for item in value]
+        else:
+            continue
+        places += len(inner)
+        characters += sum(size for _, size in inner)
+        if places > most or characters > _MAX_NAMES:
+            raise UnsupportedError(
+                "the file's dicts and lists share their parts so often, hold themselves, or have such long keys, that "
+                "there is no end to the names of what is in them: it is no state dict"
+            )
+        left += inner
 
 
 def _described(outline: Outline, starts: Mapping[str, int], pickled_at: int, name: str) -> TorchFile:
@@ -119,6 +147,8 @@ def _described(outline: Outline, starts: Mapping[str, int], pickled_at: int, nam
         raise UnsupportedError(
             f"the names of the file's items do not differ once they are flattened: {error}"
         ) from None
+    except RecursionError:
+        raise UnsupportedError("the file's dicts and lists are nested too deeply for a state dict") from None
     made = TorchFile({}, {}, {}, paths, outline.root)
     for item, value in flat.items():
         if not isinstance(value, torch.Tensor):

@@ -182,6 +182,45 @@ def quantized() -> torch.Tensor:
     return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
+def shared_lists() -> Any:
+    """A list of two that are one, forty times over: a trillion places in a kilobyte."""
+    value: Any = [BASE]
+    for _ in range(40):
+        value = [value, value]
+    return {"l": value}
+
+
+def long_keys() -> Any:
+    """A key that pickle stores once, and that every name has a thousand times."""
+    value: Any = {str(number): number for number in range(1000)}
+    for _ in range(100):
+        value = {"k" * 10_000: value}
+    return value
+
+
+def inside_itself() -> Any:
+    value: dict[str, Any] = {}
+    value["again"] = value
+    return value
+
+
+def deeper_than_the_stack(path: Path) -> None:
+    """Torch saves no such thing, but reads it."""
+    torch.save({"d": 0}, path)
+    place = b"X\x01\x00\x00\x00dq\x01K\x00s"
+    with zipfile.ZipFile(path) as archive:
+        records = {entry: archive.read(entry) for entry in archive.infolist()}
+    pickled = next(data for entry, data in records.items() if entry.filename.endswith("data.pkl"))
+    assert place in pickled
+    deep = pickled.replace(place, place[:-3] + b"}" + b"X\x01\x00\x00\x00d}" * 5000 + b"s" * 5000 + b"s")
+    rewritten = torch._C.PyTorchFileWriter(str(path))
+    for entry, data in records.items():
+        data = deep if data == pickled else data
+        if not entry.filename.endswith((".data/serialization_id", "version")):
+            rewritten.write_record(entry.filename.partition("/")[2], data, len(data))
+    rewritten.write_end_of_file()
+
+
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | None]] = {
     "the old form": (old_form, UnsupportedError, "old form", None),
     "TorchScript": (torchscript, UnsupportedError, "torch.jit.load", None),
@@ -191,6 +230,10 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | Non
     "a record that is not there": (lying_record, ContainerError, "no whole file of torch.save", None),
     "a tensor alone": (of(lambda: BASE), UnsupportedError, "no state dict", None),
     "a list": (of(lambda: [BASE]), UnsupportedError, "no state dict", None),
+    "lists that share their parts": (of(shared_lists), UnsupportedError, "there is no end", None),
+    "names without end": (of(long_keys), UnsupportedError, "there is no end", None),
+    "a dict in itself": (of(inside_itself), UnsupportedError, "there is no end", None),
+    "a dict as deep as a well": (deeper_than_the_stack, UnsupportedError, "nested too deeply", None),
     "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "do not differ", None),
     "a sparse tensor": (of(lambda: {"s": sparse()}), UnsupportedError, "layout sparse_coo", "s"),
     "a quantized one": (of(lambda: {"n": {"q": quantized()}}), UnsupportedError, "quantized", None),
