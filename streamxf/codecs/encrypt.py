@@ -15,10 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ClassVar, NoReturn, Self
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
 from streamxf.descriptor import Descriptor, Parameters
@@ -28,6 +25,9 @@ from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope
 from streamxf.keys.location import as_signing_key
 from streamxf.keys.ring import as_providers
+
+if TYPE_CHECKING:  # it takes its time and its memory, and not every process encrypts
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 TAG_BYTES = 16
 MAX_BLOCKS = 2**32
@@ -125,6 +125,8 @@ class Encrypt(Codec):
     # -- blocks ------------------------------------------------------------------------------------
 
     def start(self, stream: StreamInfo) -> _StreamState:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
         return _StreamState(AESGCM(key), seal)
 
@@ -139,6 +141,8 @@ class Encrypt(Codec):
             raise CodecError(
                 f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here"
             )
+        from cryptography.exceptions import InvalidTag
+
         out = info.scratch(size)
         try:
             info.state.cipher.decrypt_into(_nonce(info), block, None, out)

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from streamxf.errors import KeyFileError, ParameterError
 from streamxf.keys.pair import PublicKey
-from streamxf.keys.passphrase import protect_key
 from streamxf.keys.signing import VerifyKey
 from streamxf.keys.text import AnyKey, format_key
 from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
@@ -217,7 +216,11 @@ def _line(key: AnyKey, passphrase: str | None) -> str:
         return format_key(key)
     if not isinstance(key, AnyKey):
         raise ParameterError(f"write_key takes a key of streamxf's own, not {type(key).__name__}")
-    return format_key(key) if passphrase is None else protect_key(key, passphrase)
+    if passphrase is None:
+        return format_key(key)
+    from streamxf.keys.passphrase import protect_key
+
+    return protect_key(key, passphrase)
 
 
 def _sync_folder(place: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 from typing_extensions import Buffer
 
 from streamxf.errors import WrongKeyError
@@ -50,9 +49,13 @@ class Key(Secret, KeyProvider):
         return derive(self._material, b"streamxf/1 wrap", 32)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        from cryptography.hazmat.primitives.keywrap import aes_key_wrap
+
         return aes_key_wrap(self.wrapping_key(), data_key)
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
+
         try:
             return aes_key_unwrap(self.wrapping_key(), wrapped)
         except (InvalidUnwrap, ValueError):

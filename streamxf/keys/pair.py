@@ -6,98 +6,23 @@ since anybody may have the public key: see `SigningKey`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import (
-    AEAD,
-    KDF,
-    KEM,
-    MLKEM768X25519PrivateKey,
-    MLKEM768X25519PublicKey,
-    Suite,
-)
 from typing_extensions import Buffer
 
-from streamxf.errors import ParameterError, UnsupportedError, WrongKeyError
+from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.keys.derive import public_id
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import Secret, as_bytes, draw_secret
+
+if TYPE_CHECKING:
+    from streamxf.keys.kem import Kem
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
 
 _INFO = b"streamxf/1 hpke"
-_MLKEM_SEED = 64
-_MLKEM_PUBLIC = 1184
-
-
-@dataclass(frozen=True)
-class _Kem:
-    """How the keys of one KEM are made from bytes and turned into bytes."""
-
-    suite: Suite
-    public_size: int
-    private: Callable[[bytes], Any]
-    public: Callable[[bytes], Any]
-    public_bytes: Callable[[Any], bytes]
-
-
-@contextmanager
-def _ml_kem() -> Iterator[None]:
-    try:
-        yield
-    except UnsupportedAlgorithm:
-        raise UnsupportedError(
-            f"the cryptography package here has no ML-KEM, which keys of kind {HYBRID} need: its OpenSSL is too old. "
-            f"Install cryptography 48 or later from PyPI, or take the kind {X25519}"
-        ) from None
-
-
-@_ml_kem()
-def _expand(seed: bytes) -> tuple[MLKEM768PrivateKey, X25519PrivateKey]:
-    """X-Wing's key pair out of its 32-byte seed."""
-    expanded = hashlib.shake_256(seed).digest(_MLKEM_SEED + 32)
-    return (
-        MLKEM768PrivateKey.from_seed_bytes(expanded[:_MLKEM_SEED]),
-        X25519PrivateKey.from_private_bytes(expanded[_MLKEM_SEED:]),
-    )
-
-
-@_ml_kem()
-def _hybrid_public(data: bytes) -> MLKEM768X25519PublicKey:
-    return MLKEM768X25519PublicKey(
-        MLKEM768PublicKey.from_public_bytes(data[:_MLKEM_PUBLIC]),
-        X25519PublicKey.from_public_bytes(data[_MLKEM_PUBLIC:]),
-    )
-
-
-def _hybrid_public_bytes(seed: bytes) -> bytes:
-    return b"".join(key.public_key().public_bytes_raw() for key in _expand(seed))
-
-
-_KEMS = {
-    X25519: _Kem(
-        Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM),
-        32,
-        X25519PrivateKey.from_private_bytes,
-        X25519PublicKey.from_public_bytes,
-        lambda seed: X25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw(),
-    ),
-    HYBRID: _Kem(
-        Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM),
-        _MLKEM_PUBLIC + 32,
-        lambda seed: MLKEM768X25519PrivateKey(*_expand(seed)),
-        _hybrid_public,
-        _hybrid_public_bytes,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -203,6 +128,8 @@ class PrivateKey(Secret, KeyProvider):
         return self.public.wrap(data_key, dek_id)
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
         kem = _kem(self.kind)
         try:
             data_key: bytes = kem.suite.decrypt(wrapped, kem.private(self._material), info=_INFO + dek_id)
@@ -214,7 +141,9 @@ class PrivateKey(Secret, KeyProvider):
         return (self._material, self.kind)
 
 
-def _kem(kind: str) -> _Kem:
-    if kind not in _KEMS:
-        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; there are {', '.join(sorted(_KEMS))}")
-    return _KEMS[kind]
+def _kem(kind: str) -> Kem:
+    from streamxf.keys.kem import KEMS
+
+    if kind not in KEMS:
+        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; there are {', '.join(sorted(KEMS))}")
+    return KEMS[kind]

@@ -19,9 +19,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.b64url import encode_b64url, try_decode
 from streamxf.keys.secret import SECRET_BYTES
-from streamxf.keys.text import SECRET, AnyKey, SecretKey, check_kind, kind_of, make_key
-
-PROTECTED = "streamxf-protected"
+from streamxf.keys.text import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, kind_of, make_key
 
 MAX_MEMORY = 2**20
 MAX_PASSES = 16

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
 from streamxf.keys.secret import Secret, as_bytes
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ED25519 = "ed25519"
 _CONTEXT = b"streamxf/1 dek\0"
@@ -52,6 +54,8 @@ class VerifyKey:
     id: str = field(init=False, compare=False)
 
     def __init__(self, data: Buffer) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         key = as_bytes(data, "a public key")
         try:
             Ed25519PublicKey.from_public_bytes(key)
@@ -70,6 +74,9 @@ class VerifyKey:
         AuthenticationError
             If this key did not make it for this data key.
         """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         try:
             Ed25519PublicKey.from_public_bytes(self.data).verify(signature, _CONTEXT + dek_id)
         except InvalidSignature:
@@ -116,4 +123,6 @@ class SigningKey(Secret):
         return self._private().sign(_CONTEXT + dek_id)
 
     def _private(self) -> Ed25519PrivateKey:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return Ed25519PrivateKey.from_private_bytes(self._material)

@@ -19,6 +19,7 @@ AnyKey = SecretKey | PublicKey | VerifyKey
 
 SECRET = "streamxf-secret"
 PUBLIC = "streamxf-public"
+PROTECTED = "streamxf-protected"
 
 _MAKERS: dict[tuple[str, str], Callable[[bytes], AnyKey]] = {
     (SECRET, Key.kind): Key,

@@ -10,8 +10,7 @@ import re
 
 from streamxf.errors import ParameterError
 from streamxf.keys.key import Key
-from streamxf.keys.passphrase import PROTECTED, open_protected
-from streamxf.keys.text import PUBLIC, SECRET, AnyKey, parse_key
+from streamxf.keys.text import PROTECTED, PUBLIC, SECRET, AnyKey, parse_key
 
 MAX_TEXT = 2**16
 
@@ -54,6 +53,8 @@ def read_line(line: str, passphrase: str | None = None) -> AnyKey:
     """
     label = line.partition(":")[0]
     if label == PROTECTED:
+        from streamxf.keys.passphrase import open_protected
+
         return open_protected(line, passphrase)
     if passphrase is not None:
         raise ParameterError("the key is not protected by a passphrase; leave passphrase= out")

@@ -7,7 +7,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, pair
+from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
 from streamxf.keys.b64url import decode_b64url
 from streamxf.keys.pair import HYBRID, X25519
 
@@ -89,7 +89,7 @@ def test_where_ml_kem_is_missing(monkeypatch):
         from_seed_bytes = from_public_bytes = staticmethod(fail)
 
     for name in ("MLKEM768PrivateKey", "MLKEM768PublicKey"):
-        monkeypatch.setattr(pair, name, Missing)
+        monkeypatch.setattr(kem, name, Missing)
     for make in (lambda: PrivateKey(SECRET), lambda: PublicKey(public), PrivateKey.generate):
         with pytest.raises(UnsupportedError, match=r"no ML-KEM.*take the kind hpke-x25519"):
             make()
