@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
+    from streamxf.compare.diff import diff
+    from streamxf.compare.difference import Difference
+    from streamxf.convert.pack import pack
+    from streamxf.convert.result import Converted
+    from streamxf.convert.transcode import transcode
+    from streamxf.convert.unpack import unpack
+    from streamxf.convert.unpacked import Unpacked
     from streamxf.dcp.attach import attach
     from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -54,7 +61,9 @@ _HOME = {
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
+    "Converted": "streamxf.convert.result",
     "Damage": "streamxf.dcp.verify.report",
+    "Difference": "streamxf.compare.difference",
     "Encrypt": "streamxf.codecs.encrypt",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
@@ -81,6 +90,7 @@ _HOME = {
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.summary.summary",
+    "Unpacked": "streamxf.convert.unpacked",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
@@ -90,14 +100,18 @@ _HOME = {
     "attach": "streamxf.dcp.attach",
     "clean": "streamxf.dcp.clean",
     "decode": "streamxf.fileio",
+    "diff": "streamxf.compare.diff",
     "encode": "streamxf.fileio",
     "inspect": "streamxf.summary.inspect",
     "open": "streamxf.fileio",
+    "pack": "streamxf.convert.pack",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
     "salvage": "streamxf.dcp.salvage.salvage",
+    "transcode": "streamxf.convert.transcode",
     "tune": "streamxf.tuning.tuner",
+    "unpack": "streamxf.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
     "verify": "streamxf.dcp.verify.verify",
 }
@@ -111,7 +125,9 @@ __all__ = [
     "CleanReport",
     "Codec",
     "CodecRegistry",
+    "Converted",
     "Damage",
+    "Difference",
     "Encrypt",
     "FileSystemReader",
     "FileSystemWriter",
@@ -137,6 +153,7 @@ __all__ = [
     "StreamInfo",
     "StreamxfError",
     "Summary",
+    "Unpacked",
     "UnsafeGlobals",
     "VerifyKey",
     "VerifyReport",
@@ -146,15 +163,19 @@ __all__ = [
     "attach",
     "clean",
     "decode",
+    "diff",
     "encode",
     "errors",
     "inspect",
     "keys",
+    "pack",
     "recipients",
     "rekey",
     "remove_recipient",
     "salvage",
+    "transcode",
     "tune",
+    "unpack",
     "unsafe_globals",
     "verify",
 ]
