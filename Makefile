@@ -18,11 +18,11 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs docs-session clean
+.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-17s %s\n' "$$name" "$$text"; done
 
 demo: $(STAMPS)/model ## Save and load a real model through several chains
 	$(RUN) streamxf.cli demo $(ARGS)
@@ -65,6 +65,10 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 # Commands run on real weights, and what they print becomes a part of docs/cli.md. Only what --help says: ARGS=reference
 docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command line
 	$(RUN) recordings $(ARGS)
+
+# Needs Chromium and its driver, from the system.
+docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ anew (a minute, needs Chromium)
+	PYTHONPATH=.:tests $(RUN) summary.screenshots
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis

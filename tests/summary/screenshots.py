@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import tempfile
-import time
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -51,12 +50,10 @@ def save_training(path: Path) -> None:
 
 def picture(driver: Chrome, last: str, file: Path) -> None:
     """The page from its top to the end of the element that a selector finds."""
-    place = driver.execute_script(f"return document.querySelector('{last}').getBoundingClientRect().bottom + scrollY")
-    size = {"width": WIDTH, "height": round(place) + 24, "deviceScaleFactor": SCALE, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    time.sleep(1)  # the page draws itself anew
+    height = driver.execute_script(f"return document.querySelector('{last}').getBoundingClientRect().bottom + scrollY")
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": round(height) + 9, "scale": SCALE}
     file.parent.mkdir(exist_ok=True)
-    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     file.write_bytes(base64.b64decode(taken["data"]))
     print(f"{file.name}: {file.stat().st_size:,} bytes")
 

@@ -36,10 +36,17 @@ function squarify(nodes, value, box, place) {
   }
 }
 
+// The largest first, as squarifying wants it; but what is about as large, as layers are, in its own order.
+function inOrder(value) {
+  const about = (node) => Math.round(Math.log(value(node)) / Math.log(1.1));
+  const number = (node) => (/^\d+$/.test(node.name) ? Number(node.name) : 0);
+  return (a, b) => about(b) - about(a) || number(a) - number(b);
+}
+
 // Tiles and the edges of modules around them, outer ones first.
 function layOut(node, box, out) {
   const value = weigh[view.area];
-  const children = node.children.filter((child) => value(child) > 0).sort((a, b) => value(b) - value(a));
+  const children = node.children.filter((child) => value(child) > 0).sort(inOrder(value));
   const scale = (box.w * box.h) / children.reduce((sum, child) => sum + value(child), 0);
   let shown = children.findIndex((child) => value(child) * scale < MIN_TILE);
   if (shown < 0 || shown === children.length - 1) shown = children.length;
@@ -176,7 +183,7 @@ function label({ node, box }, svg, pills, named) {
   const holder = named.findLast((module) => isInside(node, module.node))?.node ?? view.focus;
   const full = relative(node, holder);
   const parts = full.split(".");
-  const role = parts.length > 1 ? parts.slice(-2)[0] : node.name; // q_proj says more than weight
+  const role = /^(weight|bias)$/.test(node.name) && parts.length > 1 ? parts.slice(-2)[0] : node.name;
   const forms = node.kind === "rest" ? [node.name] : [full, parts.slice(-2).join("."), role];
   const across = forms.find((form) => widthOf(form, 500) < box.w - 10);
   const upright = across || box.w < 17 ? null : forms.find((form) => widthOf(form, 500) < box.h - 16);
