@@ -118,8 +118,6 @@ class ChainReaderMixin:
     _opener: ItemOpener
     _items: dict[str, Any]
     _rank_local: bool
-    _bounded = False
-    """Whether a tensor that has to be decoded whole may be large only in proportion to what is stored."""
     report: LoadReport | None
     """What the last load did in this process; None before, and after one that failed."""
     save_id: str | None
@@ -274,7 +272,7 @@ class ChainReaderMixin:
 
     def _read_all(self, plan: LoadPlan, planner: LoadPlanner, progress: Progress | None) -> Meter:
         meter = Meter()
-        loader = Loader(planner, meter, self._objects, bounded=self._bounded)
+        loader = Loader(planner, meter, self._objects)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
