@@ -85,7 +85,9 @@ def bench(
     if path is None:
         state = random_weights(size)
     else:
-        state = portion_of(path, KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned), size)
+        keys = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
+        with show.progress("Reading", json) as bar:
+            state = portion_of(path, keys, size, bar)
     with TemporaryDirectory(prefix="streamxf-bench-", dir=at) as folder:
         found = _measured(state, chains, Path(folder), runs, threads, json)
     best = _best(found)

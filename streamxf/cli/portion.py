@@ -13,6 +13,7 @@ from streamxf.formats.contents import Entry
 from streamxf.formats.opening import open_source
 from streamxf.formats.source import Box
 from streamxf.keys import KeyRing
+from streamxf.progress import Progress
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SPREAD = 0.02  # of weights as transformers are begun with
@@ -20,8 +21,13 @@ _SQUARE = 4096
 _SHARES = 8  # no tensor is more than this part of the whole
 
 
-def portion_of(path: str, keys: KeyRing, size: int) -> State:
+def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
     """Tensors of a checkpoint of any format, up to `size` bytes of them, from all over it; of the largest ones, rows.
+
+    Parameters
+    ----------
+    progress : Progress, optional
+        Is told of their bytes.
 
     Raises
     ------
@@ -34,7 +40,14 @@ def portion_of(path: str, keys: KeyRing, size: int) -> State:
         boxes = list(_chosen(source.contents.tensors, size))
         if not boxes:
             raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
-        return {box.entry.name: tensor for box, tensor in zip(boxes, source.read(boxes), strict=True)}
+        if progress is not None:
+            progress.expect(sum(map(_bytes_of, boxes)))
+        state: State = {}
+        for box, tensor in zip(boxes, source.read(boxes), strict=True):
+            state[box.entry.name] = tensor
+            if progress is not None:
+                progress.advance(_bytes_of(box))
+        return state
 
 
 def random_weights(size: int) -> State:
@@ -61,11 +74,11 @@ def _chosen(entries: list[Entry], size: int) -> Iterator[Box]:
         whole = entry.raw_bytes or 0
         room = left if few else min(left, max(size // _SHARES, size // len(full)))
         lengths = _lengths(entry.shape, room / whole)
-        taken = whole * math.prod(lengths) // math.prod(entry.shape)
-        if taken > left or not taken:
-            continue
-        yield Box(entry, (0,) * len(lengths), lengths)
-        left -= taken
+        box = Box(entry, (0,) * len(lengths), lengths)
+        taken = _bytes_of(box)
+        if 0 < taken <= left:
+            yield box
+            left -= taken
 
 
 def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
@@ -74,3 +87,7 @@ def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
         return shape
     rows = int(shape[0] * share)
     return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))
+
+
+def _bytes_of(box: Box) -> int:
+    return (box.entry.raw_bytes or 0) * math.prod(box.lengths) // math.prod(box.entry.shape)

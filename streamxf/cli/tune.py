@@ -66,7 +66,8 @@ def tune(
     chains = chains_to_try(chain, encrypt)
     ring = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
     rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
-    found = estimate(path, bandwidth=rate, chains=chains, keys=ring, workers=workers)
+    with show.progress("Trying chains", json) as bar:
+        found = estimate(path, bandwidth=rate, chains=chains, keys=ring, workers=workers, progress=bar)
     if json:
         show.as_json(_facts(path, found, measured=bandwidth is None))
     else:

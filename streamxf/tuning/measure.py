@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from streamxf.chain import Chain
 from streamxf.errors import CodecError, located
+from streamxf.progress import Progress
 from streamxf.tuning.bench import Bench, Clock, Coding, Plain
 from streamxf.tuning.sample import Block
 
@@ -48,7 +49,11 @@ class _Best:
 
 
 def measure(
-    chains: Sequence[Chain], blocks: Sequence[Block], clock: Clock = time.perf_counter, repeats: int = REPEATS
+    chains: Sequence[Chain],
+    blocks: Sequence[Block],
+    clock: Clock = time.perf_counter,
+    repeats: int = REPEATS,
+    progress: Progress | None = None,
 ) -> list[Measured]:
     """Time chains on blocks.
 
@@ -64,6 +69,8 @@ def measure(
     clock : callable
         Gives seconds.
     repeats : int
+    progress : Progress, optional
+        Is told of the bytes of blocks, each as often as it is coded.
 
     Raises
     ------
@@ -72,12 +79,17 @@ def measure(
     """
     benches = [Coding(chain, blocks, clock) if len(chain) else Plain(clock) for chain in chains]
     best = [[_Best() for _ in blocks] for _ in chains]
+    sampled = sum(len(block.data) for block in blocks)
+    if progress is not None:
+        progress.expect(repeats * len(chains) * sampled)
     for chain, bench in zip(chains, benches, strict=True):
         _checked_run(chain, bench, blocks[0], 0)  # makes contexts and scratch memory, which is not timed
     for _ in range(repeats):
         for chain, bench, times in zip(chains, benches, best, strict=True):
             for number, block in enumerate(blocks):
                 times[number].add(*_checked_run(chain, bench, block, number))
+            if progress is not None:
+                progress.advance(sampled)
     return [_whole(chain, blocks, times) for chain, times in zip(chains, best, strict=True)]
 
 

@@ -18,6 +18,7 @@ from streamxf.codecs.zstd import ZStandard
 from streamxf.engine import usable_cpus
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
+from streamxf.progress import Progress
 from streamxf.tuning.bench import Clock
 from streamxf.tuning.checkpoint import Checkpoint
 from streamxf.tuning.estimate import choose, estimate, reason
@@ -46,6 +47,7 @@ def tune(
     chains: Iterable[ChainLike] | None = None,
     keys: KeysLike = None,
     workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Recommendation:
     """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
 
@@ -73,6 +75,8 @@ def tune(
         where it has to be a single one.
     workers : int, optional
         Threads that share the coding; by default the CPUs that this process may run on.
+    progress : Progress, optional
+        Is told of the sample's bytes as they are coded, over and over.
 
     Returns
     -------
@@ -98,11 +102,16 @@ def tune(
     rate = _check_bandwidth(bandwidth)
     candidates = _candidates(chains, keys)
     threads = _check_workers(workers)
-    return recommend(open_source(source, keys), candidates, rate, threads)
+    return recommend(open_source(source, keys), candidates, rate, threads, progress=progress)
 
 
 def recommend(
-    source: Source, chains: list[Chain], bandwidth: float, workers: int, clock: Clock = time.perf_counter
+    source: Source,
+    chains: list[Chain],
+    bandwidth: float,
+    workers: int,
+    clock: Clock = time.perf_counter,
+    progress: Progress | None = None,
 ) -> Recommendation:
     """What `tune` does once its arguments are checked; `clock` gives seconds."""
     blocks = take_sample(source)
@@ -111,7 +120,7 @@ def recommend(
             "the source has no tensor with data in it, or is an empty file: there is nothing to measure. Pass what "
             "will be saved, such as model.state_dict()"
         )
-    measured = measure(chains, blocks, clock)
+    measured = measure(chains, blocks, clock, progress=progress)
     estimates = tuple(estimate(each, source.parts, bandwidth, workers) for each in measured)
     chosen = choose(estimates)
     return Recommendation(

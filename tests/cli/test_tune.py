@@ -11,6 +11,7 @@ from typer import BadParameter
 
 from cli.command import Done, Run
 from streamxf.cli import chart, portion, timing, units
+from streamxf.cli.__main__ import main
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
 
@@ -212,3 +213,32 @@ def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch
     _, line = chart.lines("title", [chart.Bar("a", 1.0, "1")], 40)
     assert line.isascii()
     assert "#" in line
+
+
+@pytest.mark.parametrize("command", [["tune", "--bandwidth", "1GB/s"], ["bench", "--runs", "1", "--at", "."]], ids=str)
+def test_who_shows_progress_is_told_of_all_of_it(weights: Path, tmp_path: Path, monkeypatch, command: list[str]):
+    monkeypatch.chdir(tmp_path)
+    told = []
+
+    class Counter:
+        expected = done = 0
+
+        def __init__(self, title: str) -> None:
+            told.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def expect(self, count: int) -> None:
+            self.expected += count
+
+        def advance(self, count: int) -> None:
+            self.done += count
+
+    monkeypatch.setattr("streamxf.bar.ProgressBar", Counter)
+    assert main([command[0], str(weights), *command[1:], *FEW]) == 0
+    assert told
+    assert all(counter.done == counter.expected > 0 for counter in told)

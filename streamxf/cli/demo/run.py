@@ -14,6 +14,7 @@ from streamxf.cli.demo import show
 from streamxf.cli.demo.damage import Damage, flip_one_bit
 from streamxf.cli.demo.proof import Proof, prove
 from streamxf.cli.demo.sides import full_chain, sides
+from streamxf.cli.show import progress
 from streamxf.cli.timing import State, Timing, measure
 from streamxf.keys import Key
 
@@ -70,7 +71,10 @@ def run(name: str, states: dict[str, State], console: Console, runs: int) -> Sho
 
 
 def _steps(states: dict[str, State], key: Key, folder: Path, console: Console, runs: int) -> Shown:
-    measured = {dtype: measure(state, sides(key), folder / dtype, runs) for dtype, state in states.items()}
+    measured = {}
+    for dtype, state in states.items():
+        with progress(f"Saving and loading {dtype}", console.quiet) as bar:
+            measured[dtype] = measure(state, sides(key), folder / dtype, runs, progress=bar)
     show.timings(console, measured, runs)
     good = all(row.correct for rows in measured.values() for row in rows)
     show.verdict(console, good, "every load of every writer gave the saved tensors back")
