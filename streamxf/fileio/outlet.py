@@ -98,7 +98,7 @@ class Outlet:
         if self._pipeline is None:
             return
         try:
-            self._pipeline.narrow(engine.shared().workers + 1)
+            self._pipeline.narrow(engine.shared().workers)
         except BaseException:
             self.cancel()
             raise

@@ -157,7 +157,7 @@ class StreamWriter(io.RawIOBase):
         gather.add(view[position:], owned)
         self._raw_size += len(view)
 
-    def write_copied(self, source: Source, ring: Ring) -> int:
+    def write_copied(self, source: Source, ring: Ring, *, few: bool = False) -> int:
         """Encode what `source` has, which is copied block by block into buffers of `ring`.
 
         Copies and codecs run at the same time; a buffer is filled again when its block was encoded.
@@ -167,16 +167,19 @@ class StreamWriter(io.RawIOBase):
         source : Source
         ring : Ring
             Its buffers have at least the size of a block, and there are two or more.
+        few : bool
+            Whether to hold no more blocks than keep the workers busy, encoded ones among them.
         """
         self._check_usable()
-        self._guard(partial(self._feed_copied, source, ring))
+        self._guard(partial(self._feed_copied, source, ring, few))
         return source.size
 
-    def _feed_copied(self, source: Source, ring: Ring) -> None:
+    def _feed_copied(self, source: Source, ring: Ring, few: bool) -> None:
         position = 0
         while position < source.size:
             if self._gather.size == self._block_size:
-                self._outlet.narrow()
+                if few:
+                    self._outlet.narrow()
                 self._submit(self._gather.take())
             buffer = ring.take()
             filled = self._gather.move_to(buffer.memory)  # so that the block is in one piece

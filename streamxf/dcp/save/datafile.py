@@ -79,8 +79,8 @@ class DataFile:
         self._progress = progress
         self._outlet = Outlet(meter) if progress is None else CountedOutlet(meter)
         self._staging = Staging(1 << block_log2)
-        # each worker has a buffer, one is being filled, and one is put together
-        self._ring = Ring(partial(_buffer, 1 << block_log2), engine.shared().workers + 2)
+        # each worker has a buffer, and one is put together
+        self._ring = Ring(partial(_buffer, 1 << block_log2), engine.shared().workers + 1)
         self.results: list[WriteResult] = []
 
     def write(self, item: WriteItem, data: Any) -> None:

@@ -45,7 +45,7 @@ def write_streamed(data: Streamed, target: SaveStream, ring: Ring) -> None:
         if isinstance(part, bytes):
             target.write_owned(memoryview(part))
         elif isinstance(target.stream, StreamWriter):
-            target.stream.write_copied(part, ring)
+            target.stream.write_copied(part, ring, few=True)
 
 
 def write_unchained(data: Streamed, target: SaveStream, outlet: Outlet, block_size: int) -> None:
