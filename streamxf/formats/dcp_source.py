@@ -28,6 +28,7 @@ from streamxf.fileio.source import access_to
 from streamxf.formats.contents import Entry, Part
 from streamxf.formats.dcp import Description, Loaded, Stored, metadata_names, reader_for
 from streamxf.formats.dcp_item import Item, open_item
+from streamxf.formats.extents import empty
 from streamxf.formats.location import Location
 from streamxf.formats.source import BOX_BYTES, Box, Source, check_box
 from streamxf.keys import KeyRing
@@ -113,7 +114,7 @@ class DcpSource(Source):
         """Have all parts of a box read, as soon as that may be."""
         entry = box.entry
         dtype = getattr(torch, entry.dtype or "")
-        tensor = torch.empty(box.lengths, dtype=dtype, device="cpu")
+        tensor = empty(dtype, box.lengths)
         waiting = reading.add(tensor)
         left = tensor.numel()
         if left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 SPAN = 8 * 2**20
 """Bytes that are read at once, where a box has gaps in the file."""
 
+_MAPPED = 2**20  # bytes, from which on memory is taken from the system and given back to it
 _FREE_SPAN = 4096  # bytes; so little is read at once, however few of them are wanted
 _DENSITY = 4  # bytes read for one that is wanted, at the most
 
@@ -39,7 +41,7 @@ class Extent:
 
     def read(self, read_into: ReadInto, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
         """A box of it, in memory of its own."""
-        out = torch.empty(tuple(lengths), dtype=self.dtype, device="cpu")
+        out = empty(self.dtype, lengths)
         self.fill(read_into, offsets, out)
         return out
 
@@ -48,6 +50,18 @@ class Extent:
         if out.numel():
             first = sum(offset * stride for offset, stride in zip(offsets, self.strides, strict=True))
             _fill(read_into, self.start + first * self.dtype.itemsize, self.strides, out)
+
+
+def empty(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor on the CPU, to be filled."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _MAPPED:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    # from malloc, what is freed would stay with the process, up to several times the size of what is in use
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
 
 def _fill(read_into: ReadInto, first: int, strides: Sequence[int], out: torch.Tensor) -> None:

@@ -79,7 +79,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> Header:
     data = _read(file, length)
     if len(data) < length:
         raise ContainerError("the file ends within its header: it was cut")
-    content = _parse(data)
+    content = parse(data)
     metadata = _checked_metadata(content.pop(_METADATA, None))
     entries: dict[str, Entry] = {}
     for tensor, facts in content.items():
@@ -99,7 +99,16 @@ def _read(file: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse(data: bytes) -> dict[str, Any]:
+    """What stands in a header, by tensor, besides ``__metadata__``; none of it is checked.
+
+    Raises
+    ------
+    ContainerError
+        If it is no JSON, or takes more memory than a header's should.
+    """
+    if len(data) > MAX_HEADER:
+        raise ContainerError(f"the header has {len(data)} bytes; the format allows {MAX_HEADER}")
     if not data.startswith(b"{"):
         raise ContainerError("the header does not begin with '{', as every safetensors file's does")
     if data.count(b"{") + data.count(b"[") > 16 + len(data) // _BYTES_EACH:
