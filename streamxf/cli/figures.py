@@ -28,7 +28,7 @@ def totals(summary: Summary) -> None:
     total, contents, out = summary.total, summary.contents, show.console()
     kind = str(contents.format)
     files = f"{many(len(contents.files), 'file')}, {size_text(sum(contents.files.values()))}"
-    out.print(f"{printable(contents.path)}: {kind}, {files}")
+    out.print(f"{printable(contents.path)}: {kind}, {files}", soft_wrap=True)
     counted = [many(total.tensors, "tensor"), many(total.elements, "element")]
     if summary.shards > total.tensors:
         counted.insert(1, many(summary.shards, "shard"))

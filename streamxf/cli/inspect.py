@@ -76,7 +76,7 @@ def inspect(
     if items:
         figures.items(summary)
     if html is not None:
-        show.console().print(f"the page is in {html}")
+        show.console().print(f"the page is in {html}", soft_wrap=True)
     return FINE
 
 

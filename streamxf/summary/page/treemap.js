@@ -164,7 +164,8 @@ function relative(node, ancestor) {
 
 function pillOf({ node, box }, around, pills) {
   const full = relative(node, around);
-  const text = [full.split(".").slice(-2).join("."), node.name].find((form) => widthOf(form, 640) < box.w - 22);
+  const last = (/^\d+$/.test(full) ? node.path : full).split(".").slice(-2).join("."); // a number alone says little
+  const text = [last, node.name].find((form) => widthOf(form, 640) < box.w - 22);
   if (!text || box.h < 34) return null;
   const area = { x: box.x + 5, y: box.y + 5, w: widthOf(text, 640) + 12, h: 18 };
   const hit = pills.find((pill) => overlap(pill.area, area));
