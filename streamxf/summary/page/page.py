@@ -15,7 +15,7 @@ from streamxf.summary.summary import Summary
 from streamxf.version import __version__
 from streamxf.wording import many, printable
 
-SCRIPTS = ("base.js", "treemap.js", "layers.js", "tensors.js")
+SCRIPTS = ("base.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
 def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:

@@ -1,73 +1,6 @@
-// The treemap: squarified (Bruls, Huizing and van Wijk). Areas are exact: gaps are strokes, labels lie on the tiles, and
-// nothing takes room of its own.
-
-const MIN_TILE = 64; // square pixels; what is smaller is drawn with its neighbours
-const LABELLED = 0.6; // modules up to this part of what is around them have their names on them; larger ones are nearly all of it
+// The treemap: its tiles, and what they do.
 
 const view = { focus: ROOT, area: "stored", colour: COMPRESSED ? "ratio" : "dtype", found: null };
-
-function squarify(nodes, value, box, place) {
-  let { x, y, w, h } = box;
-  let left = nodes.reduce((sum, node) => sum + value(node), 0);
-  for (let start = 0; start < nodes.length; ) {
-    const side = Math.min(w, h);
-    const scale = (w * h) / left;
-    const squareness = (length, thick) => Math.max(length / thick, thick / length);
-    let [end, row, worst] = [start, 0, Infinity];
-    while (end < nodes.length) {
-      const longer = row + value(nodes[end]);
-      const thick = (longer * scale) / side;
-      const length = (node) => (value(node) * scale) / thick;
-      const now = Math.max(squareness(length(nodes[start]), thick), squareness(length(nodes[end]), thick));
-      if (now > worst) break;
-      [end, row, worst] = [end + 1, longer, now];
-    }
-    const thick = (row * scale) / side;
-    let along = 0;
-    for (const node of nodes.slice(start, end)) {
-      const length = (value(node) * scale) / thick;
-      place(node, w >= h ? { x, y: y + along, w: thick, h: length } : { x: x + along, y, w: length, h: thick });
-      along += length;
-    }
-    if (w >= h) [x, w] = [x + thick, w - thick];
-    else [y, h] = [y + thick, h - thick];
-    left -= row;
-    start = end;
-  }
-}
-
-// The largest first, as squarifying wants it; but what is about as large, as layers are, in its own order.
-function inOrder(value) {
-  const about = (node) => Math.round(Math.log(value(node)) / Math.log(1.1));
-  const number = (node) => (/^\d+$/.test(node.name) ? Number(node.name) : 0);
-  return (a, b) => about(b) - about(a) || number(a) - number(b);
-}
-
-// Tiles and the edges of modules around them, outer ones first.
-function layOut(node, box, out) {
-  const value = weigh[view.area];
-  const children = node.children.filter((child) => value(child) > 0).sort(inOrder(value));
-  const scale = (box.w * box.h) / children.reduce((sum, child) => sum + value(child), 0);
-  let shown = children.findIndex((child) => value(child) * scale < MIN_TILE);
-  if (shown < 0 || shown === children.length - 1) shown = children.length;
-  const small = children.slice(shown);
-  if (small.length) children.splice(shown, small.length, together(node, small));
-  squarify(children, value, box, (child, inner) => {
-    const parts = child.kind === "module" ? child.children.length : 0;
-    if (parts > 1 && Math.min(inner.w, inner.h) > 9) out.edges.push({ node: child, box: inner });
-    if (parts === 1 || (parts && Math.min(inner.w, inner.h) > 9)) layOut(child, inner, out);
-    else out.tiles.push({ node: child, box: inner });
-  });
-  return out;
-}
-
-function together(parent, nodes) {
-  const sum = { kind: "rest", parent, children: nodes, raw: 0, stored: 0, objects: 0, tensors: 0 };
-  for (const node of nodes) for (const name of ["raw", "stored", "objects", "tensors"]) sum[name] += node[name];
-  sum.name = `${count(nodes.length)} smaller`;
-  sum.path = `${parent.path ? `${parent.path}: ` : ""}${sum.name}`;
-  return sum;
-}
 
 function dtypeOf(node) {
   const largest = {};
@@ -135,8 +68,6 @@ function drawTreemap() {
   drawTreemapLegend();
 }
 
-const isInside = (node, ancestor) => node.parent !== null && within(node.parent, ancestor);
-
 function tileOf({ node, box }) {
   const module = stepInto(node);
   const kind = node.kind === "module" ? "module" : module ? "inside" : "leaf";
@@ -149,65 +80,6 @@ function tileOf({ node, box }) {
     mark.addEventListener("keydown", (event) => event.key === "Enter" && go());
   }
   return mark;
-}
-
-const measure = document.createElement("canvas").getContext("2d");
-
-function widthOf(text, weight) {
-  measure.font = `${weight} 11.5px ${getComputedStyle(document.body).fontFamily}`;
-  return measure.measureText(text).width;
-}
-
-function relative(node, ancestor) {
-  return ancestor && ancestor.path ? node.path.slice(ancestor.path.length + 1) : node.path;
-}
-
-function pillOf({ node, box }, around, pills) {
-  const full = relative(node, around);
-  const last = (/^\d+$/.test(full) ? node.path : full).split(".").slice(-2).join("."); // a number alone says little
-  const text = [last, node.name].find((form) => widthOf(form, 640) < box.w - 22);
-  if (!text || box.h < 34) return null;
-  const area = { x: box.x + 5, y: box.y + 5, w: widthOf(text, 640) + 12, h: 18 };
-  const hit = pills.find((pill) => overlap(pill.area, area));
-  if (hit) area.y = hit.area.y + hit.area.h + 3;
-  if (area.y + area.h > box.y + box.h / 2 || pills.some((pill) => overlap(pill.area, area))) return null;
-  const back = draw("rect", { class: "pill", x: area.x, y: area.y, width: area.w, height: area.h, rx: 5 });
-  back.style.pointerEvents = "none";
-  return { back, text: draw("text", { class: "pill-text", x: area.x + 6, y: area.y + 13 }, text), area };
-}
-
-const overlap = (a, b) => a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
-
-// The longest form of the name that fits, and below it the size: in the middle, lower where a module's name is, and
-// upright in a narrow tile.
-function label({ node, box }, svg, pills, named) {
-  const holder = named.findLast((module) => isInside(node, module.node))?.node ?? view.focus;
-  const full = relative(node, holder);
-  const parts = full.split(".");
-  const role = /^(weight|bias)$/.test(node.name) && parts.length > 1 ? parts.slice(-2)[0] : node.name;
-  const forms = node.kind === "rest" ? [node.name] : [full, parts.slice(-2).join("."), role];
-  const across = forms.find((form) => widthOf(form, 500) < box.w - 10);
-  const upright = across || box.w < 17 ? null : forms.find((form) => widthOf(form, 500) < box.h - 16);
-  const text = across ?? upright;
-  if (!text || box.h < 17) return;
-  const bytes = size(weigh[view.area](node));
-  const both = across && box.h > 38 && widthOf(bytes, 400) < box.w - 10;
-  const [long, high] = [Math.max(widthOf(text, 500), both ? widthOf(bytes, 400) : 0), both ? 30 : 15];
-  const middle = { x: box.x + box.w / 2, y: box.y + box.h / 2 };
-  const spot = upright
-    ? { x: middle.x - 7.5, y: middle.y - long / 2, w: 15, h: long }
-    : { x: middle.x - long / 2, y: middle.y - high / 2, w: long, h: high };
-  const hit = pills.find((pill) => overlap(pill.area, spot));
-  if (hit) {
-    spot.y = Math.max(spot.y, hit.area.y + hit.area.h + 5);
-    if (spot.y + spot.h > box.y + box.h - 2 || pills.some((pill) => overlap(pill.area, spot))) return;
-  }
-  const style = { "text-anchor": "middle", "font-size": 11.5, fill: inkOn(fillOf(node)), opacity: matches(node) ? 1 : 0.14 };
-  const place = upright
-    ? { x: 0, y: 4, transform: `translate(${middle.x} ${spot.y + spot.h / 2}) rotate(-90)` }
-    : { x: middle.x, y: spot.y + 11.5 };
-  svg.append(draw("text", { ...style, ...place, class: "tile-label", "font-weight": 500 }, text));
-  if (both) svg.append(draw("text", { ...style, x: middle.x, y: spot.y + 26, class: "tile-size" }, bytes));
 }
 
 function look(module) {
