@@ -10,7 +10,9 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.convert.files import layout, writing
+from streamxf.convert.files.journal import Journal
 from streamxf.convert.unpack import unpack
 from streamxf.errors import AbortedError, ContainerError, NoSpaceError
 from streamxf.formats.source import boxes_of
@@ -167,6 +170,85 @@ def test_a_stock_checkpoint_that_was_replaced_is_begun_anew(tmp_path, monkeypatc
     assert unpack(tmp_path / "stock", tmp_path / "x.safetensors").kept_bytes == 0
 
 
+class Killed(SystemExit):
+    """Ends a call, which leaves everything as a process does that is killed."""
+
+
+@pytest.fixture
+def killed_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Unpack, and stop before the journal says what it is to say the n-th time, or after that."""
+
+    def call(number: int, *arguments: Any, before: bool = False, **options: Any) -> None:
+        said = []
+        real = Journal.write
+
+        def write(self: Journal, *facts: int) -> None:
+            said.append(facts)
+            if before and len(said) == number:
+                raise Killed
+            real(self, *facts)
+            if len(said) == number:
+                raise Killed
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Journal, "write", write)
+            patch.setattr(writing.Writing, "_keep_or_remove", lambda *_: None)
+            unpack(*arguments, **options)
+
+    return call
+
+
+def test_what_another_call_has_begun_does_not_count(tmp_path, killed_at):
+    """One is killed, then another that had replaced a file of the first and not yet said so; the first goes on."""
+    for name in ("one", "two"):
+        torch.manual_seed(len(name) + ord(name[0]))
+        state = {f"layer.{number}": torch.randn(300, 300) for number in range(4)}
+        dcp_save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / name))
+    options = {"format": "huggingface", "shard_size": 400_000}
+    killed_at(1, tmp_path / "one", tmp_path / "hub", **options)
+    killed_at(1, tmp_path / "two", tmp_path / "hub", before=True, **options)
+    unpack(tmp_path / "one", tmp_path / "hub", **options)
+    unpack(tmp_path / "one", tmp_path / "plain", **options)
+    assert digests(tmp_path / "hub") == digests(tmp_path / "plain")
+
+
+def test_a_target_that_is_not_what_was_put_there_is_not_taken_for_done(tmp_path, checkpoint, monkeypatch):
+    target = tmp_path / "x.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(shutil, "rmtree", _killed)
+        unpack(checkpoint, target, skip_objects=True)
+    target.write_bytes(b"somebody else's")
+    with pytest.raises(FileExistsError):
+        unpack(checkpoint, target, skip_objects=True)
+    assert target.read_bytes() == b"somebody else's"
+    assert not unpack(checkpoint, target, skip_objects=True, overwrite=True).kept_bytes
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
+def test_a_folder_that_could_not_be_put_in_place_leaves_the_one_before(tmp_path, checkpoint, monkeypatch):
+    hub = tmp_path / "hub"
+    unpack(checkpoint, hub, skip_objects=True, shard_size=500_000)
+    before = digests(hub)
+    real = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "content":
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            unpack(checkpoint, hub, skip_objects=True, overwrite=True)
+    assert digests(hub) == before
+    assert unpack(checkpoint, hub, skip_objects=True, overwrite=True).kept_bytes
+    assert os.listdir(tmp_path) == ["hub"]
+
+
 def test_killed_between_the_last_steps(tmp_path, checkpoint, monkeypatch):
     """When the target is in its place, and the folder beside it is not yet gone."""
     target = tmp_path / "x.safetensors"
@@ -195,7 +277,7 @@ def test_killed_while_a_folder_is_replaced(tmp_path, checkpoint, step, monkeypat
     real = Path.rename
 
     def killed(self: Path, target: Path) -> Path:
-        if (self if step == "content" else Path(target)).name == step:
+        if (self if step == "content" else Path(target)).name == step or self.name == "replaced":
             raise SystemExit
         return real(self, target)
 
@@ -219,7 +301,7 @@ def test_a_folder_that_was_moved_away_comes_back_when_something_else_is_written(
     real = Path.rename
 
     def killed(self: Path, target: Path) -> Path:
-        if self.name == "content":
+        if self.name in ("content", "replaced"):
             raise SystemExit
         return real(self, target)
 

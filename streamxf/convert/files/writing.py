@@ -35,6 +35,7 @@ SYNC_BYTES = 256 * 2**20
 """How much is written before the journal says so: what a killed process has to do again."""
 
 _BUFFER = 2**20
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF})
 
 
 class Writing:
@@ -107,7 +108,7 @@ class Writing:
     def _begun(self) -> tuple[int, int]:
         """From which file and byte on there is still something to do."""
         number, done = self._journal.read()
-        if number == len(self._files) and not self._content.exists() and self._target.exists():
+        if number == len(self._files) and not self._content.exists() and self._is_in_place():
             return number, 0  # it was killed when all but this folder's end was done
         if self._replaced.exists() and not self._target.exists() and number < len(self._files):
             self._replaced.rename(self._target)
@@ -117,6 +118,11 @@ class Writing:
         if whole and (not done or (_size(self._content / self._files[number].name) or 0) >= done):
             return number, done
         return 0, 0
+
+    def _is_in_place(self) -> bool:
+        return all(
+            _size(self._target / file.name if self._folder else self._target) == file.size for file in self._files
+        )
 
     def _check_target(self) -> None:
         if not self._overwrite:
@@ -135,6 +141,9 @@ class Writing:
     def _write(self, source: Source, number: int, done: int, progress: Progress | None) -> None:
         if progress is not None:
             progress.expect(sum(file.size for file in self._files[number:]) - done)
+        if not number and not done:  # or the journal of another call would count for what is written now
+            self._journal.remove()
+            sync_folder(self._draft)
         for place in range(number, len(self._files)):
             self._write_file(source, place, done, progress)
             done = 0
@@ -175,7 +184,12 @@ class Writing:
         else:
             if self._target.exists():
                 self._target.rename(self._replaced)
-            self._content.rename(self._target)
+            try:
+                self._content.rename(self._target)
+            except BaseException:
+                if self._replaced.exists() and not self._target.exists():
+                    self._replaced.rename(self._target)
+                raise
         sync_folder(self._target.parent)
 
     def _carry_over(self) -> None:
@@ -185,6 +199,7 @@ class Writing:
         for path in self._replaced.iterdir():
             if not path.name.endswith(WEIGHTS) and not os.path.lexists(self._target / path.name):
                 path.rename(self._target / path.name)
+        sync_folder(self._target)
         shutil.rmtree(self._replaced)
 
     def _keep_or_remove(self, error: BaseException) -> None:
@@ -238,6 +253,9 @@ def _claimed(draft: Path) -> Iterator[None]:
                 raise AbortedError(
                     f"another process is writing to this target, in {draft}; wait until it is done, or stop it"
                 ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
             if not _is_still(descriptor, draft):  # its owner was done, and removed it
                 continue
             yield
