@@ -16,6 +16,7 @@ ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
+_PACKED = (Format.SAFETENSORS, Format.HUGGING_FACE, Format.TORCH)
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,18 @@ class Origin:
                 raise MetadataError(
                     f"the item has version {value['version']!r:.20}; this streamxf reads version {_VERSION}", item=ITEM
                 )
+            kind = Format[value["format"]]
+            if kind not in _PACKED:
+                raise ValueError(f"pack keeps nothing of {kind}")
             return cls(
-                Format[value["format"]],
+                kind,
                 _text(value["name"]),
                 {_text(name): _bytes(head) for name, head in value["heads"].items()},
                 {_text(name): _pickled(file) for name, file in value["pickled"].items()},
                 {_text(name): _bytes(data) for name, data in value["files"].items()},
                 {_text(name): int(size) for name, size in value["left_out"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from streamxf.convert.files import safetensors
 from streamxf.convert.files.layout import File, Run
+from streamxf.convert.keep import MAX_KEPT
 from streamxf.convert.origin import ITEM, Origin, Pickled
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError
@@ -18,6 +19,8 @@ SHARD_SIZE = 5 * 10**9
 INDEX = ".index.json"
 WEIGHTS = (".safetensors", ".bin", INDEX)
 """How the names of files end that hold tensors, or say where they are."""
+
+_MAX_HEADS = 2**30  # bytes of all headers together; a text that pickle stores once may be that of many files
 
 
 def fresh(entries: Mapping[str, Entry], metadata: Mapping[str, str], shard_size: int) -> list[File]:
@@ -51,8 +54,10 @@ def restored(
         If the checkpoint has other tensors than the files had, or a file would lie outside of the folder.
     """
     names = [*origin.heads, *origin.pickled, *origin.files]
-    if len(set(names)) < len(names) or not all(map(_is_inside, names)):
-        raise MetadataError("it names a file twice, or one outside of the folder", item=ITEM)
+    if len(set(names)) < len(names) or not all(map(_is_inside, names)) or any("/" in name for name in origin.files):
+        raise MetadataError("it names a file twice, or one that does not belong into the folder", item=ITEM)
+    if sum(map(len, origin.heads.values())) > _MAX_HEADS or sum(map(len, origin.files.values())) > MAX_KEPT:
+        raise MetadataError("it has more bytes of headers and small files than pack keeps", item=ITEM)
     files = [safetensors.restored(name, head, entries) for name, head in origin.heads.items()]
     files += [restore_pickled(name, kept) for name, kept in origin.pickled.items()]
     others = sorted(origin.files, key=lambda name: (name.endswith(INDEX), name))

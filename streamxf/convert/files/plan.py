@@ -147,10 +147,15 @@ def restored(source: Source, origin: Origin, name: str) -> Plan:
 
 
 def _check_all(entries: Mapping[str, Entry], origin: Origin, files: Iterable[File]) -> None:
-    """Refuse to leave out what the checkpoint has and the packed files had not."""
-    written = {name for file in files for name in file.tensors()}
-    for kept in origin.pickled.values():
-        written |= torchfile.names_in(kept)
+    """Refuse to leave out what the checkpoint has and the packed files had not, and to write anything twice."""
+    written: set[str] = set()
+    headed = (set(file.tensors()) for file in files if not origin.pickled or file.name in origin.heads)
+    for names in (*headed, *map(torchfile.names_in, origin.pickled.values())):
+        if twice := names & written:
+            raise MetadataError(
+                f"it has {shorten(min(twice))} in two of the files that were packed; ask for another format", item=ITEM
+            )
+        written |= names
     if lost := [name for name in entries if name not in written]:
         raise MetadataError(
             f"{many(len(lost), 'item')} of the checkpoint, {shorten(lost[0])} first, were not in the files that were "

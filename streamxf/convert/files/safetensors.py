@@ -17,7 +17,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.formats.contents import Entry
 from streamxf.formats.dtypes import SAFETENSORS, TWO_IN_ONE
-from streamxf.formats.safetensors import LENGTH_BYTES, MAX_HEADER, read_header
+from streamxf.formats.safetensors import LENGTH_BYTES, MAX_HEADER, parse, read_header
 from streamxf.wording import many
 
 METADATA = "__metadata__"
@@ -97,13 +97,12 @@ def restored(name: str, head: bytes, entries: Mapping[str, Entry]) -> File:
         If the checkpoint has other tensors than the head says.
     """
     try:
-        named = [entry for entry in json.loads(head[LENGTH_BYTES:]) if entry in entries]
+        named = [entry for entry in parse(head[LENGTH_BYTES:]) if entry in entries]
         size = len(head) + sum(entries[entry].raw_bytes or 0 for entry in named)
         header = read_header(io.BytesIO(head), size, name)
-    except (StreamxfError, ValueError, TypeError, RecursionError) as error:
+    except StreamxfError as error:
         raise MetadataError(
-            f"the header of {shorten(name)} that was kept when it was packed does not fit the tensors: "
-            f"{error.message if isinstance(error, StreamxfError) else error}",
+            f"the header of {shorten(name)} that was kept when it was packed does not fit the tensors: {error.message}",
             item=ITEM,
         ) from None
     runs = []

@@ -14,7 +14,8 @@ import torch
 
 from streamxf.convert.files.layout import File, Segment, dtype_of
 from streamxf.convert.files.storages import Place, Storages
-from streamxf.convert.origin import Pickled, View
+from streamxf.convert.origin import ITEM, Pickled, View
+from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION
 from streamxf.dcp.salvage.nest import nested
 from streamxf.dcp.tensors.framing import layout_of
 from streamxf.descriptor import shorten
@@ -51,6 +52,7 @@ def restored(name: str, kept: Pickled, entries: Mapping[str, Entry], load: Loade
     MetadataError
         If what was kept does not fit the checkpoint.
     """
+    names_in(kept)
     storages = Storages()
     views: dict[int, list[tuple[Entry, View]]] = {}
     for tensor, view in kept.views.items():
@@ -63,9 +65,9 @@ def restored(name: str, kept: Pickled, entries: Mapping[str, Entry], load: Loade
         _check_views(group, kept.storages)
         tensors |= storages.shared(group)
 
-    def value_of(leaf: Any) -> Any:
-        if not isinstance(leaf, str) or leaf not in entries:
-            raise MetadataError(f"the file that was packed had {shorten(repr(leaf))}, which is not here")
+    def value_of(leaf: str) -> Any:
+        if leaf not in entries:
+            raise MetadataError(f"the file that was packed had {shorten(leaf)}, which is not here", item=ITEM)
         return tensors[leaf] if leaf in tensors else load(entries[leaf])
 
     try:
@@ -75,13 +77,29 @@ def restored(name: str, kept: Pickled, entries: Mapping[str, Entry], load: Loade
 
 
 def names_in(kept: Pickled) -> set[str]:
-    """The names, in the checkpoint, of all that is in a file."""
+    """The names, in the checkpoint, of all that is in a file.
+
+    Raises
+    ------
+    MetadataError
+        If a name or a table stands in two places: then a small skeleton could stand for any number of them.
+    """
     found: set[str] = set()
-
-    def note(leaf: Any) -> None:
-        found.add(str(leaf))
-
-    _filled(kept.skeleton, note)
+    tables: set[int] = set()
+    left = [kept.skeleton]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list | tuple):
+            if value and id(value) in tables:
+                raise MetadataError("what was kept of the packed file has a table in two places", item=ITEM)
+            tables.add(id(value))
+            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str) and value not in found:
+            found.add(value)
+        else:
+            raise MetadataError(
+                f"what was kept of the packed file has {shorten(repr(value))} where a name is to stand once", item=ITEM
+            )
     return found
 
 
@@ -121,3 +139,12 @@ def _check_views(group: Sequence[tuple[Entry, View]], storages: Sequence[int]) -
             strange |= view.requires_grad and not (dtype.is_floating_point or dtype.is_complex)
             if strange or entry.dtype != first.dtype or Place(entry, view.offset, view.strides).stop > size:
                 raise MetadataError("the tensor does not lie in its storage as was kept when it was packed")
+    places = [Place(entry, view.offset, view.strides) for entry, view in group if entry.raw_bytes]
+    reach = max((place.stop for place in places), default=0) - min((place.start for place in places), default=0)
+    filled = sum(place.entry.raw_bytes or 0 for place in places)
+    if reach * dtype_of(first).itemsize > max(FREE_OBJECT, MAX_EXPANSION * filled):
+        raise MetadataError(
+            "the tensors that shared a storage lie so far apart in it that the file would hold hardly anything but "
+            "zeros; choose them by only=, and each gets a storage of its own",
+            item=shorten(first.name),
+        )
