@@ -185,7 +185,7 @@ class _Reading:
 
     def __post_init__(self) -> None:
         self.taker = _PartTaker(self)
-        self.loader = Loader(self.taker, Meter(), Objects(), bounded=True)
+        self.loader = Loader(self.taker, Meter(), Objects())
 
     def add(self, tensor: torch.Tensor) -> _Waiting:
         waiting = _Waiting(tensor)

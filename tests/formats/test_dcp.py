@@ -22,6 +22,8 @@ from streamxf.formats.source import Box, Source, boxes_of
 
 from .samples import noise
 
+MIB = 2**20
+
 
 def whole(source: Source, name: str) -> torch.Tensor:
     entry = source.contents.entries[name]
@@ -236,6 +238,17 @@ def test_what_only_torch_can_decode_is_decoded_once(tmp_path: Path, decoding: De
                 assert len(found) > 2
                 assert_same(torch.cat(found).reshape(entry.shape), state[name])
         assert len(decoding.sizes) == 1
+
+
+def test_nothing_out_of_proportion_is_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"a": torch.zeros(2000, 3000, dtype=torch.complex64).conj()}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[ZStandard()]))
+    with open_source(tmp_path) as source:
+        assert_same(whole(source, "a"), state["a"])
+    monkeypatch.setattr(dcp_item, "FREE_OBJECT", MIB)
+    with open_source(tmp_path) as source, pytest.raises(PolicyError, match="out of proportion") as caught:
+        whole(source, "a")
+    assert caught.value.item == "a"
 
 
 def test_the_usual_is_not(tmp_path: Path, decoding: Decoding) -> None:

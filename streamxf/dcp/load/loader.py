@@ -32,11 +32,11 @@ from streamxf.buffers import flat_view
 from streamxf.dcp.load.fill import Buffers, Fill, Step
 from streamxf.dcp.load.stored import Framing, Geometry, StoredTensor
 from streamxf.dcp.load.target import Target
-from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION, Objects
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.tensors.boxes import Wanted, contiguous_strides
 from streamxf.dcp.tensors.payload import is_plain
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, PolicyError, StreamxfError, located
+from streamxf.errors import MetadataError, StreamxfError, located
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.meter import Meter
@@ -57,20 +57,16 @@ class Loader:
         Counts what is done.
     objects : Objects
         How items that are no tensors are loaded.
-    bounded : bool
-        Whether a tensor that has to be decoded whole may be large only in proportion to what is stored. A target of
-        its size says as much, where there is one.
 
     Attributes
     ----------
     meter : Meter
     """
 
-    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects, *, bounded: bool = False) -> None:
+    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
         self.meter = meter
         self._planner = planner
         self._objects = objects
-        self._bounded = bounded
         self._pipeline: Pipeline[Step] = Pipeline(_do)
         self._under_way: list[Fill] = []
         self._stored: StoredTensor | None = None
@@ -274,11 +270,6 @@ class Loader:
 
     def _load(self, stream: Any, geometry: Geometry, size: int, stored_size: int) -> torch.Tensor:
         """The tensor that ``torch.load`` makes of a stream of `size` bytes, if it is the one that the metadata says."""
-        if self._bounded and size > max(FREE_OBJECT, MAX_EXPANSION * stored_size):
-            raise PolicyError(
-                f"the tensor can only be decoded whole, and {stored_size} stored bytes would become {size}: that is "
-                "not done for a sample. If you trust the checkpoint, load it and pass the state dict"
-            )
         tensor = self._objects.load_tensor(stream, size, stored_size)
         geometry.check(tensor)
         return tensor
