@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.chain import Chain
 from streamxf.convert.job import Item, Job
 from streamxf.convert.result import Converted
-from streamxf.convert.slips import finished_files, write_slip
+from streamxf.convert.slips import finished_files, slip_of, write_slip
 from streamxf.dcp.mounts import Place
 from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.durable import missing_folders, sync_names_of
@@ -179,7 +179,8 @@ class _Session:
                 results: list[WriteResult] = save.write_file(raw, name, [item.write for item in items], resolve)
             write_slip(writer, save, self._id, results)
         except BaseException:
-            remove_files(writer.fs, writer.path, [name])
+            if not writer.fs.exists(writer.fs.concat_path(writer.path, slip_of(name))):  # an interrupt may come late
+                remove_files(writer.fs, writer.path, [name])
             raise
         return results
 

@@ -28,6 +28,7 @@ from streamxf.keys import KeyRing
 from streamxf.version import __version__
 
 _NO_RANK = 2**31 - 1
+_SUFFIX = ".slip"
 
 
 def write_slip(writer: Any, save: Save, job: str, results: Sequence[WriteResult]) -> None:
@@ -51,7 +52,12 @@ def write_slip(writer: Any, save: Save, job: str, results: Sequence[WriteResult]
         job, _NO_RANK, key, {"streamxf": __version__, "torch": torch.__version__}, {record.path: record.facts}
     )
     data = metadata_file.dump(content, manifest, data_key)
-    publish(writer.fs, writer.path, f"{record.path}.slip", data, writer.sync_files)
+    publish(writer.fs, writer.path, slip_of(record.path), data, writer.sync_files)
+
+
+def slip_of(file: str) -> str:
+    """The name of the slip of a data file."""
+    return f"{file}{_SUFFIX}"
 
 
 def finished_files(
@@ -74,7 +80,7 @@ def finished_files(
         match = SLIP.fullmatch(name)
         if match is None or int(match["rank"]) != rank:
             continue
-        path = name.removesuffix(".slip")
+        path = name.removesuffix(_SUFFIX)
         number = int(path.split("_")[3])
         try:
             with writer.fs.create_stream(writer.fs.concat_path(writer.path, name), "rb") as file:
