@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from streamxf.progress import Progress
 
+_INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
 
@@ -68,9 +69,11 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
-    json.dump(facts, sys.stdout, indent=2, ensure_ascii=True, default=_plain)
-    sys.stdout.write("\n")
+    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long."""
+    text = json.dumps(facts, default=_plain)
+    if len(text) <= _INDENTED:
+        text = json.dumps(facts, indent=2, default=_plain)
+    sys.stdout.write(f"{text}\n")
 
 
 def _plain(value: object) -> object:
