@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-# As float64 a slice takes 2 MiB, which a cache holds.
-SLICE = 2**18
+# So few that torch does not wake its threads for them, which would take longer, and that a cache holds several slices.
+SLICE = 2**15
+_FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
 
 _INTEGERS = frozenset(
     {
@@ -98,12 +99,13 @@ class Tally:
 
     def _add_slice(self, first: torch.Tensor, second: torch.Tensor) -> None:
         if self._alike:
-            changed = _other_bits(first, second)
-            count = int(changed.count_nonzero())
+            differ = _other_bits(first, second)
+            count = int(differ.count_nonzero())
             self._differing += count
             if not self._numbers or not count:
                 return
-            first, second = _chosen(first, changed), _chosen(second, changed)
+            if count * _FEW < len(first):  # those that are the same are at a distance of 0 anyway
+                first, second = _chosen(first, differ), _chosen(second, differ)
         if self._exact:
             self._add_integers(_integers(first), _integers(second))
         else:
@@ -111,12 +113,18 @@ class Tally:
 
     def _add_integers(self, first: np.ndarray, second: np.ndarray) -> None:
         apart, over = _exact_distances(first, second)
+        largest = int(apart.max())
+        if over is None and largest < 2**63 // SLICE:  # the sum does not overflow
+            self._sum += int(apart.sum())
+        else:
+            self._sum += int((apart & 0xFFFFFFFF).sum()) + (int((apart >> 32).sum()) << 32)
+        differ = apart != 0
+        if over is not None:
+            differ |= over
+            self._sum += int(np.count_nonzero(over)) << 64
+            largest = int(apart[over].max()) + 2**64 if over.any() else largest
         if not self._alike:
-            self._differing += int(np.count_nonzero(apart) + np.count_nonzero(over & (apart == 0)))
-        low, high = apart & 0xFFFFFFFF, apart >> 32  # of so few elements, neither sum overflows
-        carried = int(np.count_nonzero(over))
-        self._sum += int(low.sum()) + (int(high.sum()) << 32) + (carried << 64)
-        largest = int(apart[over].max()) + 2**64 if carried else int(apart.max())
+            self._differing += int(np.count_nonzero(differ))
         self._largest = max(self._largest, largest)
 
     def _add_floats(self, first: np.ndarray, second: np.ndarray) -> None:
@@ -124,17 +132,23 @@ class Tally:
             first, second = _complex_of(first), _complex_of(second)
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(first - second)
+            total = apart.sum()
+        if apart.ndim == 1 and self._alike and np.isfinite(total):  # nearly always
+            self._largest = max(float(self._largest), float(apart.max()))
+            self._sum += total
+            return
+        with np.errstate(over="ignore"):
             same = (first == second) | (np.isnan(first) & np.isnan(second))
             apart[same] = 0
             if apart.ndim == 2:
                 apart, same = np.hypot(apart[:, 0], apart[:, 1]), same.all(axis=1)
         if not self._alike:
             self._differing += int(np.count_nonzero(~same))
-        apart = apart[np.isfinite(apart)]
-        self._without += len(same) - len(apart)
-        if len(apart):
-            self._largest = max(float(self._largest), float(apart.max()))
-            self._sum += apart.sum(dtype=np.longdouble)  # whose range the sum of the largest numbers does not leave
+        measured = apart[np.isfinite(apart)]
+        self._without += len(apart) - len(measured)
+        if len(measured):
+            self._largest = max(float(self._largest), float(measured.max()))
+            self._sum += measured.sum(dtype=np.longdouble)  # whose range the sum of the largest numbers does not leave
 
 
 def is_number(dtype: torch.dtype) -> bool:
@@ -158,7 +172,7 @@ def _other_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Which elements differ in any bit."""
     word = _WORDS[first.element_size()]
     differ = first.view(word) != second.view(word)
-    return differ.view(len(first), -1).any(dim=1)
+    return differ if len(differ) == len(first) else differ.view(len(first), -1).any(dim=1)
 
 
 def _chosen(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -171,11 +185,11 @@ def _integers(tensor: torch.Tensor) -> np.ndarray:
     return (tensor if tensor.dtype == torch.uint64 else tensor.to(torch.int64)).numpy()
 
 
-def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Distances without their 65th bits; and which of them have it set, as only int64 beside uint64 does."""
     above, below = first.view(np.uint64), second.view(np.uint64)
     if first.dtype == second.dtype:
-        return np.where(first > second, above - below, below - above), np.zeros(len(first), bool)
+        return np.where(first > second, above - below, below - above), None
     if first.dtype == np.uint64:
         first, above, below = second, below, above
     apart = np.where((first >= 0) & (above > below), above - below, below - above)
