@@ -123,7 +123,8 @@ def _job(source: str, catalog: Catalog, found: Salvaged, partial: bool) -> Job:
     described = {name: _in_one_piece(catalog.items[name]) for name in found.loaded}
     paths = {name: catalog.paths.get(name) or (name,) for name in found.loaded}
     items = sorted((_item(name, described[name], catalog) for name in found.loaded), key=lambda item: item.file)
-    identity = hashlib.sha256(f"{source} {partial} {found.partial} {sorted(_places(catalog))}".encode()).hexdigest()
+    facts = f"{source} {partial} {found.partial} {sorted(_places(catalog))}"
+    identity = hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()  # names need not be texts
     opened = _Reading(catalog, partial).opened
     return Job(Metadata(described, paths), items, None, identity, opened)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamxf.wording import listed, many, size_text
+from streamxf.wording import listed, many, printable, size_text
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Unpacked:
             else many(self.tensors, "tensor")
         )
         lines = [
-            f"wrote {what} to {self.target}: {self.format}, {many(self.files, 'file')}, {size_text(self.bytes)} in "
-            f"{self.seconds:.1f} s"
+            f"wrote {what} to {printable(self.target)}: {self.format}, {many(self.files, 'file')}, "
+            f"{size_text(self.bytes)} in {self.seconds:.1f} s"
         ]
         if self.restored:
             lines.append("as it was when it was packed")

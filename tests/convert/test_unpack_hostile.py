@@ -5,6 +5,7 @@ never becomes much.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
+from torch.distributed.checkpoint import save as dcp_save
 
 from streamxf.convert.origin import Origin
 from streamxf.convert.pack import pack
@@ -165,3 +168,14 @@ def test_a_forged_torch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     with pytest.raises(MetadataError, match=words):
         unpack(packed, tmp_path / "out.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "packed"]
+
+
+def test_names_that_are_no_texts(tmp_path: Path) -> None:
+    state = {"\ud800": TENSOR, "\x1b[31m": TENSOR + 1, "": TENSOR + 2, "..": TENSOR + 3, "a/../b": TENSOR + 4}
+    dcp_save(state, storage_writer=StockWriter(tmp_path / "stock"), no_dist=True)
+    target = os.path.join(tmp_path, os.fsdecode(b"\xff.pt"))
+    done = unpack(tmp_path / "stock", target)
+    assert "\udcff" not in str(done)
+    found = torch.load(target)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())

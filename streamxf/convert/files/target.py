@@ -105,7 +105,7 @@ def _identity(source: str, plan: Plan) -> str:
 
 def _parts(plan: Plan) -> Iterable[bytes]:
     for file in plan.files:
-        yield file.name.encode()
+        yield _encoded(file.name)
         for segment in file.segments:
             match segment:
                 case bytes():
@@ -114,8 +114,12 @@ def _parts(plan: Plan) -> Iterable[bytes]:
                     yield f"zeros {segment.size}".encode()
                 case Run():
                     entry = segment.entry
-                    yield f"{entry.name} {entry.dtype} {entry.shape} {segment.order} {segment.skipped}".encode()
+                    yield _encoded(f"{entry.name} {entry.dtype} {entry.shape} {segment.order} {segment.skipped}")
                 case Woven():
-                    yield str(
-                        [(entry.name, entry.dtype, entry.shape, *place) for entry, *place in segment.parts]
-                    ).encode()
+                    places = [(entry.name, entry.dtype, entry.shape, *place) for entry, *place in segment.parts]
+                    yield _encoded(str(places))
+
+
+def _encoded(text: str) -> bytes:
+    """Names of items and files need not be texts that UTF-8 knows."""
+    return text.encode("utf-8", "surrogatepass")
