@@ -14,7 +14,7 @@ USAGE = 2  # it could not begin, because of what it was given
 INTERRUPTED = 130  # as shells have it for Ctrl-C, 143 for SIGTERM
 PIPE_CLOSED = 141  # and for SIGPIPE
 
-_MAX_LINE = 2000
+LINE = 2000  # characters
 
 # What was asked for cannot be done, whatever is in the files.
 _ASKED_WRONGLY = (
@@ -44,7 +44,7 @@ def line_of(error: BaseException) -> str:
     """What an error says, in one line: what, where, and what to do."""
     parts = [part.strip() for part in _parts(error)]
     text = "; ".join(part for part in parts if part)
-    return printable(" ".join(text.split()), _MAX_LINE)
+    return printable(" ".join(text.split()), LINE)
 
 
 def expected(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from streamxf.cli.app import app
-from streamxf.cli.exits import FINE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
+from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
@@ -45,7 +45,8 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else command
             text = error.format_message().rstrip(".")
-            return _fail(named, f"{text[:1].lower()}{text[1:]} (see {named} --help)", "Usage", USAGE, arguments)
+            text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
+            return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
             raise
         except BaseException as raised:  # DCP's own is none of Exception
