@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located
@@ -19,6 +20,8 @@ from streamxf.wording import many
 
 MAX_INDEX = 100_000_000
 """Bytes."""
+
+_MAX_TABLES = 2**20  # each takes twenty times its text in memory
 
 SAFETENSORS, BIN = ".safetensors", ".bin"
 _INDEX = ".index.json"
@@ -150,17 +153,24 @@ def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], 
 
 def _sizes(location: Location, shards: Iterable[str]) -> dict[str, int]:
     """Of all files of the folder; of those below it, only shards."""
-    names = {*location.names(), *shards}
-    sizes = {name: location.size(name) for name in sorted(names)}
-    return {name: size for name, size in sizes.items() if size is not None}
+    sizes: dict[str, int] = {}
+    for name in sorted({*location.names(), *shards}):
+        with suppress(FileNotFoundError):  # a link to nowhere, or removed meanwhile
+            size = location.size(name)
+            if size is not None:
+                sizes[name] = size
+    return sizes
 
 
 def _read_index(location: Location, name: str) -> tuple[dict[str, str], dict[str, str]]:
-    size = location.size(name) or 0
-    if size > MAX_INDEX:
-        raise ContainerError(f"the index has {size} bytes, {MAX_INDEX} are allowed")
+    if location.size(name) is None:
+        raise ContainerError("the index is no file")
     with location.open(name) as file:
-        data = file.read()
+        data = _read(file, MAX_INDEX + 1)
+    if len(data) > MAX_INDEX:
+        raise ContainerError(f"the index has more than {MAX_INDEX:,} bytes, which no model needs")
+    if data.count(b"{") + data.count(b"[") > _MAX_TABLES:
+        raise ContainerError("the index has more lists and tables than any model explains; it was not read")
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -182,10 +192,22 @@ def _as_key(shard: Any) -> str:
 
 def _check_inside(shard: str) -> None:
     parts = shard.split("/")
-    strange = "\\" in shard or "\0" in shard or "://" in shard or "::" in shard or ":" in parts[0]
+    strange = not shard.isprintable() or "\\" in shard or "://" in shard or "::" in shard or ":" in parts[0]
     if strange or len(shard) > 4096 or any(part in ("", ".", "..") for part in parts):
         raise ContainerError(f"the index names a file outside of the folder: {shorten(shard)!r}")
 
 
 def _texts(metadata: dict[str, Any]) -> dict[str, str]:
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
+    try:
+        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
+    except RecursionError:
+        raise ContainerError("the index's 'metadata' is nested too deeply") from None
+
+
+def _read(file: IO[bytes], most: int) -> bytes:
+    """At most so many bytes: what is no regular file on the other side of a link may have no end."""
+    parts = []
+    while most and (part := file.read(most)):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)

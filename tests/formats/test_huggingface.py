@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,12 @@ def test_a_tensor_that_the_index_does_not_know(folder: Path) -> None:
     assert contents_of(folder).notes == ("1 tensor of the shards, such as c, is not in the index.",)
 
 
+def test_links_to_nowhere_are_nothing(folder: Path) -> None:
+    """An editor leaves one while it has a file open."""
+    (folder / ".#config.json").symlink_to("nobody@nowhere")
+    check(folder)
+
+
 def lose_shard(folder: Path) -> None:
     (folder / TWO).unlink()
 
@@ -136,6 +143,18 @@ def placing(where: Any) -> Callable[[Path], None]:
     return lambda folder: index(folder, {**PLACED, "b": where})
 
 
+def pipe(folder: Path) -> None:
+    """Who opened it would wait for ever."""
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)
+
+
+def device(folder: Path) -> None:
+    """It has no end."""
+    (folder / INDEX).unlink()
+    (folder / INDEX).symlink_to("/dev/zero")
+
+
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "a shard is missing": (lose_shard, ContainerError, "names this shard, and it is not there"),
     "a shard is a folder": (directory, ContainerError, "no file"),
@@ -147,6 +166,14 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "several indices": (two_indices, UnsupportedError, "several indices"),
     "no JSON": (as_text("{"), ContainerError, "not JSON"),
     "deep nesting": (as_text("[" * 99_999), ContainerError, "not JSON"),
+    "deep facts": (
+        as_text(json.dumps({"weight_map": PLACED, "metadata": {"a": 0}}).replace("0}", "[" * 985 + "]" * 985 + "}")),
+        ContainerError,
+        "not JSON|nested too deeply",
+    ),
+    "more tables than anybody needs": (as_text('{"":[' + "{}," * 2**20 + "0]}"), ContainerError, "explains"),
+    "a pipe": (pipe, ContainerError, "the index is no file"),
+    "a device": (device, ContainerError, "the index is no file"),
     "another table": (as_text("{}"), ContainerError, "weight_map"),
     "a list": (as_text("[]"), ContainerError, "weight_map"),
     "an empty map": (as_text('{"weight_map": {}}'), ContainerError, "weight_map"),
@@ -159,6 +186,7 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "a shard on a drive": (placing("c:/a"), ContainerError, "outside of the folder"),
     "a shard with the wrong slash": (placing("..\\a"), ContainerError, "outside of the folder"),
     "a shard without a name": (placing(""), ContainerError, "outside of the folder"),
+    "a shard that is no text": (placing("\ud800"), ContainerError, "outside of the folder"),
     "a shard with a zero": (placing("a\0"), ContainerError, "outside of the folder"),
 }
 
