@@ -12,11 +12,13 @@ from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.convert.encryption import chain_for
 from streamxf.convert.job import FILE_SIZE
 from streamxf.convert.keep import identity_of, origin_of
+from streamxf.convert.places import is_same
 from streamxf.convert.raw import RawFiles
 from streamxf.convert.result import Converted
 from streamxf.convert.session import check_target, write_job, writer_to
 from streamxf.convert.transcode import transcode
 from streamxf.dcp.load.items import Require
+from streamxf.errors import ParameterError
 from streamxf.formats.location import Location
 from streamxf.formats.opening import open_source
 from streamxf.formats.raw import RawSource
@@ -96,6 +98,8 @@ def pack(
             file_size=file_size,
             progress=progress,
         )
+    if is_same(source, target):
+        raise ParameterError("source and target are the same, and the files of one would lie among those of the other")
     with open_source(source, storage_options=storage_options) as opened:
         assert isinstance(opened, RawSource)  # all but those of DCP
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)

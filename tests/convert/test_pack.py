@@ -234,6 +234,16 @@ def test_files_that_are_none(tmp_path):
     assert not (tmp_path / "packed").exists()
 
 
+def test_nothing_is_packed_into_its_own_folder(tmp_path):
+    (tmp_path / "hub").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "hub" / "model.safetensors")
+    (tmp_path / "link").symlink_to("hub")
+    for target in ("hub", "link"):
+        with pytest.raises(ParameterError, match="the same"):
+            pack(tmp_path / "hub", tmp_path / target)
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == ["model.safetensors"]
+
+
 def test_a_checkpoint_that_is_there_stays(tmp_path):
     save_file({"a": torch.ones(300)}, tmp_path / "a.safetensors")
     pack(tmp_path / "a.safetensors", tmp_path / "packed")
