@@ -132,9 +132,10 @@ class Tally:
             first, second = _complex_of(first), _complex_of(second)
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(first - second)
-            total = apart.sum()
-        if apart.ndim == 1 and self._alike and np.isfinite(total):  # nearly always
-            self._largest = max(float(self._largest), float(apart.max()))
+            lengths = apart if apart.ndim == 1 else np.hypot(apart[:, 0], apart[:, 1])
+            total = lengths.sum()
+        if self._alike and np.isfinite(total):  # nearly always
+            self._largest = max(float(self._largest), float(lengths.max()))
             self._sum += total
             return
         with np.errstate(over="ignore"):
