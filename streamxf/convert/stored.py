@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, TensorW
 
 from streamxf.convert.checked import CheckedFeed
 from streamxf.convert.job import Item, Job, Resolve
+from streamxf.convert.sequential import find_framed
 from streamxf.dcp.folder import Folder, digest, rank_of
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.load.loader import noted
@@ -172,18 +173,22 @@ class _Source:
         index, place = write.index, self._places[write.index]
         tensor = write.tensor_data
         request = _request(index, LoadItemType.BYTE_IO if tensor is None else LoadItemType.TENSOR)
-        opened = self._reader._open_item(file, place, request, self._meter)
         named = {"file": file.name, "item": index.fqn}
         dtype = tensor.properties.dtype if tensor is not None else None
         shape = tuple(tensor.chunk.sizes) if tensor is not None else ()
+        geometry = Geometry.row_major(dtype, shape) if dtype is not None else None
+        if geometry is not None and self._reader._opener.is_foreign(place.transform_descriptors or ()):
+            streamed = self._foreign(file, request, place, geometry)
+            if streamed is not None:
+                return streamed
+        opened = self._reader._open_item(file, place, request, self._meter)
         if isinstance(opened, BlockReader):
             return Streamed(dtype, shape, (BlockFeed(opened, **named),))
-        if opened is not None:  # extensions of others give no blocks
+        if opened is not None:  # extensions of others give no blocks, so it is whole by now
             opened.seek(0)
             return Streamed(dtype, shape, (opened.read(),))
         source = FileSlice(file.access, place.offset, place.length)
         self._reader._expected(request).check_size(source.length)
-        geometry = Geometry.row_major(dtype, shape) if dtype is not None else None
         payload = find_payload(SliceFile(source), source.length, geometry) if geometry is not None else None
         if geometry is None or payload is None:
             return Streamed(dtype, shape, (FileFeed(source, **named),))
@@ -192,6 +197,17 @@ class _Source:
         part = FileSlice(file.access, place.offset + begin, geometry.nbytes)
         feed = CheckedFeed(part, crc, **named) if crc else FileFeed(part, **named)
         return Streamed(dtype, shape, (frame.prefix, feed, frame.suffix))
+
+    def _foreign(self, file: OpenedFile, request: ReadItem, place: _StorageInfo, geometry: Geometry) -> Streamed | None:
+        """A tensor that passed stream extensions of others; None if it can only be read whole."""
+        source = FileSlice(file.access, place.offset, place.length)
+        expected = self._reader._expected(request)
+        stream = self._reader._opener.open_foreign(source, place.transform_descriptors or (), expected)
+        frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
+        feed = find_framed(stream, frame, geometry.nbytes, file=file.name, item=request.storage_index.fqn)
+        if feed is None:
+            return None
+        return Streamed(geometry.dtype, geometry.shape, (frame.prefix, feed, frame.suffix))
 
 
 def _request(index: MetadataIndex, kind: LoadItemType) -> ReadItem:

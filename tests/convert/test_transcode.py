@@ -21,6 +21,7 @@ from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
 from streamxf.convert.transcode import transcode
+from streamxf.dcp.load import items
 from streamxf.errors import (
     BlockError,
     ChecksumError,
@@ -265,3 +266,35 @@ def test_half_a_checkpoint_is_none(tmp_path, source):
     shutil.rmtree(source)
     with pytest.raises((MetadataError, FileNotFoundError)):
         transcode(source, tmp_path / "target", "zstd")
+
+
+def test_what_torch_compressed_is_not_held_whole(tmp_path, monkeypatch):
+    state = {
+        "w": torch.arange(3_000_000.0).reshape(1000, 3000),
+        "e": torch.empty(0, 3),
+        "s": torch.tensor(3),
+        "o": [1, 2],
+    }
+    save(state, tmp_path / "stock", "stock zstd")
+    whole: list[str] = []
+    real = items.ItemOpener.open
+    monkeypatch.setattr(
+        items.ItemOpener, "open", lambda self, *given: (whole.append(given[2].index.fqn), real(self, *given))[1]
+    )
+    transcode(tmp_path / "stock", tmp_path / "target", "floatzip")
+    assert set(whole) == {"e", "o"}
+    assert_same(loaded(tmp_path / "target"), state)
+
+
+def test_damage_in_what_torch_compressed_is_found(tmp_path):
+    save({"w": torch.randn(500, 500)}, tmp_path / "stock", "stock zstd")
+    file = tmp_path / "stock" / data_files(tmp_path / "stock")[0]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1  # in what zstd could not make smaller, so that it decodes
+    file.write_bytes(data)
+    with pytest.raises(ChecksumError, match="CRC-32") as raised:
+        transcode(tmp_path / "stock", tmp_path / "target", "zstd")
+    assert raised.value.item == "w"
+    file.write_bytes(bytes(data[: len(data) // 2]))
+    with pytest.raises(ContainerError):
+        transcode(tmp_path / "stock", tmp_path / "target", "zstd")

@@ -125,6 +125,20 @@ class ItemOpener:
             return self._through_foreign(StreamReader(blocks, meter=meter), recipe, expected)
         return blocks
 
+    def open_foreign(self, source: FileSlice, descriptors: Sequence[str], expected: Expected) -> IO[bytes]:
+        """The stream that foreign extensions make of an item, to be read once from its beginning to its end; raises as
+        `open`, and ContainerError from a read beyond what the item can have.
+        """
+        recipe = self._recipe(tuple(descriptors))
+        stream: Any = SliceFile(source)
+        if recipe.chain is None:
+            self._check_bare(source)
+        else:
+            header = read_header(source)
+            self.check_header(header, descriptors, expected)
+            stream = StreamReader(BlockReader(source, header, recipe.chain.coder(header)))
+        return self._capped(stream, recipe, expected)
+
     def check_header(self, header: Header, descriptors: Sequence[str], expected: Expected) -> None:
         """Compare chain and identity with what the metadata says, and both with what the caller requires; raises as
         `open`.
@@ -216,22 +230,37 @@ class ItemOpener:
         )
 
     def _through_foreign(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
+        whole = io.BytesIO()
+        capped = self._capped(stream, recipe, expected)
+        while data := capped.read(2**20):
+            whole.write(data)
+        whole.seek(0)
+        return whole
+
+    def _capped(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
         for extension in self.registry.foreign(recipe.foreign):
             stream = extension.transform_from(stream)
         limit = MAX_FOREIGN if expected.raw_limit is None else min(expected.raw_limit, MAX_FOREIGN)
-        return _read_capped(stream, limit)
+        capped: Any = _Capped(stream, limit)
+        return capped  # type: ignore[no-any-return]
 
 
-def _read_capped(stream: Any, limit: int) -> IO[bytes]:
-    """Everything that a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from
-    outside, and it declares no size.
+class _Capped:
+    """What a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from outside, and it
+    declares no size.
     """
-    whole = io.BytesIO()
-    while data := stream.read(min(2**20, limit + 1 - whole.tell())):
-        whole.write(data)
-        if whole.tell() > limit:
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._left = limit
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        data: bytes = self._stream.read(min(size, self._left + 1)) or b""
+        self._left -= len(data)
+        if self._left < 0:
             raise ContainerError(
-                f"a stream extension makes more than {limit} bytes of the item, which is all that it can hold"
+                f"a stream extension makes more than {self._limit} bytes of the item, which is all that it can hold"
             )
-    whole.seek(0)
-    return whole
+        return data
