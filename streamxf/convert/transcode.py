@@ -42,7 +42,7 @@ def transcode(
     """Write a DCP checkpoint, streamxf's or stock, once more through another chain.
 
     Items are copied as streams: workers decode and encode block by block, with all checks of a load, and no tensor is
-    ever held whole, but for those that passed a stream extension of somebody else's, such as torch's ``ZStandard``.
+    ever held whole, but for those that passed a stream extension of somebody else's and are framed in an unusual way.
     Objects are not unpickled. Names, shards and the planner's data stay as they are; where ranks have metadata of their
     own, each keeps its own.
 
