@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
@@ -179,3 +179,57 @@ def test_names_that_are_no_texts(tmp_path: Path) -> None:
     found = torch.load(target)
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    save_file({"w": TENSOR}, tmp_path / WEIGHTS)
+    pack(tmp_path / WEIGHTS, tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def test_a_draft_of_somebody_else_is_not_used(tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He could have put links into it, which lead to what only this user may write."""
+    (tmp_path / "victim").write_text("precious")
+    content = tmp_path / ".out.safetensors.part" / "content"
+    content.mkdir(parents=True)
+    (content / "out.safetensors").symlink_to(tmp_path / "victim")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(FileExistsError, match="somebody else's"):
+            unpack(packed, tmp_path / "out.safetensors")
+    (tmp_path / ".linked.safetensors.part").symlink_to(content.parent)
+    with pytest.raises(FileExistsError, match="a link"):
+        unpack(packed, tmp_path / "linked.safetensors")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_nobody_may_read_what_replaces_something_private(tmp_path: Path, packed: Path) -> None:
+    seen: list[int] = []
+
+    class Looking:
+        """Looks as soon as something is written."""
+
+        def expect(self, count: int) -> None:
+            pass
+
+        def advance(self, count: int) -> None:
+            seen.append((tmp_path / ".hub.part").stat().st_mode & 0o777)
+
+    (tmp_path / "hub").mkdir(mode=0o700)
+    save_file({"w": TENSOR + 1}, tmp_path / "hub" / WEIGHTS)
+    (tmp_path / "hub" / WEIGHTS).chmod(0o600)
+    unpack(packed, tmp_path / "hub", format="huggingface", overwrite=True, progress=Looking())
+    assert set(seen) == {0o700}
+    assert (tmp_path / "hub").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "hub" / WEIGHTS).stat().st_mode & 0o777 == 0o600
+    assert torch.equal(load_file(tmp_path / "hub" / WEIGHTS)["w"], TENSOR)
+
+
+def test_files_of_another_call_that_stopped_are_not_put_in_place(tmp_path: Path, packed: Path) -> None:
+    content = tmp_path / ".hub.part" / "content"
+    content.mkdir(parents=True)
+    (content / "model-00001-of-00002.safetensors").write_bytes(b"secret")
+    unpack(packed, tmp_path / "hub", format="huggingface")
+    assert os.listdir(tmp_path / "hub") == [WEIGHTS]

@@ -144,6 +144,8 @@ class Writing:
         if not number and not done:  # or the journal of another call would count for what is written now
             self._journal.remove()
             sync_folder(self._draft)
+            if self._content.exists():  # nor would its files belong into this folder
+                shutil.rmtree(self._content)
         for place in range(number, len(self._files)):
             self._write_file(source, place, done, progress)
             done = 0
@@ -183,6 +185,7 @@ class Writing:
             self._content.rmdir()
         else:
             if self._target.exists():
+                self._keep_modes()
                 self._target.rename(self._replaced)
             try:
                 self._content.rename(self._target)
@@ -191,6 +194,12 @@ class Writing:
                     self._replaced.rename(self._target)
                 raise
         sync_folder(self._target.parent)
+
+    def _keep_modes(self) -> None:
+        """Let nobody read a folder or a file who could not read the one that it replaces."""
+        for name in (".", *(file.name for file in self._files)):
+            if (self._target / name).exists():
+                os.chmod(self._content / name, stat.S_IMODE((self._target / name).stat().st_mode))
 
     def _carry_over(self) -> None:
         """Keep what was in a replaced folder and is no part of a model's weights."""
@@ -234,19 +243,27 @@ def _size(path: Path) -> int | None:
 def _claimed(draft: Path) -> Iterator[None]:
     """Make the folder `draft`, and keep others from it until the end of the block, or of this process.
 
+    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private.
+
     Raises
     ------
     AbortedError
         If another process has it.
+    FileExistsError
+        If somebody else made it.
     """
     if fcntl is None:
         draft.mkdir(exist_ok=True)
         yield
         return
     while True:
-        draft.mkdir(exist_ok=True)
-        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        draft.mkdir(mode=0o700, exist_ok=True)
+        if draft.is_symlink():
+            raise _foreign(draft)
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise _foreign(draft)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -262,6 +279,16 @@ def _claimed(draft: Path) -> Iterator[None]:
             return
         finally:
             os.close(descriptor)
+
+
+def _foreign(draft: Path) -> FileExistsError:
+    """In a folder that all may write to, its name is known beforehand, and links in it could lead anywhere."""
+    return FileExistsError(
+        errno.EEXIST,
+        "the target would be written here first, and this is a link or somebody else's: remove it, or name another "
+        "target",
+        str(draft),
+    )
 
 
 def _is_still(descriptor: int, draft: Path) -> bool:
