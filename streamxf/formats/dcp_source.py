@@ -34,7 +34,8 @@ from streamxf.formats.source import BOX_BYTES, Box, Source, check_box
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter
 
-_OPEN = 8  # files at a time
+# Files at a time. Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of it ahead.
+_OPEN_LOCAL, _OPEN_REMOTE = 256, 8
 _AHEAD = BOX_BYTES  # bytes of boxes that are decoded while the caller has one
 
 
@@ -71,6 +72,7 @@ class DcpSource(Source):
         self.paths = self._description.paths
         self._stack: OrderedDict[tuple[int, str], tuple[OpenedFile, ExitStack]] = OrderedDict()
         self._item: tuple[Stored, Item] | None = None
+        self._most_open = _OPEN_LOCAL if location.filesystem is None else _OPEN_REMOTE
 
     def read(self, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
         reading = _Reading()
@@ -151,7 +153,7 @@ class DcpSource(Source):
         if known is not None:
             self._stack.move_to_end((number, name))
             return known[0]
-        while len(self._stack) >= _OPEN:
+        while len(self._stack) >= self._most_open:
             reading.loader.settle()  # workers may be at it
             _, (_, old) = self._stack.popitem(last=False)
             old.close()
