@@ -64,7 +64,7 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 
 # Commands run on real weights, and what they print becomes a part of docs/cli.md. Only what --help says: ARGS=reference
 docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command line
-	$(RUN) recordings $(ARGS)
+	PYTHONPATH=tests $(RUN) recordings $(ARGS)
 
 # Needs Chromium and its driver, from the system.
 docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ anew (a minute, needs Chromium)

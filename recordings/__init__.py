@@ -1,1 +1,0 @@
-"""What docs/ shows of the command line, written by the command line itself: ``python -m recordings``."""
