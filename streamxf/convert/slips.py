@@ -52,7 +52,8 @@ def write_slip(writer: Any, save: Save, job: str, results: Sequence[WriteResult]
         job, _NO_RANK, key, {"streamxf": __version__, "torch": torch.__version__}, {record.path: record.facts}
     )
     data = metadata_file.dump(content, manifest, data_key)
-    publish(writer.fs, writer.path, slip_of(record.path), data, writer.sync_files)
+    # not synced: one that a crash of the machine spoils is not read, and the data file is on the disk already
+    publish(writer.fs, writer.path, slip_of(record.path), data, False)
 
 
 def slip_of(file: str) -> str:
