@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from streamxf.convert.identity import place_of, version_of
 from streamxf.convert.origin import Origin, Pickled, View
 from streamxf.errors import ContainerError, located
 from streamxf.formats.contents import Contents, Format
@@ -46,17 +46,11 @@ def origin_of(location: Location, source: RawSource) -> Origin:
 
 def identity_of(location: Location, contents: Contents, origin: Origin) -> str:
     """A digest of what tells these files from others: names, sizes, times and headers."""
-    facts: list[object] = [contents.path if location.filesystem is not None else os.path.realpath(location.path)]
-    facts += [[name, size, _version(location, contents, name)] for name, size in sorted(contents.files.items())]
+    alone = contents.format is not Format.HUGGING_FACE
+    facts: list[object] = [place_of(location)]
+    facts += [[name, version_of(location, "" if alone else name)] for name in sorted(contents.files)]
     facts += [[name, hashlib.sha256(head).hexdigest()] for name, head in sorted(origin.heads.items())]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _version(location: Location, contents: Contents, name: str) -> object:
-    path = location.path if contents.format is not Format.HUGGING_FACE else f"{location.path.rstrip('/')}/{name}"
-    if location.filesystem is not None:
-        return location.filesystem.ukey(path)
-    return os.stat(path).st_mtime_ns
 
 
 def _head(location: Location, name: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from streamxf.chain import ChainLike
@@ -106,7 +107,8 @@ def pack(
         writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)
         check_target(writer, overwrite)
         origin = origin_of(location, opened)
-        job = RawFiles(location, opened, origin.to_plain(), identity_of(location, opened.contents, origin)).job()
+        identity = partial(identity_of, location, opened.contents, origin)
+        job = RawFiles(location, opened, origin.to_plain(), identity).job()
         done = write_job(writer, job, file_size, progress)
     return replace(done, notes=(_note_of(sorted(origin.left_out)),)) if origin.left_out else done
 

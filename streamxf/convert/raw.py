@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from streamxf.convert.identity import check_same
 from streamxf.convert.job import Item, Job, Resolve
 from streamxf.convert.origin import ITEM
 from streamxf.dcp.save.streamed import Streamed
@@ -46,8 +47,8 @@ class RawFiles:
         Of the same checkpoint.
     kept : mapping
         What is stored besides, as the object `ITEM`.
-    identity : str
-        As in `Job`.
+    identity : callable
+        Gives that of `Job`, as it is now.
 
     Raises
     ------
@@ -55,7 +56,9 @@ class RawFiles:
         If a tensor has the name of that object.
     """
 
-    def __init__(self, location: Location, source: RawSource, kept: Mapping[str, Any], identity: str) -> None:
+    def __init__(
+        self, location: Location, source: RawSource, kept: Mapping[str, Any], identity: Callable[[], str]
+    ) -> None:
         if ITEM in source.contents.entries:
             raise ParameterError(
                 f"the checkpoint has an item {ITEM!r}, the name under which pack keeps what it has read"
@@ -79,7 +82,12 @@ class RawFiles:
         objects = [ITEM, *(entry.name for entry in self._entries.values() if not entry.is_tensor)]
         items = [Item(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), 0, _OBJECTS) for name in objects]
         items += [Item.of_tensor(_write_item(entry), entry.parts[0].file) for entry in tensors]
-        return Job(Metadata(described, paths), items, None, self._identity, self._opened)
+        identity = self._identity()
+
+        def check() -> None:
+            check_same(self._location.given, identity, self._identity())
+
+        return Job(Metadata(described, paths), items, None, identity, self._opened, check)
 
     @contextmanager
     def _opened(self, items: Sequence[Item]) -> Iterator[Resolve]:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, TensorWriteData, WriteItem, WriteItemType
 
 from streamxf.convert.checked import CheckedFeed
+from streamxf.convert.identity import check_same, version_of
 from streamxf.convert.job import Item, Job, Resolve
 from streamxf.convert.sequential import find_framed
 from streamxf.dcp.folder import Folder, digest, rank_of
@@ -40,6 +41,7 @@ from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.feed import BlockFeed, FileFeed
 from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import FileSlice, access_to
+from streamxf.formats.location import Location
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter
 
@@ -101,13 +103,24 @@ class Stored:
         reader.set_up_storage_reader(metadata, True)
         source = _Source(reader, metadata)
 
+        versions = self._versions(metadata)
+
         def check() -> None:
-            if digest(self._folder.read(name)) != found:
+            if in_place and digest(self._folder.read(name)) != found:
                 raise self._folder.replaced(name)
+            check_same(self._path, versions, self._versions(metadata))
 
         kept = Metadata(metadata.state_dict_metadata, metadata.planner_data)
-        identity = f"{self._path} {found.hex()}"
-        return Job(kept, source.items(), rank, identity, source.opened, check if in_place else None)
+        identity = f"{self._path} {found.hex()} {versions}"
+        return Job(kept, source.items(), rank, identity, source.opened, check)
+
+    def _versions(self, metadata: Metadata) -> list[object]:
+        """Of data files that another save may write over; those of streamxf's writers have names that nobody reuses."""
+        if metadata_file.manifest_of(metadata) is not None:
+            return []
+        location = Location.of(self._path, self._options)
+        names = {place.relative_path for place in (metadata.storage_data or {}).values()}
+        return [version_of(location, name) for name in sorted(names)]
 
     def _reader(self) -> Any:
         if getattr(self._folder.filesystem, "fs", None) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import torch
 from convert.states import assert_same, data_files, loaded, trained
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.convert.pack import pack
 from streamxf.convert.transcode import transcode
-from streamxf.errors import AbortedError, MetadataError
+from streamxf.errors import AbortedError, ContainerError, MetadataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -64,8 +66,12 @@ def begun(*arguments: Any, **options: Any) -> None:
 def only_whole(path: Path) -> None:
     """The folder holds one checkpoint, all of it, and nothing else that cannot be cleaned up."""
     streamxf.clean(path)
-    assert streamxf.verify(path).ok
     assert_same(loaded(path), trained())
+    only_named(path)
+
+
+def only_named(path: Path) -> None:
+    assert streamxf.verify(path).ok
     assert sorted(file.name for file in path.iterdir()) == sorted([".metadata", *data_files(path)])
 
 
@@ -124,3 +130,39 @@ def test_one_that_began_before_the_target_was_there_does_not_replace_it(tmp_path
     with pytest.raises(AbortedError, match="not published"):
         pack(weights, tmp_path / "target", progress=Meanwhile(other))
     only_whole(tmp_path / "target")
+
+
+# -- sources that do not stay as they are ------------------------------------------------------------
+
+
+def test_a_file_that_is_replaced_while_it_is_packed_is_not_published(tmp_path):
+    """By one of the same size, with the time of the old one, as programs that copy files do."""
+    weights = tmp_path / "a.safetensors"
+
+    def written(value: float) -> None:
+        before = weights.stat() if weights.exists() else None
+        save_file({f"w{number}": torch.full((300, 300), value) for number in range(20)}, weights)
+        if before is not None:
+            os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    written(1.0)
+    change = Meanwhile(lambda: written(2.0), 2_000_000)
+    with pytest.raises(ContainerError, match="changed while it was read"):
+        pack(weights, tmp_path / "target", "zstd", file_size=FILE_SIZE, progress=change)
+    assert not (tmp_path / "target" / ".metadata").exists()
+    assert not pack(weights, tmp_path / "target", "zstd", file_size=FILE_SIZE).kept_files
+    found = loaded(tmp_path / "target")
+    assert all(torch.equal(found[f"w{number}"], torch.full((300, 300), 2.0)) for number in range(20))
+    only_named(tmp_path / "target")
+
+
+def test_a_stock_checkpoint_that_is_saved_again_while_it_is_copied_is_not_published(tmp_path):
+    def saved(value: float) -> None:
+        state = {f"w{number}": torch.full((300, 300), value) for number in range(20)}
+        dcp_save(state, storage_writer=StockWriter(tmp_path / "stock", sync_files=False))
+
+    saved(1.0)
+    change = Meanwhile(lambda: saved(2.0), 2_000_000)
+    with pytest.raises(ContainerError, match="changed while it was read"):
+        transcode(tmp_path / "stock", tmp_path / "target", "lz4", file_size=FILE_SIZE, progress=change)
+    assert not (tmp_path / "target" / ".metadata").exists()
