@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from streamxf.compare.values import same_bits
+from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION
 from streamxf.wording import printable
 
 _SHOWN = 60
@@ -31,20 +32,51 @@ def difference_of(first: Any, second: Any, place: str = "") -> str | None:
         If nobody can tell.
     """
     try:
-        return _difference(first, second, place)
+        return _Comparison().difference(first, second, place)
     except RecursionError:
         raise Incomparable("it is nested too deeply") from None
 
 
-def _difference(first: Any, second: Any, place: str) -> str | None:
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return _of_mappings(first, second, place)
+class _Comparison:
+    """Compares each pair of containers once: they may share their parts, or hold themselves."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()
+
+    def difference(self, first: Any, second: Any, place: str) -> str | None:
+        mappings = isinstance(first, Mapping) and isinstance(second, Mapping)
+        if not mappings and (type(first) is not type(second) or not isinstance(first, list | tuple)):
+            return _of_values(first, second, place)
+        pair = id(first), id(second)
+        if pair in self._seen:
+            return None
+        self._seen.add(pair)
+        return self._of_mappings(first, second, place) if mappings else self._of_sequences(first, second, place)
+
+    def _of_mappings(self, first: Mapping[Any, Any], second: Mapping[Any, Any], place: str) -> str | None:
+        if gone := [key for key in first if key not in second]:
+            return _said(place, f"{_shown(gone[0])} is gone" + _more(gone))
+        if new := [key for key in second if key not in first]:
+            return _said(place, f"{_shown(new[0])} is new" + _more(new))
+        for key, value in first.items():
+            if text := self.difference(value, second[key], _inside(place, key)):
+                return text
+        return None
+
+    def _of_sequences(self, first: Any, second: Any, place: str) -> str | None:
+        if len(first) != len(second):
+            return _said(place, f"length {len(first):,} became {len(second):,}")
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            if text := self.difference(one, other, _inside(place, number)):
+                return text
+        return None
+
+
+def _of_values(first: Any, second: Any, place: str) -> str | None:
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _of_tensors(first, second, place)
     if type(first) is not type(second):
         return _said(place, f"{_kind(first)} became {_kind(second)}")
-    if isinstance(first, list | tuple):
-        return _of_sequences(first, second, place)
     if isinstance(first, np.ndarray | np.generic):
         return _of_arrays(np.asarray(first), np.asarray(second), place)
     if not isinstance(first, _PLAIN) and cast(Any, type(first)).__eq__ is object.__eq__:
@@ -56,27 +88,22 @@ def _difference(first: Any, second: Any, place: str) -> str | None:
     return _said(place, f"{_shown(first)} became {_shown(second)}")
 
 
-def _of_mappings(first: Mapping[Any, Any], second: Mapping[Any, Any], place: str) -> str | None:
-    if gone := [key for key in first if key not in second]:
-        return _said(place, f"{_shown(gone[0])} is gone" + _more(gone))
-    if new := [key for key in second if key not in first]:
-        return _said(place, f"{_shown(new[0])} is new" + _more(new))
-    return next((text for key in first if (text := _difference(first[key], second[key], f"{place}[{key!r}]"))), None)
-
-
-def _of_sequences(first: Any, second: Any, place: str) -> str | None:
-    if len(first) != len(second):
-        return _said(place, f"length {len(first):,} became {len(second):,}")
-    pairs = enumerate(zip(first, second, strict=True))
-    return next((text for number, pair in pairs if (text := _difference(*pair, f"{place}[{number}]"))), None)
-
-
 def _of_tensors(first: torch.Tensor, second: torch.Tensor, place: str) -> str | None:
+    for each in (first, second):
+        if each.is_nested or each.layout != torch.strided or each.is_quantized or each.device.type == "meta":
+            raise Incomparable("it has a tensor that is sparse, nested, quantized or without values")
     if first.dtype != second.dtype or first.shape != second.shape:
         facts = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (first, second)]
         return _said(place, f"a tensor of {facts[0]} became one of {facts[1]}")
-    same = same_bits(first.detach().cpu().contiguous(), second.detach().cpu().contiguous())
+    for each in (first, second):
+        if each.nbytes > max(FREE_OBJECT, MAX_EXPANSION * each.untyped_storage().nbytes()):
+            raise Incomparable("it has a tensor that is far larger than its storage")
+    same = same_bits(_dense(first), _dense(second))
     return None if same else _said(place, "a tensor has other values")
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
@@ -86,6 +113,11 @@ def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
         return _said(place, f"an array of {first.dtype} {list(first.shape)} became one of {second.dtype} "
                             f"{list(second.shape)}")  # fmt: skip
     return None if first.tobytes() == second.tobytes() else _said(place, "an array has other values")
+
+
+def _inside(place: str, key: Any) -> str:
+    """Of what is too long to be shown, only so much as shows that: keys may be as long as they like."""
+    return place if len(place) > _SHOWN else f"{place}[{_shown(key)}]"
 
 
 def _said(place: str, text: str) -> str:

@@ -89,3 +89,55 @@ def test_what_is_nested_too_deeply():
 def test_arrays_of_objects_are_not_guessed_at():
     with pytest.raises(Incomparable, match="array of objects"):
         difference_of(np.array([None]), np.array([None]))
+
+
+def shared(leaf: object) -> list[object]:
+    """A trillion places in forty lists."""
+    made = [leaf]
+    for _ in range(40):
+        made = [made, made]
+    return made
+
+
+def inside_itself() -> list[object]:
+    made: list[object] = []
+    made.append({"again": made})
+    return made
+
+
+def test_what_is_shared_is_compared_once():
+    assert difference_of(shared(1), shared(1)) is None
+    assert (difference_of(shared(1), shared(2)) or "").endswith("...: 1 became 2")
+    assert difference_of(inside_itself(), inside_itself()) is None
+
+
+def test_long_keys_are_not_said_again_and_again():
+    one: object = 1
+    other: object = 2
+    for _ in range(200):
+        one, other = {"k" * 10**6: one}, {"k" * 10**6: other}
+    assert len(difference_of(one, other) or "") < 200
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.eye(3).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        torch.ones(3, device="meta"),
+        torch.ones((), dtype=torch.uint8).expand(2**40),
+    ],
+)
+def test_tensors_in_objects_that_have_no_plain_values(tensor):
+    with pytest.raises(Incomparable, match="it has a tensor"):
+        difference_of([tensor], [tensor])
+
+
+def test_conjugates_are_compared_by_their_values():
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    assert difference_of([value.conj()], [value.conj().resolve_conj()]) is None
+    assert difference_of([value.conj()], [value]) == "[0]: a tensor has other values"
+    assert difference_of([value.conj().imag], [-value.imag]) is None
