@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 
 import typer
 from typer.exceptions import TyperException
@@ -22,6 +23,7 @@ TRACEBACK = "STREAMXF_TRACEBACK"
 
 def run(arguments: list[str]) -> int:
     """Run a command; returns the exit code. What goes wrong is one line on stderr, or JSON on stdout with --json."""
+    _open_closed()
     interrupts = Interrupts()
     with interrupts.watched(), warnings.catch_warnings():
         warnings.showwarning = _warn
@@ -49,6 +51,10 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
             raise
+        except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # typer and rich make that of it
+                raise ended.__context__ from None
+            raise
         except BaseException as raised:  # DCP's own is none of Exception
             cause = root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
@@ -60,7 +66,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
-    if isinstance(error, SystemExit | GeneratorExit):
+    if isinstance(error, GeneratorExit):
         raise error
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
@@ -77,10 +83,29 @@ def _fail(
         facts: dict[str, object] = {"type": kind, "message": text, "exit_code": code}
         if isinstance(error, StreamxfError):
             facts |= {"file": error.file, "item": error.item, "block": error.block}
-        print(json.dumps({"error": facts}, indent=2))
-        sys.stdout.flush()
-    print(f"{command}: {text}", file=sys.stderr)
+        try:
+            print(json.dumps({"error": facts}, indent=2))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            """A full disk, say; the line on stderr is still to come."""
+    with suppress(OSError):  # the exit code is all that is left then
+        print(f"{command}: {text}", file=sys.stderr)
     return code
+
+
+def _open_closed() -> None:
+    """Open what the process was started without, as by ``>&-``: else a checkpoint's file would get its number, and what
+    any library prints would go there.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
 
 
 def _command_of(arguments: list[str]) -> str:

@@ -1,0 +1,57 @@
+"""Commands whose standard streams are closed, full, or read by nobody: the exit code is right, and all else works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import streamxf
+
+
+def in_shell(folder: Path, command: str, streams: str) -> tuple[int, str, str]:
+    text = f"{sys.executable} -m streamxf.cli {command} {streams}"
+    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file({f"w{number}": torch.full((100, 100), float(number)) for number in range(20)}, tmp_path / "a.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_checkpoint_is_whole_though_a_stream_is_closed(folder: Path, streams: str):
+    """The files that are opened must not get the number of a stream."""
+    assert in_shell(folder, "pack a.safetensors packed", streams)[0] == 0
+    assert streamxf.verify(folder / "packed").ok
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_what_cannot_be_printed_is_a_failure(folder: Path, options: str):
+    code, _, shown = in_shell(folder, f"inspect a.safetensors {options}", ">/dev/full")
+    assert (code, shown) == (1, "streamxf inspect: No space left on device\n")
+
+
+@pytest.mark.parametrize("streams", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_what_is_wrong_is_said_on_stderr_then(folder: Path, options: str, streams: str):
+    code, _, shown = in_shell(folder, f"inspect nothing {options}", streams)
+    assert code == 2
+    assert "there is no file or folder" in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full"])
+def test_the_exit_code_is_right_where_nothing_can_be_said(folder: Path, streams: str):
+    assert in_shell(folder, "inspect nothing", streams) == (2, "", "")
+
+
+def test_nobody_reads(folder: Path):
+    code, _, shown = in_shell(folder, "inspect a.safetensors", "| true; exit ${PIPESTATUS[0]}")
+    assert (code, shown) == (141, "")
