@@ -20,6 +20,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.convert.job import Item
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.manifest import Manifest
+from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.commit import publish
 from streamxf.dcp.publish.listing import SLIP, list_files
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
@@ -74,6 +75,7 @@ def finished_files(
         How many slips are of other jobs, or cannot be used.
     """
     listed = list_files(writer.fs, writer.path)
+    local = local_path(writer.fs, writer.path)
     ring, keyed = _ring(save)
     found: dict[int, list[WriteResult]] = {}
     others = 0
@@ -83,6 +85,9 @@ def finished_files(
             continue
         path = name.removesuffix(_SUFFIX)
         number = int(path.split("_")[3])
+        if listed[name] is None and local is not None:  # a link, or a pipe that would be waited for
+            others += 1
+            continue
         try:
             with writer.fs.create_stream(writer.fs.concat_path(writer.path, name), "rb") as file:
                 data = metadata_file.read_file(file)
@@ -94,7 +99,7 @@ def finished_files(
         if manifest is None or manifest.save_id != job or number >= len(files) or manifest.files.keys() != {path}:
             others += 1
         elif number not in found and listed.get(path) == manifest.files[path].size:
-            results = _results(content, files[number])
+            results = _results(content, files[number], path)
             if results is not None:
                 record = FileRecord(path, manifest.files[path], save.modules, save.extensions.summary(), save.place)
                 setattr(results[0].storage_data, RECORD_ATTRIBUTE, record)
@@ -102,10 +107,12 @@ def finished_files(
     return found, others
 
 
-def _results(content: Metadata, items: Sequence[Item]) -> list[WriteResult] | None:
-    """The results of a file's items; None if it has others."""
+def _results(content: Metadata, items: Sequence[Item], path: str) -> list[WriteResult] | None:
+    """The results of a file's items; None if it has others, or the slip speaks of another file, too."""
     places: Mapping[Any, _StorageInfo] = content.storage_data
-    if places.keys() != {item.write.index for item in items}:
+    if places.keys() != {item.write.index for item in items} or {place.relative_path for place in places.values()} != {
+        path
+    }:
         return None
     return [
         WriteResult(item.write.index, places[item.write.index].length, replace(places[item.write.index]))

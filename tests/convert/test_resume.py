@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_another_source_begins_anew(tmp_path, source):
     assert_same(loaded(target), state)
 
 
-@pytest.mark.parametrize("harm", ["cut", "gone", "slip cut", "slip altered", "slip gone"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "slip cut", "slip altered", "slip gone", "slip a pipe"])
 def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
     target = tmp_path / "target"
     stop_midway(source, target)
@@ -128,10 +129,24 @@ def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
         slip.write_bytes(data)
     else:
         slip.unlink()
+        if harm == "slip a pipe":
+            os.mkfifo(slip)  # who opened it would wait for ever
     done = transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert done.kept_files == len(names) - 1
     assert_same(loaded(target), trained())
     assert streamxf.verify(target).ok
+
+
+def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
+    """It is not read again before it is published, and what is published has its digest from when it was written."""
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    file = target / data_files(target)[0]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files
+    assert not streamxf.verify(target).ok
 
 
 # -- keys --------------------------------------------------------------------------------------------
