@@ -11,7 +11,7 @@ from contextlib import suppress
 from streamxf.errors import KeyFileError, ParameterError
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
-from streamxf.keys.text import AnyKey, format_key
+from streamxf.keys.text import PROTECTED, SECRET, AnyKey, format_key
 from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
 
 PathLike = str | os.PathLike[str]
@@ -135,6 +135,8 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
             "'file://' with the name of a machine is no place of keys; write the path behind one colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
+    if path.startswith((f"{SECRET}:", f"{PROTECTED}:")):  # which no error may show
+        raise KeyFileError("behind 'file:' stands a key itself; put it into a file, and write that file's path there")
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
     key = read_key(os.path.expanduser(path), passphrase)
     if pinned is not None and key.id != pinned:

@@ -223,6 +223,14 @@ def test_paths_of_key_files():
     assert "without" not in message(lambda: read_key("no.key"), KeyFileError)
 
 
+def test_a_key_in_the_place_of_a_path_is_not_shown():
+    text = Path("a.key").read_text().strip().splitlines()[-1]
+    assert text.startswith("streamxf-secret:")
+    said = message(lambda: KeyRing(f"file:{text}"), KeyFileError)
+    assert "stands a key itself" in said
+    assert text.rpartition(":")[2] not in said
+
+
 # -- who wrote -------------------------------------------------------------------------------------
 
 
