@@ -12,6 +12,7 @@ from streamxf.cli import show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+from streamxf.errors import PolicyError
 
 if TYPE_CHECKING:
     from streamxf.compare.difference import Change, Difference
@@ -58,18 +59,23 @@ def diff(
     from streamxf.compare.diff import diff as compare
 
     with show.progress("Comparing", json) as bar:
-        found = compare(
-            a,
-            b,
-            keys=keys_at(key),
-            trust=keys_at(trust),
-            allow_unsigned=allow_unsigned,
-            require=require,
-            encrypted=(not plain_a, not plain_b),
-            only=only or (),
-            prefixes=(prefix_a, prefix_b),
-            progress=bar,
-        )
+        try:
+            found = compare(
+                a,
+                b,
+                keys=keys_at(key),
+                trust=keys_at(trust),
+                allow_unsigned=allow_unsigned,
+                require=require,
+                encrypted=(not plain_a, not plain_b),
+                only=only or (),
+                prefixes=(prefix_a, prefix_b),
+                progress=bar,
+            )
+        except PolicyError as error:
+            if key and not (plain_a or plain_b):
+                error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
+            raise
     if json:
         show.as_json({"same": found.same, **asdict(found)})
     else:

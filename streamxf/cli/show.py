@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from streamxf.cli.words import in_terminal_words
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -49,7 +51,7 @@ def report(text: str, good: bool) -> None:
     """Print the text of a report, whose first line is a verdict."""
     from rich.text import Text
 
-    verdict, _, rest = text.partition("\n")
+    verdict, _, rest = in_terminal_words(text).partition("\n")
     out = console()
     out.print(Text(verdict, style="bold green" if good else "bold red"))
     if rest:

@@ -10,15 +10,19 @@ _FLAGS = (
     "merge_ranks",
     "overwrite",
     "partial",
+    "skip_objects",
     "vouch",
     "without_metadata",
 )
-_VALUES = ("encrypt_to", "expect_save_id", "rank", "require", "signer", "trust")
+_VALUES = ("encrypt_to", "expect_save_id", "only", "prefix", "rank", "require", "signer", "trust")
 _RULES = (
     (r"streamxf\.salvage\(path, keys=keys, without_metadata=True\)", "streamxf salvage PATH TARGET --without-metadata"),
     (r"streamxf\.salvage\(path, keys=keys\)", "streamxf salvage PATH TARGET"),
     (r"streamxf\.verify\(path, keys\)", "streamxf verify PATH"),
-    (r"streamxf\.(clean|salvage|verify)\b(?!\()", r"streamxf \1"),
+    (r"streamxf\.(clean|pack|salvage|verify)\b(?!\()", r"streamxf \1"),
+    (r" ?What takes keys= alone gets both in it: keys=KeyRing\(\[\.\.\.\], trust=\.\.\.\)", ""),
+    (r"the signer's VerifyKey in trust=", "the signer's public key by --trust"),
+    (r"have it saved with Encrypt\(\.\.\., signer=\.\.\.\)", "have it saved with --signer"),
     (r"\bkeys(?:=|\[\d+\])(?:\.\.\.)?", "--key"),
     *((rf"\b{word}=True", "--" + word.replace("_", "-")) for word in _FLAGS),
     *((rf"\({word}\)", "(--" + word.replace("_", "-") + ")") for word in _FLAGS),

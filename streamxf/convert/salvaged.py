@@ -112,7 +112,7 @@ def salvage_to(
     ) as catalog:
         made = chain_for(chain, encrypt_to, signer, was_encrypted=_is_encrypted(catalog))
         writer = writer_to(target, made, 1 << DEFAULT_BLOCK_LOG2, target_options, overwrite=False)
-        check_target(writer, overwrite=False)
+        check_target(writer, overwrite=None)
         found = Filler(catalog, partial, progress).check()
         if not found.loaded:
             return found, None

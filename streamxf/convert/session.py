@@ -55,8 +55,8 @@ def writer_to(
     return FileSystemWriter(text, _extensions=chain, block_size=block_size, overwrite=overwrite)
 
 
-def check_target(writer: Any, overwrite: bool) -> None:
-    """Refuse to write to where there is a checkpoint, unless it may be replaced.
+def check_target(writer: Any, overwrite: bool | None) -> None:
+    """Refuse to write to where there is a checkpoint, unless it may be replaced; None where the caller never may.
 
     Raises
     ------
@@ -70,11 +70,8 @@ def check_target(writer: Any, overwrite: bool) -> None:
         raise NotADirectoryError(errno.ENOTDIR, text, local)
     found = {} if overwrite else list_files(writer.fs, writer.path)
     if GLOBAL in found or any(RANK_METADATA.fullmatch(name) for name in found):
-        raise FileExistsError(
-            17,
-            "there is a checkpoint already; name another target, or allow to replace it (overwrite)",
-            str(writer.path),
-        )
+        cure = "name another target" if overwrite is None else "name another target, or allow to replace it (overwrite)"
+        raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", str(writer.path))
 
 
 def write_job(writer: Any, job: Job, file_size: int, progress: Progress | None = None) -> Converted:
@@ -160,7 +157,7 @@ class _Session:
             )
             raise
         return Converted(
-            writer._extensions.summary(),
+            str(writer._extensions),
             (writer.save_id,),
             len(results),
             len(self._files),

@@ -70,8 +70,9 @@ class Folder:
         """
         if self._is_file():
             raise UnsupportedError(
-                "this is a file, and not a checkpoint's folder. A plain file keeps its wrapped keys in its own "
-                "beginning: read it with streamxf.open, and write it anew",
+                "this is a file, and not a checkpoint's folder. streamxf.pack makes a checkpoint of a .safetensors or "
+                "torch.save file; what streamxf.open wrote keeps its wrapped keys in its own beginning: read it with "
+                "streamxf.open, and write it anew",
                 file=str(self.path),
             )
         found = [name for name in self._listed() if _NAME.fullmatch(name)]

@@ -98,7 +98,9 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     try:
         file = os.open(place, flags, 0o644 if public else 0o600)
     except FileExistsError:
-        raise KeyFileError("there is a file already, and a key file is never overwritten", file=place) from None
+        raise KeyFileError(
+            "there is a file already, and a key file is never overwritten; name another", file=place
+        ) from None
     except FileNotFoundError:
         raise KeyFileError("the folder for the key file does not exist; make it first", file=place) from None
     except OSError as error:

@@ -124,8 +124,8 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def chain_text(chain: tuple[str, ...]) -> str:
-    """A chain for people: ``floatzip + checksum``, and ``none``."""
-    return " + ".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
+    """A chain for people: ``floatzip+checksum``, and ``none``."""
+    return "+".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
 
 
 def _shared(contents: Contents) -> Iterator[str]:

@@ -35,7 +35,7 @@ def test_pack_says_what_it_wrote(run: Run, file: Path, tmp_path: Path):
     done = run("pack", file, tmp_path / "new", "--chain", "zstd+checksum")
     assert (done.code, done.err) == (0, "")
     assert "wrote 5 items in 1 file" in done.out
-    assert "chain streamxf.zstd/1 > streamxf.checksum/1" in done.out
+    assert "chain zstd:level=3+checksum" in done.out
     check(tmp_path / "new")
     assert run("verify", tmp_path / "new").code == 0
 

@@ -31,6 +31,15 @@ from streamxf.cli.words import in_terminal_words
             "see streamxf.salvage(path, keys=keys, without_metadata=True)",
             "see streamxf salvage PATH TARGET --without-metadata",
         ),
+        (
+            "choose items by only= or prefix=, or allow to leave objects out (skip_objects)",
+            "choose items by --only or --prefix, or allow to leave objects out (--skip-objects)",
+        ),
+        (
+            "pass the signer's VerifyKey in trust=. What takes keys= alone gets both in it: "
+            "keys=KeyRing([...], trust=...)",
+            "pass the signer's public key by --trust.",
+        ),
         ("streamxf.floatzip/1", "streamxf.floatzip/1"),
     ],
 )
@@ -45,3 +54,25 @@ def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path
     assert "keys=" not in done.err
     (plain / ".metadata").unlink()
     assert "see streamxf salvage PATH TARGET --without-metadata" in run("inspect", plain).err
+
+
+def test_reports_name_commands_too(run: Run, plain: Path):
+    (data,) = plain.glob("*.distcp")
+    stored = bytearray(data.read_bytes())
+    stored[len(stored) // 2] ^= 1
+    data.write_bytes(stored)
+    done = run("verify", plain)
+    assert done.code == 1
+    assert "load the rest with streamxf salvage" in " ".join(done.out.split())
+
+
+def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path):
+    assert run("salvage", plain, tmp_path / "rescued").code == 0
+    done = run("salvage", plain, tmp_path / "rescued")
+    assert done.code == 2
+    assert done.err.strip().endswith("name another target")
+
+
+def test_diff_says_how_one_of_two_is_opened(run: Run, plain: Path, encrypted: Path, key_file: Path):
+    assert "--plain-a or --plain-b" in run("diff", encrypted, plain, "--key", f"file:{key_file}").err
+    assert not run("diff", encrypted, plain, "--key", f"file:{key_file}", "--plain-b").err

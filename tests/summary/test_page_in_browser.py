@@ -203,7 +203,7 @@ def test_a_tile_tells_about_itself(opened: Opened):
         "stored": "23.8 KiB",
         "ratio": "0.745",
         "share of all": "8.8 %",
-        "chain": "floatzip + checksum",
+        "chain": "floatzip+checksum",
     }
     assert "ratio 0.745" in (tile.get_attribute("aria-label") or "")
     hover(driver, one(driver, "h1"))

@@ -106,6 +106,6 @@ def test_memory_that_tensors_share(tmp_path: Path) -> None:
 
 
 def test_chains_for_people() -> None:
-    assert chain_text(CHAIN) == "floatzip + checksum"
+    assert chain_text(CHAIN) == "floatzip+checksum"
     assert chain_text(()) == "none"
-    assert chain_text(("acme.delta/3?x=1", "streamxf.encrypt/1")) == "acme.delta + encrypt"
+    assert chain_text(("acme.delta/3?x=1", "streamxf.encrypt/1")) == "acme.delta+encrypt"

@@ -12,6 +12,7 @@ from rich.text import Text
 from streamxf.cli.demo.damage import Damage
 from streamxf.cli.demo.proof import Proof
 from streamxf.cli.timing import Timing
+from streamxf.wording import many
 
 MEGA, GIGA = 1e6, 1e9
 
@@ -28,7 +29,7 @@ def timings(console: Console, measured: dict[str, list[Timing]], runs: int) -> N
             style = "bold" if row is rows[-1] else ""
             table.add_row(dtype, row.side, *_figures(row), style=style, end_section=row is rows[-1])
     console.print(table)
-    console.print(f"Medians of {runs} runs of each writer in turn, after one to warm up.", markup=False)
+    console.print(f"Medians of {many(runs, 'run')} of each writer in turn, after one to warm up.", markup=False)
     console.print("All of them sync to disk. GB/s counts raw bytes.", markup=False)
 
 

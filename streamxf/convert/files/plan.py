@@ -102,9 +102,9 @@ def fresh(
     if objects and not skip_objects:
         more = f" and {len(objects) - _SHOWN:,} more" if len(objects) > _SHOWN else ""
         raise UnsupportedError(
-            f"{format} has no place for {many(len(objects), 'object')} that are no tensors: "
-            f"{', '.join(map(shorten, objects[:_SHOWN]))}{more}. Write a .pt file, which has a place for "
-            "them, choose items by only= or prefix=, or allow to leave objects out (skip_objects)"
+            f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
+            f"{', '.join(map(shorten, objects[:_SHOWN]))}{more}. Write a .pt file or a DCP checkpoint, which "
+            "have a place for them, choose items by only= or prefix=, or allow to leave objects out (skip_objects)"
         )
     safetensors.check_fit(tensors)
     extra = source.contents.extra if source.contents.format is Format.SAFETENSORS else {}

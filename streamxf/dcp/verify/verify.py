@@ -181,7 +181,8 @@ class _Look:
                 return list_files(self.reader.fs, self.reader.path)
         except NotADirectoryError:
             raise UnsupportedError(
-                "this is a file, and not a checkpoint's folder; streamxf.open checks a plain file as it reads it",
+                "this is a file, and not a checkpoint's folder. streamxf.pack makes one of a .safetensors or "
+                "torch.save file; what streamxf.open wrote is checked as it is read",
                 file=self.path,
             ) from None
 
