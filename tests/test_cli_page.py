@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from recordings.__main__ import IMAGE
 from recordings.page import PAGE, ROOT, part, replace
 from recordings.picture import SHOWN, svg
 from recordings.reference import reference
 from recordings.session import LINES, as_text, record, weights, without_what_varies
 from recordings.shell import Shell, Typed
+
 from streamxf.cli.app import COMMANDS
 
 

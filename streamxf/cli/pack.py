@@ -46,7 +46,7 @@ def pack(
     """Write a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint as one of streamxf.
 
     Workers read and encode block by block, so memory does not depend on the size of the model. What the files hold
-    besides tensors is kept, too: unpack makes the same files again.
+    besides tensors is kept, too, so unpack can make them again.
 
     If the command fails or is killed, the same command goes on from there.
     """
@@ -70,5 +70,5 @@ def pack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        show.console().print(str(done), soft_wrap=True)
+        print(done)
     return FINE

@@ -79,5 +79,5 @@ def transcode(
     if json:
         show.as_json({"target": source if target is None else target, **asdict(done)})
     else:
-        show.console().print(str(done), soft_wrap=True)
+        print(done)
     return FINE

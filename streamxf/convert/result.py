@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from streamxf.wording import many, size_text
+from streamxf.wording import listed, many, size_text
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Converted:
                 f"began anew: {many(self.discarded_files, 'finished file')} of another source, chain or key were of "
                 "no use"
             )
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *listed("note", self.notes)])
 
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:
