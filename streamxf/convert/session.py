@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +20,7 @@ from streamxf.chain import Chain
 from streamxf.convert.job import Item, Job
 from streamxf.convert.result import Converted
 from streamxf.convert.slips import finished_files, slip_of, write_slip
+from streamxf.convert.syncing import Syncing
 from streamxf.dcp.mounts import Place
 from streamxf.dcp.places import local_path
 from streamxf.dcp.publish.durable import missing_folders, sync_names_of
@@ -28,7 +31,7 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.space import check_size
 from streamxf.dcp.save.storing import storing
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, StreamxfError
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
 from streamxf.wording import many
@@ -104,6 +107,9 @@ class _Session:
         self._job = job
         self._save = writer._current_save()
         self._save.before_publish = job.before_publish
+        # a local file is brought to the disk while the next one is written
+        self._syncs = self._save.sync and local_path(writer.fs, writer.path) is not None
+        self._save.sync = self._save.sync and not self._syncs
         self._save.keeps_files = True  # another call may have found them, and have published them
         self._rank = job.rank or 0
         self._files = job.files(file_size)
@@ -134,11 +140,21 @@ class _Session:
             progress.expect(expected)
         results: list[WriteResult] = []
         done = len(kept)
+        written: deque[_Written] = deque()
         try:
             for name, items in left:
-                results += self._write(name, items)
+                written.append(self._write(name, items))
+                if len(written) > 1:
+                    results += self._finish(written.popleft())
+                    done += 1
+            while written:
+                results += self._finish(written.popleft())
                 done += 1
         except BaseException as error:
+            for each in written:  # what has all its bytes can be kept, too
+                with suppress(OSError, StreamxfError):  # the first error is the news
+                    self._finish(each)
+                    done += 1
             if done:
                 error.add_note(
                     f"nothing was published; {done} of {len(self._files)} data files are finished and stay, so the "
@@ -168,18 +184,38 @@ class _Session:
             perf_counter() - begin,
         )
 
-    def _write(self, name: str, items: Sequence[Item]) -> list[WriteResult]:
+    def _write(self, name: str, items: Sequence[Item]) -> _Written:
         writer, save = self._writer, self._save
         try:
             path = writer.fs.concat_path(writer.path, name)
             with self._job.opened(items) as resolve, storing(writer.fs, path) as raw:
                 results: list[WriteResult] = save.write_file(raw, name, [item.write for item in items], resolve)
-            write_slip(writer, save, self._id, results)
+                return _Written(name, results, Syncing(raw if self._syncs else None))
         except BaseException:
-            if not writer.fs.exists(writer.fs.concat_path(writer.path, slip_of(name))):  # an interrupt may come late
-                remove_files(writer.fs, writer.path, [name])
+            remove_files(writer.fs, writer.path, [name])
             raise
-        return results
+
+    def _finish(self, written: _Written) -> list[WriteResult]:
+        """Wait until a file is stored, and note that it is."""
+        writer = self._writer
+        try:
+            written.syncing.wait()
+            write_slip(writer, self._save, self._id, written.results)
+        except BaseException:
+            slip = writer.fs.concat_path(writer.path, slip_of(written.name))
+            if not writer.fs.exists(slip):  # an interrupt may come late
+                remove_files(writer.fs, writer.path, [written.name])
+            raise
+        return written.results
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A data file that has all its bytes."""
+
+    name: str
+    results: list[WriteResult]
+    syncing: Syncing
 
 
 def _make_folder(writer: Any) -> tuple[str | None, list[Path]]:
