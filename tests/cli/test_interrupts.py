@@ -67,7 +67,7 @@ def one_line(command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "wait"), [(signal.SIGINT, 130, 0.5), (signal.SIGTERM, 143, 0.0), (signal.SIGHUP, 129, 0.2)]
+    ("number", "code", "wait"), [(signal.SIGINT, 130, 0.5), (signal.SIGTERM, 143, 0.1), (signal.SIGHUP, 129, 0.2)]
 )
 def test_bench_removes_what_it_made(tmp_path: Path, number: int, code: int, wait: float):
     disk = tmp_path / "disk"

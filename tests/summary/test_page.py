@@ -9,8 +9,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from summary.html import Page
 from summary.made import contents, tensor, thing, transformer
+from summary.parsed import Page
 
 from streamxf.formats.contents import Entry, Format
 from streamxf.summary.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
