@@ -93,8 +93,7 @@ class AwsKms(KeyProvider):
     def __post_init__(self) -> None:
         if not isinstance(self.arn, str) or not _ARN.fullmatch(self.arn):
             raise ParameterError(
-                f"{self.arn!r:.100} is not the full ARN of a key in AWS KMS, arn:aws:kms:REGION:ACCOUNT:key/ID; an "
-                "alias is none"
+                "this is not the full ARN of a key in AWS KMS, arn:aws:kms:REGION:ACCOUNT:key/ID; an alias is not one"
             )
         if find_spec("boto3") is None:
             raise KeyServiceError("a key in AWS KMS needs boto3: pip install 'streamxf[kms]'")

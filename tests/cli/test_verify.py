@@ -58,8 +58,9 @@ def test_a_key_behind_a_passphrase(run: Run, encrypted: Path, key: Key, monkeypa
     assert run("verify", encrypted, "--key", f"file:{protected}").code == 0
 
 
-def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path, key: Key):
+@pytest.mark.parametrize("prefix", ["", "file:", "aws-kms:", "env:"])
+def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path, key: Key, prefix: str):
     secret = key.reveal().hex()
-    done = run("verify", encrypted, "--key", secret)
+    done = run("verify", encrypted, "--key", f"{prefix}{secret}")
     assert done.code == 2
     assert secret not in done.out + done.err
