@@ -65,7 +65,10 @@ class AwsKms(KeyProvider):
         Of boto3's configuration files.
     endpoint_url : str, optional
         Where the service is, if not in the ARN's region; boto3 also knows ``AWS_ENDPOINT_URL_KMS``. Data keys are sent
-        there, so it must be https, or on this machine.
+        there, so it must be https.
+    allow_http : bool
+        Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
+        as they are, and never through a proxy.
 
     Attributes
     ----------
@@ -87,6 +90,7 @@ class AwsKms(KeyProvider):
     arn: str
     profile: str | None = field(default=None, kw_only=True)
     endpoint_url: str | None = field(default=None, kw_only=True)
+    allow_http: bool = field(default=False, kw_only=True)
     id: str = field(init=False, compare=False)
     _client: tuple[int, Any] | None = field(default=None, init=False, compare=False)
 
@@ -109,7 +113,7 @@ class AwsKms(KeyProvider):
         return f"AwsKms({self.arn!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self.arn, self.profile, self.endpoint_url)
+        return _remade, (self.arn, self.profile, self.endpoint_url, self.allow_http)
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
         """The part `wanted` of what KMS answers."""
@@ -163,10 +167,22 @@ class AwsKms(KeyProvider):
         return made[1]
 
     def _connect(self) -> Any:
+        client = self._new_client()
+        url = urlsplit(client.meta.endpoint_url)
+        if url.scheme == "https":
+            return client
+        if url.scheme == "http" and self.allow_http and _is_loopback(url.hostname or ""):
+            return self._new_client(proxies={})  # one that the environment names would read the data key
+        raise KeyServiceError(
+            f"data keys are not sent to {url.scheme}://{url.hostname}: that needs https. For tests, allow_http=True "
+            "accepts http on this machine's loopback address"
+        )
+
+    def _new_client(self, **config: Any) -> Any:
         import boto3
         from botocore.config import Config
 
-        client = boto3.session.Session(profile_name=self.profile).client(
+        return boto3.session.Session(profile_name=self.profile).client(
             "kms",
             region_name=self.arn.split(":")[3],
             endpoint_url=self.endpoint_url,
@@ -174,28 +190,24 @@ class AwsKms(KeyProvider):
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
                 retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+                **config,
             ),
         )
-        url = client.meta.endpoint_url
-        if not _is_private(url):
-            raise KeyServiceError(f"data keys are not sent to {url}: that needs https, or an address of this machine")
-        return client
 
 
-def _remade(arn: str, profile: str | None, endpoint_url: str | None) -> AwsKms:
-    return AwsKms(arn, profile=profile, endpoint_url=endpoint_url)
+def _remade(arn: str, profile: str | None, endpoint_url: str | None, allow_http: bool) -> AwsKms:
+    return AwsKms(arn, profile=profile, endpoint_url=endpoint_url, allow_http=allow_http)
 
 
 def _context(dek_id: bytes) -> dict[str, str]:
     return {"streamxf:dek": encode_b64url(dek_id)}
 
 
-def _is_private(url: str) -> bool:
-    parts = urlsplit(url)
-    if parts.scheme == "https" or parts.hostname == "localhost":
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -390,7 +390,8 @@ def test_errors_of_a_key_service(broken, kms: Kms, caplog, monkeypatch):
     echo = base64.b64encode(SECRET).decode()
     with answering() as answers:
         arn = kms.new_key()
-        key = AwsKms(arn, endpoint_url=answers.url if broken != "is not there" else "http://127.0.0.1:1")
+        url = answers.url if broken != "is not there" else "http://127.0.0.1:1"
+        key = AwsKms(arn, endpoint_url=url, allow_http=True)
         answers.set(
             {"refuses": 400, "fails": 500}.get(broken, 200),
             {"__type": "ValidationException" if broken != "fails" else echo, "message": f"no such value {echo}"},
