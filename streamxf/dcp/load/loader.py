@@ -36,7 +36,7 @@ from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.tensors.boxes import Wanted, contiguous_strides
 from streamxf.dcp.tensors.payload import is_plain
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, located
+from streamxf.errors import MetadataError, StreamxfError, escaped, located
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.meter import Meter
@@ -322,7 +322,7 @@ def noted(file: str, item: str) -> Iterator[None]:
         raise
     except Exception as error:
         if not getattr(error, "__notes__", None):
-            error.add_note(f"while reading item {item} of file {file}")
+            error.add_note(escaped(f"while reading item {item} of file {file}"))
         raise
 
 

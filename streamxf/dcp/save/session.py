@@ -21,7 +21,7 @@ from streamxf.dcp.objects.archive import NotSavedByTorch
 from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
-from streamxf.errors import AbortedError, StreamxfError, located
+from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.meter import Meter
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
@@ -201,7 +201,7 @@ class Save:
                 output.finish()
         except BaseException as error:
             if not isinstance(error, StreamxfError):
-                error.add_note(f"while {place} was written to file {path}")
+                error.add_note(escaped(f"while {place} was written to file {path}"))
             self.fail(error)
             file.cancel()
             raise

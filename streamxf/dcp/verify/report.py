@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
@@ -49,7 +49,7 @@ class Damage:
         if self.block is not None:
             run = self.last_block is not None and self.last_block > self.block
             place.append(f"blocks {self.block} to {self.last_block}" if run else f"block {self.block}")
-        return f"{', '.join(place)}: {self.error}: {self.message}"
+        return escaped(f"{', '.join(place)}: {self.error}: {self.message}")
 
 
 @dataclass(frozen=True)
