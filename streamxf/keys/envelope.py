@@ -20,11 +20,11 @@ from streamxf.errors import (
     StreamxfError,
     WrongKeyError,
 )
+from streamxf.keys.answers import NOT_OPENED, Answers
 from streamxf.keys.b64url import decode_b64url, encode_b64url
 from streamxf.keys.datakey import DEK_BYTES, DataKey
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.signing import SigningKey, VerifyKey
-from streamxf.keys.unanswered import Unanswered
 
 MAX_RECIPIENTS = 16
 MAX_WRAPPED = 6144
@@ -160,7 +160,7 @@ class Envelope:
         keys: Iterable[KeyProvider],
         trust: Iterable[VerifyKey] = (),
         allow_unsigned: bool = False,
-        unanswered: Unanswered | None = None,
+        answers: Answers | None = None,
     ) -> DataKey:
         """Unwrap the data key with whichever of `keys` it is wrapped for, and check who signed it.
 
@@ -174,8 +174,9 @@ class Envelope:
             key opened it that does not authenticate the writer.
         allow_unsigned : bool
             Whether a missing signature is acceptable. One by somebody else is not, once there is anybody in `trust`.
-        unanswered : Unanswered, optional
-            Which services did not answer of late: they are tried last. It is kept up to date.
+        answers : Answers, optional
+            What was asked before: nothing is asked twice, and services that did not answer of late are tried last. It
+            is kept up to date.
 
         Raises
         ------
@@ -192,19 +193,19 @@ class Envelope:
         ParameterError
             If a third party's key provider does not keep to its protocol.
         """
-        silent = unanswered if unanswered is not None else Unanswered()
+        known = answers if answers is not None else Answers()
         given = tuple(keys)
-        key, data_key, unasked = self.unwrap(given, silent)
+        key, data_key, unasked = self.unwrap(given, known)
         self.check_signature(tuple(trust), allow_unsigned, key, unasked)
         for other in given:
-            silent.warn(other, key)
+            known.warn(other, key)
         return data_key
 
     def unwrap(
-        self, keys: Collection[KeyProvider], silent: Unanswered
+        self, keys: Collection[KeyProvider], answers: Answers
     ) -> tuple[KeyProvider, DataKey, KeyServiceError | None]:
         """The first key that opens it, what it opened, and what a service said that was passed over."""
-        before = {id(key): silent.error(key) for key in keys}
+        before = {id(key): answers.error(key) for key in keys}
         pairs = [
             (key, wrapped)
             for key in sorted(keys, key=lambda key: (before[id(key)] is not None, not key.authenticates_writer))
@@ -213,18 +214,18 @@ class Envelope:
         ]
         unasked: KeyServiceError | None = None
         for key, wrapped in pairs:
-            try:
-                secret = _asked(key, "unwrap", wrapped.data, self.dek_id)
-            except WrongKeyError:
-                silent.clear(key)
+            secret = answers.recall(key, wrapped.data, self.dek_id)
+            if secret is None:
+                try:
+                    secret = _unwrapped(key, wrapped.data, self.dek_id)
+                except KeyServiceError as error:
+                    answers.note(key, error)
+                    unasked = unasked or error
+                    continue
+                answers.clear(key)
+                answers.remember(key, wrapped.data, self.dek_id, secret)
+            if secret == NOT_OPENED:
                 continue
-            except KeyServiceError as error:
-                silent.note(key, error)
-                unasked = unasked or error
-                continue
-            silent.clear(key)
-            if not isinstance(secret, bytes):
-                raise _breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
             data_key = DataKey(secret)
             if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, self.dek_id):
                 passed = [said for other, _ in pairs if (said := before[id(other)]) is not None]
@@ -284,6 +285,16 @@ def _wrap(data_key: DataKey, dek_id: bytes, recipient: KeyProvider) -> Wrapped:
         return Wrapped.parse(str(Wrapped(recipient.kind, recipient.id, data)))
     except DescriptorError as error:
         raise _breach(recipient, error.message) from None
+
+
+def _unwrapped(key: KeyProvider, data: bytes, dek_id: bytes) -> bytes:
+    try:
+        secret = _asked(key, "unwrap", data, dek_id)
+    except WrongKeyError:
+        return NOT_OPENED
+    if not isinstance(secret, bytes):
+        raise _breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
+    return secret
 
 
 def _asked(key: KeyProvider, operation: str, data: bytes, dek_id: bytes) -> Any:

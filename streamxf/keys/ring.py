@@ -13,12 +13,12 @@ from typing_extensions import Buffer
 
 from streamxf.descriptor import Parameters
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
+from streamxf.keys.answers import Answers
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, each
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.signing import SigningKey, VerifyKey
-from streamxf.keys.unanswered import Unanswered
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None
@@ -78,7 +78,7 @@ class KeyRing:
             if key not in keys:
                 keys.append(key)
         self._keys = tuple(keys)
-        self._unanswered = Unanswered()
+        self._answers = Answers()
         self._opened = lru_cache(MAX_OPENED)(self._open)
         return self
 
@@ -111,8 +111,8 @@ class KeyRing:
     def unwrap(self, fragment: Parameters) -> DataKey:
         """The data key in the fragment of an Encrypt descriptor.
 
-        What was opened once is remembered: all items of a process have the same, and a key service takes its time. So
-        is a service that did not answer: it is then asked last, for some minutes.
+        What was opened once is remembered: all items of a process have the same, and a key service is asked once for
+        each wrapped data key. So is a service that did not answer: it is then asked last, for some minutes.
 
         Raises
         ------
@@ -127,12 +127,12 @@ class KeyRing:
         envelope = Envelope.parse(fragment)
         if len(self._policies) == 1:
             (only,) = self._policies
-            return envelope.open(only.keys, only.trust, only.allow_unsigned, self._unanswered)
+            return envelope.open(only.keys, only.trust, only.allow_unsigned, self._answers)
         left = list(self._keys)
         refusal: PolicyError | None = None
         while True:
             try:
-                key, data_key, unasked = envelope.unwrap(left, self._unanswered)
+                key, data_key, unasked = envelope.unwrap(left, self._answers)
             except (KeyMissingError, WrongKeyError, KeyServiceError):
                 if refusal is None:
                     raise
