@@ -52,7 +52,8 @@ def diff(
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
     Tensors are the same if all their bits are. What pack keeps of the files that it packed is left out, so a checkpoint
-    is the same as the file that it was packed from.
+    is the same as the file that it was packed from. An item that cannot be read is listed with the reason, and the
+    others are compared.
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
     """

@@ -57,7 +57,8 @@ def diff(
     NoCheckpointError, UnsupportedError
         If one is no checkpoint, or nothing that streamxf can read.
     StreamxfError
-        If one is damaged, or needs another key.
+        If the metadata of one is damaged or needs another key, or nothing in it can be read. A single item that cannot
+        be read is not comparable, and the others are compared.
     OSError
         If the storage does not give it.
     """

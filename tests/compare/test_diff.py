@@ -12,10 +12,11 @@ from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
 from streamxf.compare.diff import diff
-from streamxf.errors import ContainerError, KeyMissingError, NoCheckpointError, PolicyError
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError
 from streamxf.keys.file import write_key
 
 
@@ -64,12 +65,36 @@ def test_shards_do_not_matter(tmp_path):
     assert diff(tmp_path / "2", tmp_path / "3").same
 
 
-def test_damage_and_a_missing_key_are_no_differences(tmp_path, key):
+@pytest.mark.parametrize(
+    "writer",
+    [streamxf.FileSystemWriter, lambda path: StockWriter(path, _extensions=[StockZStandard()])],
+    ids=["streamxf", "stock zstd"],
+)
+def test_damage_to_one_item_leaves_the_others(run, tmp_path, writer):
+    good = write(tmp_path / "good", "torch")
+    bad = tmp_path / "bad"
+    save(state(0), storage_writer=writer(bad))
+    places = streamxf.FileSystemReader(bad).read_metadata().storage_data
+    (place,) = (place for index, place in places.items() if index.fqn == "w")
+    file = bad / place.relative_path
+    data = bytearray(file.read_bytes())
+    data[place.offset : place.offset + 8] = bytes(8)
+    file.write_bytes(data)
+    found = diff(good, bad)
+    assert list(found.incomparable) == ["w"]
+    assert found.incomparable["w"].startswith("that of the second cannot be read: ")
+    assert (found.same, found.equal, found.elements) == (False, 3, 101)
+    done = run("diff", good, bad)
+    assert (done.code, done.err) == (1, "")
+    assert "different: 1 item not comparable" in done.out
+    assert "? w: that of the second cannot be read: " in done.out
+
+
+def test_metadata_that_is_damaged_and_a_missing_key_are_no_differences(tmp_path, key):
     good = write(tmp_path / "good", "streamxf")
     bad = write(tmp_path / "bad", "streamxf")
-    (file,) = bad.glob("*.distcp")
-    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
-    with pytest.raises(ContainerError):
+    (bad / ".metadata").write_bytes((bad / ".metadata").read_bytes()[:-1])
+    with pytest.raises(MetadataError):
         diff(good, bad)
     writer = streamxf.FileSystemWriter(tmp_path / "secret", _extensions=[streamxf.Encrypt(key)])
     save(state(0), storage_writer=writer)
