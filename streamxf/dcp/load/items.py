@@ -5,7 +5,8 @@ block is decoded.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
@@ -16,7 +17,7 @@ from streamxf.container.header import Header, Kind
 from streamxf.container.limits import MAGIC
 from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.dcp.registry import Registry
-from streamxf.errors import ContainerError, IdentityError, MetadataError, PolicyError
+from streamxf.errors import CodecError, ContainerError, IdentityError, MetadataError, PolicyError, StreamxfError
 from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.opening import ChainOpener
 from streamxf.fileio.reader import StreamReader
@@ -238,11 +239,25 @@ class ItemOpener:
         return whole
 
     def _capped(self, stream: Any, recipe: _Recipe, expected: Expected) -> IO[bytes]:
-        for extension in self.registry.foreign(recipe.foreign):
-            stream = extension.transform_from(stream)
+        with _foreign_errors():
+            for extension in self.registry.foreign(recipe.foreign):
+                stream = extension.transform_from(stream)
         limit = MAX_FOREIGN if expected.raw_limit is None else min(expected.raw_limit, MAX_FOREIGN)
         capped: Any = _Capped(stream, limit)
         return capped  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    """Replace what a foreign extension raises where it cannot undo what is stored, such as python-zstandard's
+    ``ZstdError``, by a `CodecError`.
+    """
+    try:
+        yield
+    except (StreamxfError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise CodecError(f"the item cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 class _Capped:
@@ -257,7 +272,8 @@ class _Capped:
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes; none at the end."""
-        data: bytes = self._stream.read(min(size, self._left + 1)) or b""
+        with _foreign_errors():
+            data: bytes = self._stream.read(min(size, self._left + 1)) or b""
         self._left -= len(data)
         if self._left < 0:
             raise ContainerError(

@@ -129,6 +129,9 @@ class Objects:
             raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
         if not isinstance(tensor, torch.Tensor):
             raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
+            kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
     def outline(self, archive: Archive, stored: int) -> Outline:

@@ -206,7 +206,7 @@ class _Files:
                     self._take(name, writer, found, FileSlice(access, found.offset, found.length))
                 except KeyServiceError:
                     raise
-                except (StreamxfError, OSError) as error:
+                except Exception as error:  # torch raises anything
                     self._kept.lose(error, found, full)
 
     def _take(self, name: str, writer: str, found: Found, source: FileSlice) -> None:
