@@ -16,6 +16,9 @@ from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCode
 from streamxf.keys import KeyRing
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
+NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
+"""What `CodecRegistry.find` raises: the codec cannot be had here, which says nothing about the data."""
+
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
     "streamxf.lz4": "streamxf.codecs.lz4:LZ4",

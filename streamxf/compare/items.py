@@ -18,33 +18,23 @@ from streamxf.compare.values import Distance, Tally, is_number
 from streamxf.convert.origin import ITEM
 from streamxf.descriptor import shorten
 from streamxf.errors import (
-    CodecNotAllowedError,
-    DuplicateCodecError,
     KeyMissingError,
     KeyServiceError,
     ParameterError,
     PolicyError,
     StreamxfError,
-    UnknownCodecError,
     WrongKeyError,
 )
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Entry
 from streamxf.formats.source import Box, Source, boxes_of
 from streamxf.progress import Progress, Share
+from streamxf.registry import NOT_AT_HAND
 
 _Pair = tuple[str, Entry, Entry]
 
 # Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
-_CALLERS = (
-    CodecNotAllowedError,
-    DuplicateCodecError,
-    KeyMissingError,
-    KeyServiceError,
-    PolicyError,
-    UnknownCodecError,
-    WrongKeyError,
-)
+_CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKeyError)
 
 
 def compare(

@@ -64,7 +64,6 @@ class Expected:
 class _Recipe:
     """How items with one list of descriptors are opened; most checkpoints have a single one."""
 
-    recorded: tuple[str, ...]
     chain: ChainOpener | None
     foreign: list[str]
 
@@ -142,9 +141,9 @@ class ItemOpener:
 
     def check_header(self, header: Header, descriptors: Sequence[str], expected: Expected) -> None:
         """Compare chain and identity with what the metadata says, and both with what the caller requires; raises as
-        `open`.
+        `open`, but for a chain that is unknown.
         """
-        recorded = self._recipe(tuple(descriptors)).recorded
+        recorded = tuple(text.partition("#")[0] for text in reversed(descriptors))
         if header.chain != recorded:
             raise IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
@@ -170,10 +169,9 @@ class ItemOpener:
         recipe = self._recipes.get(descriptors)
         if recipe is None:
             codecs, foreign = self.registry.split(descriptors, self.providers)
-            recorded = tuple(text.partition("#")[0] for text in reversed(descriptors))
             registry = self.registry
             chain = ChainOpener(codecs[::-1], registry.keys, registry.codecs, self.providers) if codecs else None
-            recipe = self._recipes[descriptors] = _Recipe(recorded, chain, foreign)
+            recipe = self._recipes[descriptors] = _Recipe(chain, foreign)
         return recipe
 
     def _check_bare(self, source: FileSlice) -> None:

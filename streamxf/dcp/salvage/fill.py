@@ -26,6 +26,7 @@ from streamxf.dcp.salvage.result import Lost, Salvaged
 from streamxf.dcp.salvage.session import memory_for, zeros_for
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.progress import Progress
+from streamxf.registry import NOT_AT_HAND
 
 _NOTHING = torch.Size([])
 
@@ -263,12 +264,26 @@ class Filler:
 
         return sorted(names, key=key)
 
+    def _check_codecs(self) -> None:
+        """Raise the reason if items are lost for want of a codec, which the caller can install."""
+        classes = {cls.__name__: cls for cls in NOT_AT_HAND}
+        missing = [entry for entry in self._damaged if entry.error in classes]
+        if missing:
+            reasons = "; ".join(dict.fromkeys(entry.message for entry in missing))
+            raise classes[missing[0].error](
+                f"{reasons}. Without it nothing can be salvaged; streamxf.verify tells whether the CRCs match all the "
+                "same"
+            )
+
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str]) -> Salvaged:
         for session in self._catalog.sessions:
             session.finish()
+        found = tuple(loaded)
+        if not found:
+            self._check_codecs()
         return Salvaged(
             state_dict=state_dict,
-            loaded=tuple(loaded),
+            loaded=found,
             damaged=tuple(self._damaged),
             partial=tuple(self._in_part),
             missing=tuple(self._missing),

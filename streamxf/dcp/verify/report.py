@@ -155,6 +155,11 @@ class Findings:
         self._latest[file, item, offset] = len(self._damaged)
         self._damaged.append(made)
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any error was recorded."""
+        return bool(self._damaged)
+
     def damages_in(self, file: str) -> int:
         """How many errors were recorded for a file."""
         return self._in_file[file]

@@ -94,6 +94,8 @@ def verify(
         If this is a file.
     KeyMissingError, WrongKeyError, KeyServiceError
         If there are keys, and none of them opens the checkpoint.
+    UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+        If a codec is not at hand, and nothing is damaged as far as that can be told without it.
     PolicyError, IdentityError
         If it is weaker than the caller requires, or another save.
     ParameterError
@@ -172,6 +174,7 @@ class _Look:
         beside = sorted(name for name in listed if name not in named and made_by_writers(name))
         self.findings.leftovers += self._without_strangers(beside, names) if names and names == ranks else beside
         self._say_what_was_not_checked()
+        self._check_codecs()
         if self.unproved.refused and not self.unproved.opened:
             raise self.unproved.refused[0]
 
@@ -297,6 +300,28 @@ class _Look:
                 "be what is left of these ranks' part of the checkpoint"
             )
         return [name for name in beside if rank_of(name) in known]
+
+    def _check_codecs(self) -> None:
+        """Say what could not be decoded because a codec is not at hand.
+
+        Raises
+        ------
+        UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+            If nothing is damaged.
+        """
+        missing = self.unproved.missing
+        if not missing:
+            return
+        reasons = "; ".join(dict.fromkeys(error.message for error in missing))
+        items = many(len(missing), "item")
+        if self.findings.is_damaged:
+            self.findings.not_checked(f"what {items} hold: {reasons}")
+            return
+        checked = [f"the CRCs of {many(self.findings.blocks, 'block')}"] if self.findings.blocks else []
+        if self.findings.save_ids:
+            checked.insert(0, f"the digests of {many(self.findings.files, 'data file')}")
+        rest = f"{' and '.join(checked)} were compared all the same, and match" if checked else "nothing was checked"
+        raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {rest}", file=self.path)
 
     def _say_what_was_not_checked(self) -> None:
         unproved = self.unproved
