@@ -8,7 +8,7 @@ target:
 - Otherwise it is decoded into reused memory, and what is wanted of it is copied: byte for byte if the order is the
   same, else in the calling thread by `copy_`, which casts and knows strides and devices.
 - A stream that is framed in another way than `framing.frame_of` says, and a target that has to be filled in one go, get
-  a whole copy by ``torch.load`` and a single `copy_`.
+  a whole copy by torch's unpickler and a single `copy_`.
 
 A tensor that is wanted whole is expected to be framed as streamxf's writer frames it, and the frame is compared while
 the other blocks are on their way already. If it is another one, the tensor is loaded once more in the last way, which
@@ -86,7 +86,7 @@ class Loader:
         self._planner.load_bytes(request, io.BytesIO(self._objects.renew(data, stored_size)))
 
     def load_stream(self, request: ReadItem, stream: Any, geometry: Geometry, raw_size: int, stored_size: int) -> None:
-        """Load a tensor from a file object by ``torch.load``, and copy it into the planner's in one go."""
+        """Load a tensor from a file object by torch's unpickler, and copy it into the planner's in one go."""
         tensor = self._load(stream, geometry, raw_size, stored_size)
         self.meter.item(raw_size, stored_size)
         self._put(request, tensor)
@@ -203,7 +203,7 @@ class Loader:
         tensor: torch.Tensor,
         file: str,
     ) -> Fill | None:
-        """How to load a tensor block by block; None if only ``torch.load`` can."""
+        """How to load a tensor block by block; None if only torch's unpickler can."""
         target = Target.of(tensor)
         if not target.plain:
             return None
@@ -269,7 +269,7 @@ class Loader:
             self.settle()
 
     def _load(self, stream: Any, geometry: Geometry, size: int, stored_size: int) -> torch.Tensor:
-        """The tensor that ``torch.load`` makes of a stream of `size` bytes, if it is the one that the metadata says."""
+        """What torch's unpickler makes of a stream of `size` bytes, if that is the tensor that the metadata says."""
         tensor = self._objects.load_tensor(stream, size, stored_size)
         geometry.check(tensor)
         return tensor

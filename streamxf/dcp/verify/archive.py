@@ -28,11 +28,9 @@ def check_records(file: Any, size: int) -> bool:
         If torch did not write the file, or it is damaged. What `file` raises passes through.
     """
     try:
-        Archive.read(file, size)  # bounds the directory, and refuses what is compressed
+        Archive.read(file, size)  # bounds the directory, and refuses what is compressed or lies over one another
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > size:
-                raise MetadataError("the item is not as torch.save wrote it: its records lie over one another")
             if not any(entry.CRC for entry in entries):
                 return False
             for entry in entries:
@@ -74,7 +72,7 @@ def find_payload(file: Any, size: int, geometry: Geometry) -> tuple[int, int] | 
     try:
         archive = Archive.read(file, size)
         plain = archive.sizes.get(_PAYLOAD) == geometry.nbytes and archive.pickled == _pickle_of(geometry)
-        if plain and archive.is_native(file):
+        if plain and archive.native:
             return archive.find(file, _PAYLOAD)
     except NotSavedByTorch:
         """What it is will be found out where it is loaded."""
@@ -88,12 +86,12 @@ def _pickle_of(geometry: Geometry) -> bytes | None:
         frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
     except (RuntimeError, ValueError, StreamxfError):  # not for every dtype
         return None
-    hole = _Hole(frame.prefix, geometry.nbytes, frame.suffix)
+    hole = Hole(frame.prefix, geometry.nbytes, frame.suffix)
     return Archive.read(hole, hole.size).pickled
 
 
-class _Hole:
-    """A frame around a payload that nobody reads."""
+class Hole:
+    """A file whose payload, of so many bytes between what stands before it and behind it, is never read."""
 
     def __init__(self, prefix: bytes, payload: int, suffix: bytes) -> None:
         self._prefix = prefix
