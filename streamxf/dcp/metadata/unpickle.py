@@ -402,16 +402,21 @@ _FILLERS: dict[type, tuple[frozenset[str], str, Fill]] = {
     TensorStorageMetadata: (frozenset({"properties", "size", "chunks"}), "chunks", _fill_tensor),
     _StorageInfo: (frozenset({"relative_path", "offset", "length", "transform_descriptors"}), "length", _fill_place),
 }
+_CLASSES: dict[tuple[str, str], Any] = {
+    (cls.__module__, cls.__qualname__): Name(
+        cls.__qualname__, make=partial(object.__new__, cls), fields=fields, fill=fill
+    )
+    for cls, (fields, _, fill) in _FILLERS.items()
+}
+_MEMORY_FORMAT = Name("_MEM_FORMAT_ENCODING", call=_make_memory_format)
+_BEFORE_2_3 = "torch.distributed._shard.sharded_tensor.metadata"  # where these two stood, with the same content
 _ALLOWED: dict[tuple[str, str], Any] = {
-    **{
-        (cls.__module__, cls.__qualname__): Name(
-            cls.__qualname__, make=partial(object.__new__, cls), fields=fields, fill=fill
-        )
-        for cls, (fields, _, fill) in _FILLERS.items()
-    },
+    **_CLASSES,
+    (_BEFORE_2_3, "TensorProperties"): _CLASSES[metadata.__name__, "TensorProperties"],
+    (_BEFORE_2_3, "MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
     **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
     **dict.fromkeys(_PATHS, Name("a path", call=_make_path)),
-    (metadata.__name__, "_MEM_FORMAT_ENCODING"): Name("_MEM_FORMAT_ENCODING", call=_make_memory_format),
+    (metadata.__name__, "_MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
     ("torch.serialization", "_get_layout"): Name("_get_layout", call=_make_layout),
     ("collections", "OrderedDict"): Name("OrderedDict", call=_make_ordered),
     ("torch", "Size"): Name("torch.Size", call=_make_size, pure=True),
