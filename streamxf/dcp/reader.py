@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import math
@@ -9,7 +10,7 @@ import os
 import stat
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, Any
 
@@ -61,6 +62,8 @@ from streamxf.meter import Meter
 from streamxf.progress import Progress, Share, Shares
 from streamxf.registry import providers_in
 from streamxf.report import LoadReport
+
+_SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 
 
 @dataclass
@@ -230,22 +233,23 @@ class ChainReaderMixin:
 
     @told
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add to the plan which save this rank reads."""
+        """Add to the plan which save this rank reads; all that the planner put there stays."""
         manifest = self._opener.manifest
-        if manifest is None or manifest.rank is not None:
-            return plan  # nothing that the ranks have in common
-        return replace(plan, storage_data=manifest.save_id)
+        marked = copy.copy(plan)
+        # with metadata of single ranks, or of other writers, the ranks have no id in common
+        vars(marked)[_SAVE] = manifest.save_id if manifest is not None and manifest.rank is None else None
+        return marked
 
     @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same save.
+        """Check that all ranks read the same save, as far as the planner has not made their plans anew.
 
         Raises
         ------
         MetadataError
             If storage showed them different metadata, because it is being overwritten or does not tell the truth.
         """
-        if len({plan.storage_data for plan in plans}) > 1:
+        if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
             raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
         return plans
 
