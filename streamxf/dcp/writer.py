@@ -60,6 +60,7 @@ class ChainWriterMixin:
 
     fs: Any
     path: Any
+    checkpoint_id: str | os.PathLike[str]
     rank: int | None
     use_collectives: bool
     thread_count: int
@@ -78,6 +79,7 @@ class ChainWriterMixin:
     #: Which save was published last, on a rank that publishes; None before the first one, and after turning to another
     #: checkpoint. Text otherwise; torch's class says that it always is.
     save_id: Any
+    _coming: tuple[int, str] | None
 
     def _set_up_chain(
         self,
@@ -100,6 +102,7 @@ class ChainWriterMixin:
         self._warned = set()
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
+        self._coming = None
         if not one_step(self.fs):
             warnings.warn(
                 f"nobody knows whether {protocol_of(self.fs)} replaces a file in one step: a "
@@ -109,6 +112,14 @@ class ChainWriterMixin:
             )
 
     # -- what DCP calls, in this order -------------------------------------------------------------
+
+    def storage_meta(self) -> StorageMeta:
+        """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it.
+
+        As with torch's writers each rank has an id of its own, and that of the rank that publishes counts. Once it has,
+        this is the next save's, and `save_id` has that of the last.
+        """
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint."""
@@ -199,7 +210,7 @@ class ChainWriterMixin:
         records = [_take_record(result.storage_data) for result in flat]
         known = [record for record in records if record is not None]
         _check_agreement(known)
-        save_id = os.urandom(16).hex()
+        save_id, self._coming = self._coming_id(), None
         metadata.version = DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for result in flat}
         modules = sorted({module for record in known for module in record.modules})
@@ -234,9 +245,15 @@ class ChainWriterMixin:
         """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
         need not know of them, and may be nothing that can be sent to another process.
         """
-        return {**self.__dict__, "_save": None, "report": None, "_progress": self._progress is True}
+        return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _coming_id(self) -> str:
+        """That of the save under way, or of the next; a forked child has others than its parent."""
+        if self._coming is None or self._coming[0] != os.getpid():
+            self._coming = os.getpid(), os.urandom(16).hex()
+        return self._coming[1]
 
     def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
         """Publish, and give the files that nothing needs after it."""
