@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
+_STEP = 2**20
 _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
@@ -100,6 +102,26 @@ class Archive:
         """
         place = self._places[name]
         return _begin_of(file, place, self._stop), place.crc
+
+    def check_crcs(self, file: Any) -> bool:
+        """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any.
+
+        Raises
+        ------
+        NotSavedByTorch
+            If one does not match, or is not where the directory says. What `file` raises passes through.
+        """
+        if not any(place.crc for place in self._places.values()):
+            return False
+        for name, place in self._places.items():
+            file.seek(_begin_of(file, place, self._stop), io.SEEK_SET)
+            left, crc = place.size, 0
+            while left and (part := file.read(min(left, _STEP))):
+                left -= len(part)
+                crc = zlib.crc32(part, crc)
+            if left or crc != place.crc:
+                raise NotSavedByTorch(f"its record {name!r:.80} does not match its CRC-32")
+        return True
 
     def read_into(self, file: Any, name: str, out: memoryview) -> None:
         """Fill `out` with a record, which has its size; raises as `find`."""
