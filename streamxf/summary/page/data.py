@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.formats.contents import Entry
 from streamxf.summary.layers import Stack, stacks_of
 from streamxf.summary.summary import Summary, chain_text, ratio_of
