@@ -27,6 +27,7 @@ LAYERS = [
     ["fileio"],
     ["dcp"],
     ["formats"],
+    ["values"],
     ["convert", "summary", "testing", "tuning"],
     ["compare"],
     ["cli"],
