@@ -139,10 +139,7 @@ def _cells(change: Change) -> Iterable[str]:
 
 def _differences(changed: Sequence[Change], top: int) -> None:
     """What B minus A is."""
-    from rich.text import Text
-
-    from streamxf.cli.distribution import HEADINGS, cells, distribution
-    from streamxf.wording import printable
+    from streamxf.cli.values import Rows
 
     found = [
         (change.name, change.distance.statistics)
@@ -151,13 +148,10 @@ def _differences(changed: Sequence[Change], top: int) -> None:
     ]
     if not found or not top:
         return
-    table = show.table("B minus A", *HEADINGS, "distribution", right=HEADINGS)
-    for column in table.columns[1:]:
-        column.no_wrap = True
+    rows = Rows("B minus A")
     for name, statistics in found[:top]:
-        row = (printable(name), *cells(statistics), distribution(statistics.histogram))
-        table.add_row(*map(Text, row))
-    show.console().print(table)
+        rows.add(name, statistics)
+    rows.print()
 
 
 def _names(sign: str, names: Sequence[str], top: int) -> None:
