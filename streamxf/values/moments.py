@@ -31,6 +31,15 @@ class Moments:
         self._unit = _NOTHING
         self._spread = 0.0  # the sum of squares of what the numbers are off the mean, in units
 
+    @classmethod
+    def of(cls, count: int, mean: float, deviation: float) -> Moments:
+        """Those of numbers whose count, mean and standard deviation are known."""
+        made = cls()
+        if count:
+            unit = _unit_of(max(abs(mean), deviation))
+            made._join(count, mean, math.ldexp(deviation, -unit) ** 2 * count, unit)
+        return made
+
     @property
     def deviation(self) -> float:
         """The standard deviation of all numbers: the root of the mean of squares, without Bessel's correction."""
