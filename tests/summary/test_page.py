@@ -152,6 +152,8 @@ def test_the_scale_leaves_outliers_aside():
     assert scale_of([(0.1, 4), (0.66, 10**6), (0.7, 10**6)]) == (0.66, 0.71)
     assert scale_of([(1.0, 100)]) == (0.98, 1.03)
     assert scale_of([]) == (0.0, 1.0)
+    close = [(0.6597, 4), (0.6601, 10**6), (0.8, 10**6), (0.812, 4), (0.83, 4), (0.5, 4)]
+    assert scale_of(close) == (0.65, 0.82)  # what is only just beyond does not look like an outlier
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 1000)), max_size=10))

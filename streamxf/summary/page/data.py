@@ -30,6 +30,7 @@ MAX_ROLES = 40
 SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it share a row
 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
+_SLACK = 0.1  # of what is between these
 _LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
 
 Node = dict[str, Any]
@@ -57,15 +58,17 @@ def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
     """The ends of a scale of colours for ratios, each of so many bytes; what lies beyond has colours of its own.
 
     All but a hundredth of the bytes at either end lie between them, so that a few tiny tensors, each of which is mostly
-    framing, do not take all colours for themselves.
+    framing, do not take all colours for themselves. What is only just beyond them belongs to the scale, too.
     """
     found = sorted((ratio, weight) for ratio, weight in ratios if ratio is not None)
     if not found:
         return 0.0, 1.0
-    low = math.floor(round(100 * _quantile(found, _OUTLIERS), 6))
-    high = math.ceil(round(100 * _quantile(found, 1 - _OUTLIERS), 6))
-    spare = max(0, _LEAST - (high - low))
-    return (low - spare // 2) / 100, (high + spare - spare // 2) / 100
+    low, high = _quantile(found, _OUTLIERS), _quantile(found, 1 - _OUTLIERS)
+    slack = max(_SLACK * (high - low), _LEAST / 200)
+    first = math.floor(round(100 * min(ratio for ratio, _ in found if ratio >= low - slack), 6))
+    last = math.ceil(round(100 * max(ratio for ratio, _ in found if ratio <= high + slack), 6))
+    spare = max(0, _LEAST - (last - first))
+    return (first - spare // 2) / 100, (last + spare - spare // 2) / 100
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
