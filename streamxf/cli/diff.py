@@ -43,7 +43,9 @@ def diff(
     ] = 20,
     values: Annotated[
         bool,
-        typer.Option("--values", help="Show what B minus A is: range, mean, standard deviation and distribution."),
+        typer.Option(
+            "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
+        ),
     ] = False,
     key: KeyOption = None,
     trust: TrustOption = None,
@@ -55,8 +57,8 @@ def diff(
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
-    Tensors are the same if all their bits are. An element that became NaN, or is a NaN with other bits, has no
-    distance, and is counted by itself. What pack keeps of the files that it packed is left out, so a checkpoint
+    Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
+    and is counted separately. What pack keeps of the files that it packed is left out, so a checkpoint
     is the same as the file that it was packed from. An item that cannot be read is listed with the reason, and the
     others are compared.
 
@@ -138,7 +140,7 @@ def _cells(change: Change) -> Iterable[str]:
 
 
 def _differences(changed: Sequence[Change], top: int) -> None:
-    """What B minus A is."""
+    """Statistics of B minus A."""
     from streamxf.cli.values import Rows
 
     found = [

@@ -32,7 +32,7 @@ def _chosen(text: str | None) -> str | None:
     if text is not None:
         for word in text.split(","):
             if word not in _FAILURES:
-                raise typer.BadParameter(f"{word!r:.40} is none of {', '.join(_FAILURES)}")
+                raise typer.BadParameter(f"{word!r:.40} is unknown; choose from {', '.join(_FAILURES)}")
     return text
 
 
@@ -56,8 +56,8 @@ def inspect(
         bool,
         typer.Option(
             "--values",
-            help="Read all tensors, too, and show what is in them: NaN, infinities, zeros, range, mean, standard "
-            "deviation and distribution.",
+            help="Also read all tensors, and show NaN, infinities, zeros, range, mean, standard deviation and "
+            "distribution.",
         ),
     ] = False,
     fail_on: Annotated[
@@ -66,8 +66,8 @@ def inspect(
             "--fail-on",
             metavar="WHAT",
             callback=_chosen,
-            help="Exit with 1 if a tensor holds a NaN (nan), an infinity (inf) or nothing but zeros (zeros); several "
-            "with commas between them. Implies --values.",
+            help="Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate "
+            "several with commas. Implies --values.",
         ),
     ] = None,
     key: KeyOption = None,
@@ -79,11 +79,11 @@ def inspect(
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
     It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, or a folder of Hugging Face. Only
-    metadata is read, so it takes a moment, and no keys are needed. With --values all tensors are read as well.
+    metadata is read, so it takes a moment, and no keys are needed. With --values, all tensors are read as well.
 
     Ratio is stored bytes over bytes in memory, of tensors.
 
-    Exit codes: 0 fine; 1 damaged, or what --fail-on names is there; 2 it could not begin.
+    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
     """
     from streamxf.summary.inspect import inspect as look
 

@@ -1,4 +1,4 @@
-"""What ``--values`` prints: the values of tensors, and which of them somebody should look at."""
+"""What ``--values`` prints: statistics of tensors, and which tensors need attention."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BAD, _ODD, _GOOD = "bold red", "bold yellow", "bold green"
 
 
 def flagged(values: Values) -> None:
-    """Which tensors hold NaN, infinities or nothing but zeros; or that none does."""
+    """Tensors with NaN or infinities, and tensors of nothing but zeros; or that there are none."""
     out = show.console()
     found = {"NaN": values.nan, "infinities": values.inf, "nothing but zeros": values.zeros}
     counts = [f"{what} in {many(len(names), 'tensor')}" for what, names in found.items() if names]
     style = _BAD if values.nan or values.inf else _ODD if values.zeros else _GOOD
-    out.print(Text(", ".join(counts) or "no NaN, no infinities, and no tensor of zeros", style=style))
+    out.print(Text(", ".join(counts) or "no NaN, no infinities, no tensor of zeros", style=style))
     for name in values.flagged[:_LISTED]:
         statistics = values.statistics[name]
         assert statistics is not None  # else it is not flagged
@@ -43,11 +43,11 @@ def flagged(values: Values) -> None:
     if len(values.flagged) > _LISTED:
         out.print(f"  {len(values.flagged) - _LISTED:,} more")
     if values.unknown:
-        out.print(f"not counted, because their elements are no numbers: {many(len(values.unknown), 'tensor')}")
+        out.print(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers")
 
 
 def flags(statistics: Statistics | None) -> str:
-    """``5 NaN, 3 Inf`` or ``all zeros``; empty for a tensor that nobody has to look at."""
+    """``5 NaN, 3 Inf``, ``all zeros``, or empty if there is nothing to flag."""
     if statistics is None:
         return ""
     if statistics.all_zero:
@@ -57,7 +57,7 @@ def flags(statistics: Statistics | None) -> str:
 
 
 def table(summary: Summary, top: int) -> None:
-    """The values of the largest tensors."""
+    """Statistics of the largest tensors."""
     values = summary.values
     entries = summary.largest(top)
     if values is None or not entries:
@@ -74,14 +74,14 @@ def table(summary: Summary, top: int) -> None:
 
 
 class Rows:
-    """A table of values, a row for each tensor; a narrow terminal gets less of them, so that there is room for names.
+    """A table of statistics, with a row for each tensor. A narrow terminal gets fewer columns, to make room for names.
 
     Parameters
     ----------
     title : str
-        Stands above the names.
+        The heading of the names.
     more : str
-        Headings of other columns.
+        Further headings.
     """
 
     def __init__(self, title: str, *more: str) -> None:
@@ -93,7 +93,7 @@ class Rows:
             column.no_wrap = True
 
     def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
-        """A row."""
+        """Add a row."""
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
         row = (printable(name), *more, *(figures[place] for place in self._shown), bars)
@@ -105,7 +105,7 @@ class Rows:
 
 
 def cells(statistics: Statistics | None) -> tuple[str, ...]:
-    """The share of zeros, the range, the mean and the standard deviation, in the order of `HEADINGS`."""
+    """The share of zeros, range, mean and standard deviation, in the order of `HEADINGS`."""
     if statistics is None:
         return ("-",) * len(HEADINGS)
     found = (statistics.min, statistics.max, statistics.mean, statistics.std)
@@ -120,7 +120,7 @@ def number(value: int | float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A part in percent: ``0 %`` only for nothing, and ``100 %`` only for all."""
+    """A share in percent: ``0 %`` means none at all, and ``100 %`` means all."""
     if not whole:
         return "-"
     percent = 100 * part / whole
@@ -130,7 +130,7 @@ def share(part: int, whole: int) -> str:
 
 
 def distribution(histogram: Histogram | None, bars: int = BARS) -> str:
-    """A histogram in one line, each bar a character; a mark at an end for numbers that lie farther out."""
+    """A histogram in one line, a character for each bar, and a mark at an end beyond which there are more numbers."""
     if histogram is None:
         return ""
     blocks, outside = (_BLOCKS, _OUTSIDE) if _shown(_BLOCKS + _OUTSIDE) else (_PLAIN, _PLAIN_OUTSIDE)

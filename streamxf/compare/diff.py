@@ -49,7 +49,7 @@ def diff(
         One for each: only items whose names begin with it are compared, by the rest of their names. So a model that was
         saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
     values : bool
-        Whether to count what the second tensors minus the first are, as `inspect` counts what is in tensors.
+        Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
     storage_options : mapping, optional
         fsspec's, for both.
     progress : Progress, optional

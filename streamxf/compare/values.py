@@ -5,7 +5,7 @@ element than -0.0, at a distance of 0. Elements of two dtypes are the same if th
 
 Integers are subtracted exactly, whatever their dtypes. Beside a floating-point number an integer counts as the float64
 that is nearest to it. Two infinities of the same sign are at a distance of 0. An infinity beside anything else has no
-distance, and neither has a NaN, be it beside a number or beside a NaN of other bits; these are counted by themselves.
+distance. Neither has a NaN beside a number, or beside a NaN with other bits. These elements are counted separately.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Distance:
     differing : int
         How many of them are not the same.
     without : int
-        How many of those have no distance: a NaN or an infinity beside something else, and numbers that are farther
-        apart than float64 goes.
+        How many of those have no distance: NaN or an infinity beside something else, and numbers whose difference
+        overflows a float64.
     to_nan, from_nan, other_nan : int
-        How many of those are a NaN in the second tensor alone, in the first alone, and in both, with other bits.
+        How many of those are NaN in the second tensor only, in the first only, and in both with different bits.
     largest : int or float or None
-        The largest absolute difference; exact for integers. None if no element that differs has one, or the dtypes are
-        no numbers.
+        The largest absolute difference; exact for integers. None if no differing element has a distance, or the dtypes
+        are not numbers.
     mean : float or None
         The mean absolute difference over all elements that have one, those that are the same among them.
     statistics : Statistics or None
-        Of the second tensor minus the first, if they were asked for: of float64, and of complex numbers the absolute
-        values of the differences. Elements without a distance count as NaN or infinities.
+        Of the second tensor minus the first, in float64, if requested. Complex differences count by their absolute
+        values, and elements without a distance as NaN or infinities.
     """
 
     elements: int
@@ -66,7 +66,7 @@ class Tally:
     first, second : torch.dtype
         Of the two. If they are not the same, both have to be numbers (`is_number`).
     statistics : bool
-        Whether to count the differences by their values, too; that takes about as long again.
+        Whether to collect statistics of the differences, too; that takes about as long again.
     """
 
     def __init__(self, first: torch.dtype, second: torch.dtype, statistics: bool = False) -> None:
@@ -150,7 +150,7 @@ class Tally:
             self._count(numbers)
 
     def _add_floats(self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None) -> None:
-        """Count numbers of which all differ, or those in `differ`; of two dtypes, that is found out here."""
+        """Count numbers. All of them differ, or those in `differ`; for two dtypes that is determined here."""
         if first.shape != second.shape:  # a complex number beside a real one
             first, second = _complex_of(first), _complex_of(second)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -167,7 +167,7 @@ class Tally:
     def _add_unusual(
         self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None, apart: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Count numbers that may be NaN or infinite, or of two dtypes; returns differences and their lengths."""
+        """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
         nan, other_nan = np.isnan(first), np.isnan(second)
         same = (first == second) | (nan & other_nan)
         apart[same] = 0
@@ -236,7 +236,7 @@ def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
 
 
 def _less(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Where integers of the first are less; NumPy compares int64 with uint64 as float64."""
+    """Where the first integers are less. NumPy compares int64 with uint64 as float64."""
     if first.dtype == second.dtype:
         return first < second
     if first.dtype == np.uint64:

@@ -35,14 +35,14 @@ def inspect(
         As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
         authentic.
     require
-        As in `FileSystemReader`; only for `values`.
+        As in `FileSystemReader`; for `values` only.
     values : bool
-        Whether to read all tensors, too, and count what is in them: `Summary.values`. It takes as long as a load, and
-        little memory. What is encrypted needs keys then.
+        Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
+        memory; an encrypted checkpoint then needs keys.
     storage_options : mapping, optional
         fsspec's, for a URL.
     progress : Progress, optional
-        Is told the bytes of the tensors whose values are counted.
+        Is told the size of the tensors as they are counted.
 
     Raises
     ------
@@ -51,9 +51,9 @@ def inspect(
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
     WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
-        If there are keys, and they do not fit; for `values` also if there have to be some.
+        If there are keys, and they do not fit; with `values` also if keys are missing.
     StreamxfError
-        For `values`, if a tensor cannot be read.
+        With `values`, if a tensor cannot be read.
     OSError, ForeignError
         If the storage cannot be read.
     """

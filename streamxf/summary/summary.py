@@ -37,7 +37,7 @@ class Summary:
     notes : tuple of str
         Those of the contents, and that some bytes were counted more than once.
     values : Values or None
-        What is in the tensors, if they were read.
+        Statistics of the tensors, if they were read.
     """
 
     contents: Contents

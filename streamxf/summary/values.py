@@ -1,4 +1,4 @@
-"""`Values`: what is in the tensors of a checkpoint, and which of them somebody should look at."""
+"""`Values`: statistics of the tensors of a checkpoint, and which tensors need attention."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Values:
-    """What is in the tensors of a checkpoint.
+    """Statistics of the tensors of a checkpoint.
 
     Attributes
     ----------
     statistics : mapping of str to Statistics or None
-        By name; None for tensors whose elements torch does not know as numbers.
+        By name; None for tensors whose elements are not numbers.
     """
 
     statistics: Mapping[str, Statistics | None]
 
     @cached_property
     def nan(self) -> tuple[str, ...]:
-        """The tensors that hold a NaN."""
+        """Tensors that contain NaN."""
         return tuple(name for name, found in self._known if found.nan)
 
     @cached_property
     def inf(self) -> tuple[str, ...]:
-        """The tensors that hold an infinity."""
+        """Tensors that contain an infinity."""
         return tuple(name for name, found in self._known if found.inf)
 
     @cached_property
     def zeros(self) -> tuple[str, ...]:
-        """The tensors that hold nothing but zeros."""
+        """Tensors of nothing but zeros."""
         return tuple(name for name, found in self._known if found.all_zero)
 
     @cached_property
     def flagged(self) -> tuple[str, ...]:
-        """All of these: those with a NaN or an infinity first."""
+        """All of these, those with NaN or infinities first."""
         return tuple(dict.fromkeys((*self.nan, *self.inf, *self.zeros)))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The tensors whose elements are no numbers."""
+        """Tensors whose elements are not numbers."""
         return tuple(name for name, found in self.statistics.items() if found is None)
 
     @property

@@ -1,1 +1,1 @@
-"""What the values in tensors are: counts of NaN, infinities and zeros, range, mean, spread and a histogram."""
+"""Statistics of the values in tensors: counts of NaN, infinities and zeros, range, mean, deviation, histogram."""

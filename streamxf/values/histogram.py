@@ -1,8 +1,8 @@
-"""A histogram of numbers whose range nobody knows beforehand: exact, in one pass, in whatever order they come.
+"""A histogram of numbers whose range is not known in advance: exact, in one pass, in any order.
 
-The width of all bins is a power of two, and they begin at multiples of it. So each bin of a finer histogram lies within
-one bin of a coarser one, and when numbers come that lie beyond the bins there are, bins are joined, and no count has to
-be divided.
+All bins have the same width, a power of two, and begin at multiples of it. Each bin of a finer histogram therefore lies
+within one bin of a coarser one: when numbers beyond the current bins arrive, neighbouring bins are merged, and no count
+ever has to be split.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 SHOWN = 32
 """The most bins of a result."""
 
-_FINE = 1024  # bins while counting: so a result can leave out numbers that lie far from most
-_MANTISSA = 53  # bits of a float64: with finer bins, numbers of the largest magnitude would have no bin of their own
+_FINE = 1024  # bins while counting; with so many, a result can zoom in on the numbers between outliers
+_MANTISSA = 53  # bits of a float64: finer bins could not tell the largest numbers apart
 _LEAST = -1074  # the exponent of the smallest float64
 _EASY = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here and a little farther
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of numbers by their size.
+    """Counts of numbers by value.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Histogram:
     counts : tuple of int
         One for each bin.
     below, above : int
-        How many numbers lie farther out.
+        How many numbers lie outside of the bins.
     """
 
     start: float
@@ -60,7 +60,7 @@ class FineHistogram:
     Parameters
     ----------
     whole : bool
-        Whether they are integers: then no bin is narrower than 1.
+        Whether they are integers; no bin is then narrower than 1.
     """
 
     def __init__(self, whole: bool = False) -> None:
@@ -71,7 +71,7 @@ class FineHistogram:
         self._counts = np.zeros(_FINE, np.int64)
 
     def add(self, numbers: np.ndarray, weights: np.ndarray | None, low: float, high: float) -> None:
-        """Count numbers, each so often as `weights` says; `low` and `high` are the least and the largest of them."""
+        """Count numbers, each `weights` times; `low` and `high` are the smallest and the largest of them."""
         self._cover(low, high)
         bins = (_floor(numbers, self._exponent) - self._first).astype(np.int64)
         self._count(bins, weights)
@@ -85,12 +85,12 @@ class FineHistogram:
         self._count(_coarser(bins, self._exponent - other._exponent) - self._first, counts)
 
     def result(self, low: float, high: float) -> Histogram | None:
-        """The numbers from `low` to `high` in a few bins, and how many lie farther out; None if none was counted."""
+        """The numbers from `low` to `high` in a few bins, and how many lie outside; None if none was counted."""
         if self._low > self._high:
             return None
         exponent = max(self._exponent, _exponent(low, high, SHOWN, self._least))
         if low == high == 0:
-            exponent = 0  # any would do, and this one can be read
+            exponent = 0  # any width would do, and 1 is readable
         bins, counts = self._used()
         bins = _coarser(bins, exponent - self._exponent)
         first, last = (_floor_of(end, exponent) for end in (low, high))
@@ -110,7 +110,7 @@ class FineHistogram:
             return
         bins, counts = self._used()
         self._low, self._high = min(low, self._low), max(high, self._high)
-        # never less than before: it is the least that suits a range, and this range holds the one before
+        # never less than before: it is the minimum for a range, and this range contains the previous one
         exponent = _exponent(self._low, self._high, _FINE, self._least)
         bins = _coarser(bins, exponent - self._exponent)
         self._exponent, self._first = exponent, _floor_of(self._low, exponent)
@@ -118,7 +118,7 @@ class FineHistogram:
         self._count(bins - self._first, counts)
 
     def _used(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bins that are not empty, by their numbers from 0.0 on, and their counts."""
+        """The indices of the bins that are not empty, counted from 0.0, and their counts."""
         used = np.flatnonzero(self._counts)
         return used + self._first, self._counts[used]
 
@@ -127,7 +127,7 @@ class FineHistogram:
 
 
 def _exponent(low: float, high: float, bins: int, least: int) -> int:
-    """That of the narrowest bins of which so many hold all numbers from `low` to `high`."""
+    """The width, as a power of two, of the narrowest bins of which `bins` cover `low` to `high`."""
     magnitude, span = max(-low, high), high - low
     finest = max(least, math.frexp(magnitude)[1] - _MANTISSA) if magnitude else least
     if not span:
@@ -140,7 +140,7 @@ def _exponent(low: float, high: float, bins: int, least: int) -> int:
 
 
 def _coarser(bins: np.ndarray, by: int) -> np.ndarray:
-    """The numbers of bins that are ``2 ** by`` times as wide."""
+    """The indices of these bins among bins ``2 ** by`` times as wide."""
     return bins >> min(by, 63) if len(bins) else bins
 
 
@@ -151,7 +151,7 @@ def _floor_of(number: float, exponent: int) -> int:
 
 def _floor(numbers: np.ndarray, exponent: int) -> np.ndarray:
     scaled: np.ndarray = numbers * 2.0**-exponent if abs(exponent) <= _EASY else np.ldexp(numbers, -exponent)
-    if exponent > 0:  # the smallest numbers become 0
+    if exponent > 0:  # the smallest numbers underflow to 0
         scaled[(scaled == 0) & (numbers < 0)] = -1
     np.floor(scaled, out=scaled)
     return scaled
@@ -160,5 +160,5 @@ def _floor(numbers: np.ndarray, exponent: int) -> np.ndarray:
 def _times_power(number: int, exponent: int) -> float:
     try:
         return math.ldexp(number, exponent)
-    except OverflowError:  # the first bin begins at minus 2 ** 1024; no number is below this one
+    except OverflowError:  # the first bin begins at -2 ** 1024; no float64 is below this one
         return -sys.float_info.max

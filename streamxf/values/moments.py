@@ -1,7 +1,7 @@
-"""Mean and standard deviation in one pass, without losing digits to a large mean, or all of them to huge numbers.
+"""Mean and standard deviation in one pass, without cancellation by a large mean, and without overflow.
 
-Parts are put together by Chan, Golub and LeVeque's formula. Squares of numbers beyond 1e154 are beyond float64, and
-those of numbers below 1e-162 are 0; so a part with such numbers is computed in a unit of its own, a power of two.
+Parts are merged by the formula of Chan, Golub and LeVeque. Squares of numbers above 1e154 overflow a float64, and those
+of numbers below 1e-162 underflow to 0; parts with such numbers are computed in a unit of their own, a power of two.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-_EASY = 400  # exponents up to here, and down to minus this, need no unit
-_NOTHING = -1100  # the unit of zeros: below all others
+_EASY = 400  # exponents of smaller magnitude need no unit
+_NOTHING = -1100  # the unit of zeros, below all others
 _BELOW_ONE = math.nextafter(1, 0)
 
 
@@ -29,11 +29,11 @@ class Moments:
         self.count = 0
         self.mean = 0.0
         self._unit = _NOTHING
-        self._spread = 0.0  # the sum of squares of what the numbers are off the mean, in units
+        self._spread = 0.0  # the sum of squared deviations from the mean, in units
 
     @classmethod
     def of(cls, count: int, mean: float, deviation: float) -> Moments:
-        """Those of numbers whose count, mean and standard deviation are known."""
+        """From a known count, mean and standard deviation."""
         made = cls()
         if count:
             unit = _unit_of(max(abs(mean), deviation))
@@ -42,15 +42,15 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of all numbers: the root of the mean of squares, without Bessel's correction."""
+        """The standard deviation of all numbers, without Bessel's correction."""
         if not self.count:
             return 0.0
         root = math.sqrt(self._spread / self.count)
-        # in their unit all numbers are below 1, so that is more than rounding errors may make of it
+        # in their unit all numbers are below 1, and so is the deviation but for rounding
         return math.ldexp(min(root, _BELOW_ONE), self._unit) if self._unit else root
 
     def add(self, numbers: np.ndarray, weights: np.ndarray | None, magnitude: float) -> None:
-        """Count numbers, each so often as `weights` says; `magnitude` is the largest absolute value of them."""
+        """Count numbers, each `weights` times; `magnitude` is the largest absolute value of them."""
         unit = _unit_of(magnitude)
         if unit:
             numbers = np.ldexp(numbers, -unit)

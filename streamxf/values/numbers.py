@@ -1,4 +1,4 @@
-"""The elements of tensors as numbers that NumPy computes with, whatever their dtype."""
+"""The elements of tensors of any dtype as numbers for NumPy."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ INTEGERS = frozenset(
     }
 )
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""A dtype of the same size that torch can compare and index, by that size."""
+"""A dtype of each size that torch can compare and index."""
 
 _COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _CODES = {1: np.uint8, 2: np.uint16}
-# Two numbers in a byte, which torch does not unpack: the magnitudes of E2M1, and above them a sign.
+# Two numbers in a byte, which torch does not unpack: E2M1, whose sign is the highest of its four bits.
 _PACKED = getattr(torch, "float4_e2m1fn_x2", None)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def is_number(dtype: torch.dtype) -> bool:
-    """Whether each element of a dtype is a number that torch can tell."""
+    """Whether each element of a dtype is one number that torch can convert."""
     return dtype in INTEGERS or ((dtype.is_floating_point or dtype.is_complex) and dtype != _PACKED)
 
 
 def has_numbers(dtype: torch.dtype) -> bool:
-    """Whether elements of a dtype are numbers, be it several in one."""
+    """Whether elements of a dtype are numbers, one or two each."""
     return is_number(dtype) or dtype == _PACKED
 
 
 def integers(tensor: torch.Tensor) -> np.ndarray:
-    """Integers as int64, or as uint64 where they are."""
+    """Integers as int64, but uint64 as it is."""
     return (tensor if tensor.dtype == torch.uint64 else tensor.to(torch.int64)).numpy()
 
 
@@ -56,7 +56,7 @@ def floats(tensor: torch.Tensor) -> np.ndarray:
 
 
 def has_codes(dtype: torch.dtype) -> bool:
-    """Whether a dtype has so few different elements that a table can hold them all."""
+    """Whether a table can hold every value of a dtype."""
     return dtype.itemsize in _CODES and not dtype.is_complex and dtype != _PACKED
 
 
@@ -67,8 +67,8 @@ def codes(tensor: torch.Tensor) -> np.ndarray:
 
 @lru_cache(32)
 def numbers_by_code(dtype: torch.dtype) -> np.ndarray:
-    """What each of a dtype's elements is as float64, by its bits."""
+    """Every value of a dtype as float64, indexed by its bits."""
     every = torch.arange(256**dtype.itemsize, dtype=torch.int32).to(WORDS[dtype.itemsize])
-    # torch takes a byte of a bool other than 0 and 1 for either of them, by the operation
+    # what torch takes a bool of another byte than 0 and 1 for depends on the operation
     numbers: np.ndarray = every.numpy() != 0 if dtype == torch.bool else every.view(dtype).to(torch.float64).numpy()
     return numbers.astype(np.float64)

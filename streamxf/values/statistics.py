@@ -1,4 +1,4 @@
-"""`Statistics`: the values of a tensor in figures; and what counts them box by box."""
+"""`Statistics` of the values of a tensor, and the counter that collects them box by box."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from streamxf.values.moments import Moments
 from streamxf.values.numbers import INTEGERS, codes, floats, has_codes, integers, numbers_by_code
 
 SLICE = 2**15
-"""Elements that are looked at at once: so few that torch does not wake its threads for them, which would take longer,
-and that a cache holds several slices."""
+"""Elements that are processed at a time: few enough for torch not to wake its threads, which would take longer, and for
+several slices to fit into a cache."""
 
-_TABLE = 2**18  # elements that are counted by their bits at once; each takes eight bytes for that
+_TABLE = 2**18  # elements that are counted by their bits at a time; each takes eight bytes
 _WIDTH = 4  # standard deviations on either side of the mean that a histogram shows
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The values of a tensor in figures.
+    """Statistics of the values of a tensor.
 
-    NaN and infinities are counted, and left out of everything else. Of complex numbers absolute values are taken.
+    NaN and infinities are counted, and excluded from everything else. Complex numbers count by their absolute values.
 
     Attributes
     ----------
@@ -36,8 +36,8 @@ class Statistics:
     mean, std : float or None
         The standard deviation is that of all finite elements, without Bessel's correction.
     histogram : Histogram or None
-        From `min` to `max`; but no farther than four standard deviations from the mean, so that a few outliers do not
-        hide how the others are distributed.
+        From `min` to `max`, but no farther than four standard deviations from the mean, so that a few outliers do not
+        squeeze everything else into one bin.
     """
 
     elements: int
@@ -92,7 +92,7 @@ class ValueCounter:
         return cls(dtype in INTEGERS)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count the elements of a contiguous CPU tensor; its dtype has numbers (`has_numbers`)."""
+        """Count the elements of a contiguous CPU tensor of a dtype that `has_numbers`."""
         flat = tensor.reshape(-1)
         if has_codes(tensor.dtype) and len(flat) >= SLICE:
             self._add_by_code(flat)
@@ -118,14 +118,14 @@ class ValueCounter:
         least: int | float | None = None,
         most: int | float | None = None,
     ) -> None:
-        """Count float64 numbers; of pairs, as complex numbers are, their absolute values.
+        """Count float64 numbers, and pairs of them, which stand for complex numbers, by their absolute values.
 
         Parameters
         ----------
         weights : array of int, optional
-            How often each is there; none of them is 0.
+            How often each number occurs, at least once.
         least, most : int or float, optional
-            What the numbers are before they were rounded, where they were: the smallest and the largest.
+            The exact smallest and largest number, where float64 rounds.
         """
         if not len(numbers):
             return
@@ -156,13 +156,13 @@ class ValueCounter:
         if not self._moments.count:
             return Statistics(*counts, None, None, None, None, None)
         low, high = float(self._least), float(self._most)
-        # rounding may have brought the mean a little beyond the numbers themselves, and off a number that all are
+        # rounding may move the mean slightly beyond the numbers, and off a number that all of them are
         mean, std = min(max(self._moments.mean, low), high), self._moments.deviation if low < high else 0.0
         shown = self._histogram.result(max(low, mean - _WIDTH * std), min(high, mean + _WIDTH * std))
         return Statistics(*counts, self._least, self._most, mean, std, shown)
 
     def _add_by_code(self, flat: torch.Tensor) -> None:
-        """The same for elements of one or two bytes: they are counted by their bits, which is several times as fast."""
+        """The same for elements of one or two bytes. They are counted by their bits, which is several times as fast."""
         numbers = numbers_by_code(flat.dtype)
         every = codes(flat)
         counts = np.zeros(len(numbers), np.int64)
@@ -176,11 +176,11 @@ class ValueCounter:
             self.add_numbers(numbers[used], counts[used])
 
     def _finite(self, numbers: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Count what is not finite, and return the rest."""
+        """Count what is not finite, and return the rest with its weights."""
         if numbers.ndim == 2:
             return self._finite_lengths(numbers), weights
         with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(numbers.sum()):  # nearly always, and faster than to look at each
+            if np.isfinite(numbers.sum()):  # nearly always, and faster than to test each
                 return numbers, weights
         finite = np.isfinite(numbers)
         self._nan += _count(numbers, weights, np.isnan(numbers))
@@ -188,7 +188,7 @@ class ValueCounter:
         return numbers[finite], None if weights is None else weights[finite]
 
     def _finite_lengths(self, pairs: np.ndarray) -> np.ndarray:
-        nan = np.isnan(pairs).any(axis=1)  # of NaN beside an infinity hypot makes an infinity
+        nan = np.isnan(pairs).any(axis=1)  # hypot makes an infinity of NaN and an infinity
         inf = np.isinf(pairs).any(axis=1) & ~nan
         self._nan += int(np.count_nonzero(nan))
         self._inf += int(np.count_nonzero(inf))

@@ -1,4 +1,4 @@
-"""What is in all tensors of a checkpoint: one pass over its boxes, which workers count while the next ones are read."""
+"""Statistics of all tensors of a checkpoint, in one pass: workers count boxes while the next ones are read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from streamxf.progress import Progress
 from streamxf.values.numbers import has_numbers
 from streamxf.values.statistics import Statistics, ValueCounter
 
-BOX_BYTES = 4 * 2**20  # small beside the budget of the engine, so that there is work for every worker
+BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
 
-_INLINE = 2**16  # bytes that are counted on the spot: to wake a worker takes longer
+_INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
 T = TypeVar("T")
 
@@ -25,24 +25,25 @@ T = TypeVar("T")
 def statistics_of(
     source: Source, entries: Iterable[Entry], progress: Progress | None = None
 ) -> dict[str, Statistics | None]:
-    """Read tensors, and count their values; by name, and None where the elements are no numbers.
+    """Read tensors, and count their values. By name; None where the elements are not numbers.
 
     Parameters
     ----------
     source : Source
     entries : iterable of Entry
-        Some of the source's; objects are left out.
+        Some of the source's. Non-tensor objects are skipped.
     progress : Progress, optional
-        Is told the bytes of the tensors, as they are in memory.
+        Is told the size of the tensors in memory.
 
     Raises
     ------
     StreamxfError
-        If something cannot be read.
+        If a tensor cannot be read.
     """
     tensors = [entry for entry in entries if entry.is_tensor]
+    nothing = ValueCounter().result()  # what stays of tensors without elements
     found: dict[str, Statistics | None] = {
-        entry.name: ValueCounter.of(_dtype(entry)).result() if has_numbers(_dtype(entry)) else None for entry in tensors
+        entry.name: nothing if has_numbers(_dtype(entry)) else None for entry in tensors
     }
     counted = [entry for entry in tensors if found[entry.name] is not None]
     if progress is not None:
@@ -69,22 +70,23 @@ def statistics_of(
 
 
 class Jobs:
-    """Calls that workers make, each with what is to be done with its result, in the order of the calls, by the thread
-    that submits them. A context manager, which waits for all of them.
+    """Calls that workers make. The thread that submits them handles their results, in the order of the calls.
+
+    A context manager: leaving it waits for all calls, or cancels them after an exception.
     """
 
     def __init__(self) -> None:
         self._pipeline: Pipeline[Callable[[], None]] = Pipeline(_do)
 
     def submit(self, call: Callable[[], T], then: Callable[[T], None], size: int) -> None:
-        """Make a call that holds so many bytes; a small one at once, in this thread."""
+        """Make a call that holds `size` bytes in a worker, or, if it is small, in this thread."""
         if size >= _INLINE:
             self._pipeline.submit(partial(_call, call, then), size)
             return
         result = partial(then, call())
         if self._pipeline.collect():
             result()
-        else:  # behind those that are under way
+        else:  # after those that are still running
             self._pipeline.submit(lambda: result, 0)
 
     def __enter__(self) -> Jobs:
@@ -98,7 +100,7 @@ class Jobs:
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each of `items`, and whether it is the last one."""
+    """Each item, and whether it is the last one."""
     nothing: Any = object()
     before = nothing
     for item in items:

@@ -212,14 +212,14 @@ def test_a_cell_of_several_tensors_has_the_deviation_of_all_of_them():
     assert cell[7:] == [12, pytest.approx(fmean(numbers), rel=1e-3), pytest.approx(pstdev(numbers), rel=1e-3)]
 
 
-def test_what_should_be_looked_at_is_named():
+def test_what_needs_attention_is_named():
     entries = [tensor(HOSTILE, (3,)), tensor("b", (3,)), tensor("c", (3,))]
     found = Values({HOSTILE: statistics(math.nan, math.nan, 1), "b": statistics(0, 0), "c": statistics(1)})
     text = page_of(Summary.of(contents(entries), found))
     page = Page.parse(text)
     (card,) = (element for element in page.all("section") if "alert" in (element.attributes["class"] or ""))
     assert card.attributes["class"] == "card alert bad"
-    assert "2 tensors to look at" in text
+    assert "2 tensors need attention" in text
     flags = [element.text for element in page.all("span") if "flag" in (element.attributes.get("class") or "")]
     assert flags == ["2 NaN", "all zeros"]
     assert "\x1b" not in text
@@ -229,7 +229,7 @@ def test_what_should_be_looked_at_is_named():
     assert "no tensor of zeros" in fine
 
 
-def test_a_long_list_of_what_should_be_looked_at_ends():
+def test_a_long_list_of_what_needs_attention_ends():
     entries = [tensor(f"t{number}", (3,)) for number in range(100)]
     text = page_of(Summary.of(contents(entries), Values({entry.name: statistics(0) for entry in entries})))
     assert text.count("all zeros</span>") == 20

@@ -178,7 +178,7 @@ def test_many_elements_are_counted_by_their_bits_with_the_same_result(dtype: tor
 
 
 @given(zeros=st.integers(0, 10**15), values=st.lists(st.floats(-1e6, 1e6), max_size=5))
-def test_zeros_that_nobody_lists(zeros: int, values: list[float]):
+def test_zeros_that_are_only_counted(zeros: int, values: list[float]):
     counter = ValueCounter()
     counter.add(torch.tensor(values, dtype=torch.float64))
     counter.add_zeros(zeros)

@@ -1,4 +1,4 @@
-"""The values of tensors for the page's script, and the card that names the tensors somebody should look at."""
+"""Statistics of tensors for the page's script, and the card that names tensors that need attention."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def facts_of(statistics: Statistics) -> list[Any]:
-    """Elements, NaN, infinities, zeros, smallest, largest, mean, standard deviation; and a histogram: where it begins
-    and ends, its bars, each a digit to the base of 36, and the numbers below and above it.
+    """Counts of elements, NaN, infinities and zeros; minimum, maximum, mean, standard deviation; and the histogram: its
+    ends, its bars, each a digit to base 36, and how many numbers lie below and above it.
     """
     figures = (statistics.min, statistics.max, statistics.mean, statistics.std)
     counts = [statistics.elements, statistics.nan, statistics.inf, statistics.zeros]
@@ -29,7 +29,7 @@ def facts_of(statistics: Statistics) -> list[Any]:
 
 
 def flags_of(entries: Iterable[Entry], values: Values | None) -> tuple[int, int]:
-    """How many tensors have a NaN or an infinity, and how many are all zeros."""
+    """How many tensors have NaN or infinities, and how many are all zeros."""
     if values is None:
         return 0, 0
     found = [values.statistics.get(entry.name) for entry in entries]
@@ -39,21 +39,22 @@ def flags_of(entries: Iterable[Entry], values: Values | None) -> tuple[int, int]
 
 
 def rounded(number: int | float | None) -> int | float | None:
-    """To six digits, of which the page shows three; small integers as they are."""
+    """To six digits, of which the page shows three; small integers exactly."""
     if number is None or (isinstance(number, int) and abs(number) < 10**7):
         return number
     return float(f"{number:.6g}")
 
 
 def attention(values: Values | None) -> str:
-    """A card with the tensors that hold NaN, infinities or nothing but zeros."""
+    """A card that lists tensors with NaN or infinities, and tensors of nothing but zeros."""
     if values is None or not values.flagged:
         return ""
     lines = [_line(name, values.statistics[name]) for name in values.flagged[:MAX_LINES]]
     if len(values.flagged) > MAX_LINES:
         lines.append(f"<li>{len(values.flagged) - MAX_LINES:,} more</li>")
     kind = "bad" if values.nan or values.inf else "odd"
-    title = f"{many(len(values.flagged), 'tensor')} to look at"
+    count = len(values.flagged)
+    title = f"{many(count, 'tensor')} {'needs' if count == 1 else 'need'} attention"
     return (
         f'<section class="card alert {kind}" aria-labelledby="alert-title"><h2 id="alert-title">{title}</h2>'
         f"<ul>{''.join(lines)}</ul></section>"
