@@ -33,7 +33,7 @@ function size(bytes) {
   return many(bytes, "byte");
 }
 
-// In a few characters: what does not fit into a cell otherwise.
+// A size in a few characters, for narrow cells.
 function shortSize(bytes) {
   for (const [unit, scale] of [["G", 2 ** 30], ["M", 2 ** 20], ["K", 2 ** 10]])
     if (bytes >= scale) return `${fixed(bytes / scale, bytes < 10 * scale ? 1 : 0)}${unit}`;

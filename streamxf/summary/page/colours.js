@@ -3,7 +3,7 @@
 // Viridis without its darkest and lightest ends: its lightness rises evenly, so it can be read without telling red from
 // green, and in grey.
 const RAMP = ["#46327e", "#3f4788", "#365c8d", "#2e6e8e", "#277f8e", "#21918c", "#1fa187", "#2db27d", "#4ac16d", "#73d056", "#a0da39", "#d0e11c"];
-// What lies beyond the scale is no part of the ramp, and striped.
+// Ratios beyond the scale have colours outside of the ramp, and stripes.
 const BELOW = "#6d28d9";
 const ABOVE = "#f59e0b";
 // Okabe and Ito's, which people with any kind of colour blindness tell apart.
@@ -36,13 +36,13 @@ function ratioColour(ratio) {
   return ratio < low ? BELOW : ratio > high ? ABOVE : ramp((ratio - low) / (high - low));
 }
 
-// Stripes over a mark whose colour stands for something beyond the scale.
+// Stripes over a mark that stands for a ratio beyond the scale.
 function stripesOf(fill, box, rounding = 0) {
   const name = { [BELOW]: "below", [ABOVE]: "above" }[fill];
   return name ? [draw("rect", { class: "stripes", ...box, rx: rounding, fill: `url(#${name})` })] : [];
 }
 
-// Patterns are found by their ids in the whole document, so one SVG of no size holds them for all others.
+// Ids of patterns are global to the document, so one empty SVG holds them for all others.
 function drawPatterns() {
   const svg = draw("svg", { width: 0, height: 0, "aria-hidden": "true" });
   for (const [id, colour] of [["below", "#000000"], ["above", "#ffffff"]]) {
@@ -70,7 +70,7 @@ function rampKey(from, to, title) {
   return make("span", { class: "key" }, from, bar, to);
 }
 
-// The scale of ratios, and what of the ratios given lies beyond it.
+// The scale of ratios, with keys for what lies beyond it, if any of the given ratios do.
 function ratioLegend(ratios) {
   const [low, high] = DATA.scale.map((end) => fixed(end, 2));
   const fills = new Set(ratios.map(ratioColour));
@@ -87,7 +87,7 @@ const flagKeys = ({ broken, zeros }) => [
   ...(zeros ? [key("all zeros", null, "zeros")] : []),
 ];
 
-// A frame inside of a mark that holds NaN or infinities, or nothing but zeros.
+// A frame inside a mark for tensors with NaN or infinities, or of nothing but zeros.
 function frameOf({ broken, zeros, tensors }, { x, y, w, h }, fill) {
   const kind = broken ? "broken" : zeros && zeros === tensors ? "zeros" : null;
   const inset = Math.min(3, w / 4, h / 4);

@@ -1,12 +1,12 @@
-// Layers side by side: a column for each layer and a row for each part of a layer, with sums at the ends. Where columns
-// would be too narrow for upright figures, layers are rows; but very many layers only in a narrow window. Labels stay
-// where they are while the cells are scrolled.
+// Layers side by side: a column for each layer and a row for each part of a layer, with totals at the ends. In a narrow
+// window, and where columns would be too narrow even for upright figures, layers are rows. Labels stay in place while
+// the cells scroll.
 
 const NARROW = 560; // of the window, as in the style sheet
-const UPRIGHT = 16; // pixels for upright figures of the usual size; sums have smaller ones if need be
+const UPRIGHT = 16; // pixels that upright figures of the usual size take; totals may use smaller ones
 const LEAST = 11;
-const MANY = 48; // layers
-const SPARE = 3; // pixels beside the figures in a cell
+const MANY = 48; // layers; more of them are columns in any window that is not narrow
+const SPARE = 3; // pixels around the figures in a cell
 const FONT = 11.5;
 const ALL = "all";
 const heat = { stack: 0, metric: COMPRESSED ? "ratio" : "stored" };
@@ -29,7 +29,7 @@ function drawHeat() {
     return { sum: sums.get(`${role.key}/${layer.key}`), role: role.name, where: layer.where, total: role.key === ALL || layer.key === ALL };
   };
   const foot = columns.map((column, at) => metric.texts(cell(rows.at(-1), column).sum)[0] ?? "").reduce((most, text) => Math.max(most, widthOf(text, 500)), 0);
-  if (!down && foot > grid.step - SPARE && grid.step >= LEAST) grid.foot = foot + 12; // its figures are upright
+  if (!down && foot > grid.step - SPARE && grid.step >= LEAST) grid.foot = foot + 12; // upright figures
   const svg = draw("svg", { width: grid.width, height: grid.y(rows.length) + 1, role: "group", "aria-label": `Layers of ${stack.name}` });
   drawHeadings(svg, columns, grid, down);
   rows.forEach((row, line) => columns.forEach((column, at) => {
@@ -43,7 +43,7 @@ function drawHeat() {
   byId("heat-legend").replaceChildren(...metric.legend, ...flagKeys({ broken, zeros }));
 }
 
-// What cells come to: of each, of each row and column, and of all.
+// Totals of each cell, of each row and column, and of everything.
 function sumsOf(stack) {
   const sums = new Map();
   for (const [row, column, tensors, raw, stored, broken = 0, zeros = 0, number = 0, mean = 0, std = 0] of stack.cells)
@@ -60,7 +60,7 @@ function sumsOf(stack) {
   return sums;
 }
 
-// What is shown of cells: colours, texts with the longest first, and a legend.
+// What cells show: a colour, a figure in forms of decreasing length, and a legend.
 const METRICS = {
   ratio: (sums) => ({
     fill: (sum) => ratioColour(ratioOf(sum)),
@@ -72,7 +72,7 @@ const METRICS = {
     return {
       fill: (sum, total) => (total ? PLAIN : ramp(sum.stored / most)),
       texts: (sum) => (sum ? [size(sum.stored), shortSize(sum.stored)] : []),
-      legend: [make("span", {}, "Stored"), rampKey(size(0), size(most), "Stored"), key("sums", PLAIN)],
+      legend: [make("span", {}, "Stored"), rampKey(size(0), size(most), "Stored"), key("totals", PLAIN)],
     };
   },
   std: (sums) => {
@@ -91,7 +91,7 @@ const largestOf = (sums, value) => cellsOf(sums).reduce((most, sum) => Math.max(
 
 // Where cells lie, in pixels.
 function measured(rows, columns, room, down) {
-  const [gap, margin] = down ? [4, 6] : [10, 10]; // before the sums; behind labels
+  const [gap, margin] = down ? [4, 6] : [10, 10]; // before the totals; after the labels
   const longest = rows.reduce((most, row) => Math.max(most, row.label.length), 0) * 7.3 + (down ? 2 : 8);
   const label = Math.min(longest, down ? 60 : Math.max(160, room * 0.32));
   const all = down ? 38 : 66;

@@ -35,7 +35,7 @@ function squarify(nodes, value, box, place) {
   }
 }
 
-// Rows from the top, each from the left, about as heavy as one another: so many of them as make the tiles most square.
+// Rows from top to bottom, each from left to right, of about equal weight; as many as make the tiles most square.
 function strips(nodes, value, box, place) {
   const scale = (box.w * box.h) / nodes.reduce((sum, node) => sum + value(node), 0);
   const high = (row) => (row.reduce((sum, node) => sum + value(node), 0) * scale) / box.w;
@@ -70,7 +70,7 @@ function inRows(nodes, value, count) {
   return rows.filter((row) => row.length);
 }
 
-// Layers: all of them have numbers for names, and most are about as large as the one in the middle of them by size.
+// Layers: modules named by numbers, most of which are within a factor of three of the median size.
 function areLayers(nodes, value) {
   if (nodes.length < 2 || !nodes.every((node) => /^\d+$/.test(node.name))) return false;
   const sizes = nodes.map(value).sort((a, b) => a - b);

@@ -1,11 +1,11 @@
-// The list of tensors: found by what is typed, sorted by a click on a heading, and shown a hundred at a time. In a narrow
-// window most columns go, and what they say stands below the name.
+// The list of tensors: filtered by a search, sorted by a click on a heading, and shown a hundred at a time. A narrow
+// window hides most columns, and shows their content below the name.
 
 const PAGE = 100;
 const LARGEST = TENSORS.reduce((most, tensor) => Math.max(most, tensor.stored), 1);
 const list = { view: "sizes", sort: "stored", descending: true, shown: PAGE, words: [] };
 
-// A column: its heading, the value that it is sorted by, its cell, and classes.
+// A column: heading, value to sort by, content of a cell, and CSS classes.
 const COMMON = [
   { name: "name", value: (tensor) => tensor.path, cell: nameCell },
   { name: "dtype", value: dtypeName, cell: dtypeName, kind: "wide" },
@@ -39,7 +39,7 @@ function nameCell(tensor) {
   const facts = list.view === "values" && tensor.values && tensor.values.min !== null
     ? [`${figure(tensor.values.min)} to ${figure(tensor.values.max)}`, `mean ${figure(tensor.values.mean)}`, `${percent(tensor.values.zeros, tensor.values.elements)} zeros`]
     : [size(tensor.raw)];
-  return [tensor.path, ...flagsOf(tensor), make("small", {}, [dtypeName(tensor), shapeText(tensor.shape), ...facts].join(" · "))];
+  return [tensor.path, ...flagsOf(tensor), make("small", {}, ...[dtypeName(tensor), shapeText(tensor.shape), ...facts].map((fact) => make("span", {}, fact)))];
 }
 
 function flagsOf({ values, zeros }) {
@@ -62,7 +62,7 @@ function ratioCell(tensor) {
   return [dot, ratioText(ratioOf(tensor))];
 }
 
-// A histogram; a pale bar at an end stands for numbers that lie farther out.
+// A histogram; a pale bar at an end stands for values beyond it.
 function distribution({ values }) {
   if (values === null || !values.bars) return "";
   const [wide, high] = [120, 24];

@@ -52,7 +52,7 @@ function stepInto(node) {
 function drawTreemap() {
   const target = byId("treemap");
   const [width, height] = [target.clientWidth, target.clientHeight];
-  if (!width || !height) return; // a window that is being made
+  if (!width || !height) return; // a window that is not laid out yet
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Treemap of sizes" });
   const box = { x: 0, y: 0, w: width, h: height };
   const { tiles, edges } = layOut(view.focus, box, { tiles: [], edges: [] });
