@@ -17,7 +17,7 @@ PACKAGE = Path(streamxf.__file__).parent
 # From the ground up; what stands in one line knows nothing of each other.
 LAYERS = [
     ["errors", "version"],
-    ["buffers", "descriptor", "engine", "meter", "progress", "wording"],
+    ["buffers", "collector", "descriptor", "engine", "meter", "progress", "wording"],
     ["bar", "keys", "codec", "report"],
     ["codecs"],
     ["registry"],
@@ -27,6 +27,7 @@ LAYERS = [
     ["fileio"],
     ["dcp"],
     ["formats"],
+    ["values"],
     ["convert", "summary", "testing", "tuning"],
     ["compare"],
     ["cli"],

@@ -14,7 +14,7 @@ import torch
 from streamxf.compare.difference import Change, Difference
 from streamxf.compare.names import prefix_notes
 from streamxf.compare.objects import Incomparable, difference_of
-from streamxf.compare.values import Distance, Tally, is_number
+from streamxf.compare.values import Distance, Tally
 from streamxf.convert.origin import ITEM
 from streamxf.descriptor import shorten
 from streamxf.errors import (
@@ -30,6 +30,7 @@ from streamxf.formats.contents import Entry
 from streamxf.formats.source import Box, Source, boxes_of
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
+from streamxf.values.numbers import is_number
 
 _Pair = tuple[str, Entry, Entry]
 
@@ -43,6 +44,7 @@ def compare(
     *,
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
+    values: bool = False,
     progress: Progress | None = None,
 ) -> Difference:
     """Compare two opened checkpoints, as `diff` does.
@@ -72,7 +74,7 @@ def compare(
         else:
             streamed.append((name, entry, beside))
     found.added += [name for name in other if name not in one]
-    _compare_tensors(first, second, streamed, found, progress)
+    _compare_tensors(first, second, streamed, found, values, progress)
     found.check()
     return found.difference(first.contents.path, second.contents.path, list(one))
 
@@ -152,7 +154,7 @@ class _Found:
 
 
 def _compare_tensors(
-    first: Source, second: Source, pairs: list[_Pair], found: _Found, progress: Progress | None
+    first: Source, second: Source, pairs: list[_Pair], found: _Found, values: bool, progress: Progress | None
 ) -> None:
     """Compare tensors in their order. Where one cannot be read, which ends the reading of those behind it, too, they
     are read one by one up to that one.
@@ -171,7 +173,7 @@ def _compare_tensors(
             for pair in some:
                 if share is None and progress is not None:
                     share = Share(progress, _raw_bytes(pair))
-                _compare_tensor(pair, one, other, found, share)
+                _compare_tensor(pair, one, other, found, values, share)
                 left.popleft()
                 share = None
 
@@ -192,10 +194,15 @@ def _compare_tensors(
 
 
 def _compare_tensor(
-    pair: _Pair, first: Iterator[torch.Tensor], second: Iterator[torch.Tensor], found: _Found, share: Share | None
+    pair: _Pair,
+    first: Iterator[torch.Tensor],
+    second: Iterator[torch.Tensor],
+    found: _Found,
+    values: bool,
+    share: Share | None,
 ) -> None:
     name, one, other = pair
-    tally = Tally(_dtype(one), _dtype(other))
+    tally = Tally(_dtype(one), _dtype(other), values)
     for _ in _boxes([pair], 1):
         with _of_the("first"):
             part = next(first)

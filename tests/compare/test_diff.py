@@ -132,7 +132,7 @@ def test_differences_in_a_table(run, tmp_path):
     assert lines[0].endswith("different: 3 items changed, 1 item only in the first, 1 item only in the second")
     for line in (
         "changed what differ largest mean",
-        "a values, 1 without a distance 2 of 4 2 0.6667",
+        "a values, 1 became NaN 2 of 4 2 0.6667",
         "o 1 became 2",
         "shape [2] became [3]",
         "- old",
@@ -152,10 +152,54 @@ def test_json(run, tmp_path):
     assert done.code == 1
     big, infinite = done.json["changed"]
     assert big["distance"]["largest"] == 2**62 + 1
-    assert infinite["distance"] == {"elements": 2, "differing": 1, "without": 1, "largest": 0.0, "mean": 0.0}
+    assert infinite["distance"] == {
+        "elements": 2,
+        "differing": 1,
+        "without": 1,
+        "to_nan": 0,
+        "from_nan": 0,
+        "other_nan": 0,
+        "largest": None,
+        "mean": None,
+        "statistics": None,
+    }
     assert "Infinity" not in done.out
     same = run("diff", tmp_path / "a.pt", tmp_path / "a.pt", "--json")
     assert (same.code, same.json["same"], same.json["equal"]) == (0, True, 2)
+
+
+def test_a_nan_has_no_distance(run, tmp_path):
+    nan = torch.tensor([0x7FC0, 0x7FC0, 0x3F80], dtype=torch.int16).view(torch.bfloat16)
+    other = torch.tensor([0x7FC1, 0x7FC0, 0x3F80], dtype=torch.int16).view(torch.bfloat16)
+    torch.save({"w": nan}, tmp_path / "a.pt")
+    torch.save({"w": other}, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert done.code == 1
+    assert "w values, 1 NaN with other bits 1 of 3 - -" in " ".join(done.out.split())
+    found = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").json["changed"][0]["distance"]
+    assert (found["largest"], found["mean"], found["other_nan"]) == (None, None, 1)
+
+
+def test_what_the_difference_is(run, tmp_path):
+    one = {"a": torch.zeros(100), "b": torch.zeros(3), "c": torch.zeros(2)}
+    other = {"a": torch.arange(100) * 0.5, "b": torch.tensor([-1.0, 0.0, float("inf")]), "c": torch.zeros(2)}
+    torch.save(one, tmp_path / "a.pt")
+    torch.save(other, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values")
+    assert (done.code, done.err) == (1, "")
+    shown = done.out.partition("B minus A")[2]
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "zeros min max mean std distribution"
+    assert lines[2].startswith("a 1.0 % 0 49.5 24.8 14.4 █")
+    assert lines[3].startswith("b 33.3 % -1 0 -0.5 0.5 █")
+    assert not any(line.startswith("c ") for line in lines)
+    assert "B minus A" not in run("diff", tmp_path / "a.pt", tmp_path / "b.pt").out
+    a, b = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values", "--json").json["changed"]
+    figures = a["distance"]["statistics"]
+    assert (figures["elements"], figures["zeros"], figures["min"], figures["max"]) == (100, 1, 0, 49.5)
+    assert figures["mean"] == pytest.approx(24.75)
+    assert sum(figures["histogram"]["counts"]) == 100
+    assert b["distance"]["statistics"]["inf"] == 1
 
 
 def test_names_behind_a_prefix(run, tmp_path):

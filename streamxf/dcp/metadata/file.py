@@ -9,7 +9,7 @@ from typing import IO, Any, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.dcp.metadata.limits import MAX_METADATA
 from streamxf.dcp.metadata.manifest import Manifest, Parts, append_trailer, split
 from streamxf.dcp.metadata.unpickle import load_metadata

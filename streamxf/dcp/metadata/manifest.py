@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamxf.collector import collector_paused
 from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.limits import (
     MAX_LOOSE_MANIFEST,
     MAX_MANIFEST,

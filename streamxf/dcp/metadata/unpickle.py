@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.dcp.metadata.limits import (
     MAX_DEPTH,
     MAX_DESCRIPTORS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.dcp.metadata.manifest import Manifest, check_path
 from streamxf.dcp.metadata.tiling import check_apart, check_tiles
 from streamxf.errors import MetadataError

@@ -1,4 +1,4 @@
-"""Python's garbage collector, which stands still while metadata is made, written or looked through."""
+"""Python's garbage collector, paused while a million objects are made or gone through, as for metadata."""
 
 from __future__ import annotations
 
