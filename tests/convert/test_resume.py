@@ -52,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
     with pytest.raises(Stop) as raised:
         transcode(source, target, chain, file_size=FILE_SIZE, progress=StopsAfter(2_000_000), **options)
-    assert "the same call goes on from there" in raised.value.__notes__[-1]
+    assert "the same call resumes from there" in raised.value.__notes__[-1]
 
 
 def inodes(path: Path) -> dict[str, int]:
@@ -97,7 +97,7 @@ def test_another_call_begins_anew(tmp_path, source, options):
     old = data_files(target)
     done = transcode(source, target, **{"chain": "zstd", "file_size": FILE_SIZE, **options})
     assert (done.kept_files, done.discarded_files) == (0, len(old))
-    assert "began anew" in str(done)
+    assert "started over" in str(done)
     assert not set(old) & set(data_files(target))
     assert_same(loaded(target), trained())
 
