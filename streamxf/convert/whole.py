@@ -16,6 +16,7 @@ from typing import Any
 from streamxf.convert.identity import place_of, version_of
 from streamxf.convert.origin import ITEM, Origin, PackedFile, is_kept, placed, rest_of
 from streamxf.convert.tree import Tree, is_inside
+from streamxf.convert.within import Within
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError, located
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Contents, Entry, Format, Part
@@ -26,6 +27,7 @@ from streamxf.formats.raw import RawSource, extents_of
 from streamxf.wording import many, printable
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_METADATA = "/.metadata"
 _SHOWN = 3
 
 
@@ -87,6 +89,8 @@ def open_whole(location: Location, exclude: Sequence[str] = (), *, follow_links:
         main, notes, kind = opened, [], opened.contents.format
         tree = Tree(files=dict(opened.contents.files))
     found = _Files(location, main)
+    for folder in (name.removesuffix(_METADATA) for name in tree.files if name.endswith(_METADATA)):
+        found.within |= {path: inner for inner in [Within.of(location, folder)] for path in inner.parts}
     for path, size in tree.files.items():
         found.add(path, size, tree.modes.get(path))
     if not found.is_checkpoint:
@@ -138,6 +142,7 @@ class _Files:
         self.entries: dict[str, Entry] = dict(main.contents.entries) if main is not None else {}
         self.rests: dict[str, Entry] = {}
         self.extents: dict[str, Extent | Pieces] = {}
+        self.within: dict[str, Within] = {}
         self.is_checkpoint = main is not None
         self._location = location
         self._main = main
@@ -190,21 +195,27 @@ class _Files:
                 file=self._location.full(path),
             )
         kind = format_of(beginning, size, path)
-        if kind is None:
-            return [], {}
         try:
-            with located(file=self._location.full(path)):
-                shard = read_shard(self._location, path, alone=False, torchs=kind is Format.TORCH)
+            if path in self.within:
+                entries, extents = self.within[path].read(self._location, path, size)
+            elif kind is not None:
+                entries, extents = self._shard(path, kind)
+            else:
+                return [], {}
         except (ContainerError, PolicyError, UnsupportedError):
             if path.endswith(_OF_TENSORS):
                 self.is_checkpoint = True
                 self._unread.append(path)
             return [], {}
-        extents = {f"{path}/{name}": extent for name, extent in extents_of(shard).items()}
-        entries = [replace(entry, name=f"{path}/{entry.name}") for entry in shard.entries.values() if entry.is_tensor]
         own = {tensor.name for tensor in placed(entries, extents)}
         self.is_checkpoint = True
         return [entry for entry in entries if entry.name in own or not entry.raw_bytes], extents
+
+    def _shard(self, path: str, kind: Format) -> tuple[list[Entry], dict[str, Extent]]:
+        with located(file=self._location.full(path)):
+            shard = read_shard(self._location, path, alone=False, torchs=kind is Format.TORCH)
+        entries = [replace(entry, name=f"{path}/{entry.name}") for entry in shard.entries.values() if entry.is_tensor]
+        return entries, {f"{path}/{name}": extent for name, extent in extents_of(shard).items()}
 
     def _take(self, entries: Iterable[Entry], extents: Mapping[str, Extent]) -> None:
         for entry in entries:

@@ -74,6 +74,10 @@ class Location:
         """The last part of the path."""
         return os.path.basename(self.path.rstrip("/"))
 
+    def inside(self, name: str) -> Location:
+        """That of a folder in this folder."""
+        return Location(self.full(name), self._inner(name), self.filesystem, self.storage_options)
+
     def full(self, name: str) -> str:
         """The path of a file of this folder, for errors."""
         return f"{self.given.rstrip('/')}/{name}" if name else self.given

@@ -13,9 +13,11 @@ import pytest
 import torch
 from convert.folders import contents, trainer
 from convert.states import CHAINS, assert_same, data_files, loaded, trained
+from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 
@@ -124,6 +126,28 @@ def test_a_folder_without_a_model_in_its_own_format(tmp_path):
     assert contents(back) == contents(tmp_path / "run")
     found = loaded(tmp_path / "packed")
     assert_same(found["step-1/last.ckpt/model.layer.3"], trained()["model"]["layer.3"])
+
+
+def test_dcp_checkpoints_in_a_folder(tmp_path):
+    """As the Trainer leaves them with FSDP: sharded, one of streamxf's, and one whose metadata is damaged."""
+    run = tmp_path / "checkpoint-7"
+    run.mkdir()
+    whole = torch.arange(9000.0).reshape(90, 100)
+    save_shards(run / "pytorch_model_fsdp_0", [{"model.w": rows(whole, rank, 2)} for rank in range(2)])
+    dcp_save(trained(), storage_writer=StockWriter(run / "optimizer_0"))
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(run / "own"))
+    dcp_save(trained(), storage_writer=StockWriter(run / "damaged"))
+    (run / "damaged" / ".metadata").write_bytes((run / "damaged" / ".metadata").read_bytes()[:-9])
+    (run / "trainer_state.json").write_text("{}")
+    assert contents(around(run)) == contents(run)
+    found = loaded(tmp_path / "packed")
+    parts = {name: value for name, value in found.items() if "model.w" in name}
+    assert len(parts) == 2
+    assert torch.equal(torch.cat([parts[name] for name in sorted(parts)]), whole)
+    (name,) = (name for name in found if name.startswith("optimizer_0/") and name.endswith("/model.layer.3"))
+    assert_same(found[name], trained()["model"]["layer.3"])
+    assert not [name for name in found if name.startswith(("own/", "damaged/"))]
+    assert found[f"streamxf.source/{name.removesuffix('/model.layer.3')}"].nbytes < 50_000
 
 
 def test_an_old_file_in_the_place_of_the_model(tmp_path):
