@@ -28,6 +28,7 @@ from streamxf.cli.options import (
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
     "streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --encrypt-to file:model.key",
+    "streamxf pack checkpoint-500/ /checkpoints/run-500 --exclude 'runs/*'",
     "streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum",
 )
 

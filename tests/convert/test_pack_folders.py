@@ -195,6 +195,18 @@ def test_umask_still_counts(folder):
     assert found["."][0] == 0o750
 
 
+def test_what_replaces_something_private_is_private(folder):
+    (folder / "token").chmod(0o644)
+    pack(folder, folder.parent / "packed")
+    (folder / "token").chmod(0o600)
+    (folder / "1_Pooling").chmod(0o700)
+    (folder / "mine.txt").write_text("kept")
+    unpack(folder.parent / "packed", folder, overwrite=True)
+    found = contents(folder)
+    assert (found["token"][0], found["1_Pooling"][0]) == (0o600, 0o700)
+    assert (folder / "mine.txt").read_text() == "kept"
+
+
 # -- what is refused, and what is left out because the caller said so --------------------------------
 
 
@@ -418,9 +430,10 @@ def test_large_files_are_never_held_whole(tmp_path):
     (tmp_path / "run" / "data").write_bytes(os.urandom(2**20) * 24)
     shared = engine.shared()
     shared.budget.reset_peak()
-    back = around(tmp_path / "run", "lz4")
-    assert 2**20 < shared.budget.peak_bytes < 16 * 2**20
-    assert contents(back) == contents(tmp_path / "run")
+    pack(tmp_path / "run", tmp_path / "packed", "lz4")
+    assert 2**20 < shared.budget.peak_bytes <= (shared.workers + 1) * 2**20
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "run")
 
 
 def test_through_urls(folder, tmp_path):
