@@ -118,13 +118,14 @@ def pack(
             progress=progress,
         )
     refuse_inside(source, target)
+    identity = partial(identity_of, location, exclude, follow_links=follow_links)
+    before = identity()
     with open_whole(location, exclude, follow_links=follow_links) as opened:
         refuse_unused(exclude, opened.excluded)
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
         writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)
         check_target(writer, overwrite)
-        identity = partial(identity_of, location, exclude, follow_links=follow_links)
-        done = write_job(writer, RawFiles(location, opened, identity).job(), file_size, progress)
+        done = write_job(writer, RawFiles(location, opened, before, identity).job(), file_size, progress)
         return replace(done, notes=tuple(opened.contents.notes))
 
 

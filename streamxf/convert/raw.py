@@ -45,14 +45,17 @@ class RawFiles:
     location : Location
     source : RawSource
         Of the same checkpoint.
+    before : str
+        The identity of `Job` when nothing was read yet.
     identity : callable
-        Gives that of `Job`, as it is now.
+        Gives it as it is now.
     """
 
-    def __init__(self, location: Location, source: RawSource, identity: Callable[[], str]) -> None:
+    def __init__(self, location: Location, source: RawSource, before: str, identity: Callable[[], str]) -> None:
         self._location = location
         self._alone = not location.is_folder()
         self._source = source
+        self._before = before
         self._identity = identity
         self._entries = source.contents.entries
 
@@ -66,12 +69,11 @@ class RawFiles:
         )
         items = [Item(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), 0, _IN_MEMORY) for name in objects]
         items += [Item.of_tensor(_write_item(entry), self._file_of(entry)) for entry in tensors]
-        identity = self._identity()
 
         def check() -> None:
-            check_same(self._location.given, identity, self._identity())
+            check_same(self._location.given, self._before, self._identity())
 
-        return Job(Metadata(described, dict(self._source.paths)), items, None, identity, self._opened, check)
+        return Job(Metadata(described, dict(self._source.paths)), items, None, self._before, self._opened, check)
 
     def _file_of(self, entry: Entry) -> str:
         """Which file is kept open for an item. A small file is read at once, or a folder of many small ones would have

@@ -13,11 +13,20 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import torch
+
 from streamxf.convert.identity import place_of, version_of
 from streamxf.convert.origin import ITEM, Origin, PackedFile, is_kept, placed, rest_of
 from streamxf.convert.tree import Tree, is_inside
 from streamxf.convert.within import Within
-from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError, located
+from streamxf.errors import (
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+)
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Contents, Entry, Format, Part
 from streamxf.formats.extents import Extent, Pieces
@@ -28,6 +37,7 @@ from streamxf.wording import many, printable
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
+_UNNAMED = "the tensors of the model have the names of their files before them"
 _SHOWN = 3
 
 
@@ -89,8 +99,9 @@ def open_whole(location: Location, exclude: Sequence[str] = (), *, follow_links:
         main, notes, kind = opened, [], opened.contents.format
         tree = Tree(files=dict(opened.contents.files))
     found = _Files(location, main)
-    for folder in (name.removesuffix(_METADATA) for name in tree.files if name.endswith(_METADATA)):
-        found.within |= {path: inner for inner in [Within.of(location, folder)] for path in inner.parts}
+    for path in tree.files:
+        if path.endswith(_METADATA):
+            found.add_checkpoint(path.removesuffix(_METADATA))
     for path, size in tree.files.items():
         found.add(path, size, tree.modes.get(path))
     if not found.is_checkpoint:
@@ -116,14 +127,15 @@ def identity_of(location: Location, exclude: Sequence[str] = (), *, follow_links
 
 def _main(location: Location, tree: Tree) -> tuple[RawSource | None, list[str]]:
     """The model of a Hugging Face folder, if it is one whose tensors can be read."""
-    names = [name for name in (*tree.files, *tree.links) if "/" not in name]
     try:
-        layout = huggingface.layout_of(names)
+        layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
         if layout is None:
             return None, []
         contents, shards = scanned(location, layout)
     except (UnsupportedError, PolicyError) as error:
-        return None, [f"the tensors of the model have no names of their own: {error.message}"]
+        return None, [f"{_UNNAMED}: {error.message}"]
+    if elsewhere := shards.keys() - tree.files.keys():
+        return None, [f"{_UNNAMED}: {printable(min(elsewhere))} is a link, or was excluded"]
     return RawSource(contents, location, shards), []
 
 
@@ -142,8 +154,8 @@ class _Files:
         self.entries: dict[str, Entry] = dict(main.contents.entries) if main is not None else {}
         self.rests: dict[str, Entry] = {}
         self.extents: dict[str, Extent | Pieces] = {}
-        self.within: dict[str, Within] = {}
         self.is_checkpoint = main is not None
+        self._within: dict[str, Within] = {}
         self._location = location
         self._main = main
         self._unread: list[str] = []
@@ -152,6 +164,11 @@ class _Files:
                 raise ParameterError(
                     f"the checkpoint has an item {printable(name)!r}, a name that pack uses for what it keeps"
                 )
+
+    def add_checkpoint(self, folder: str) -> None:
+        """Take note of a DCP checkpoint; its files are added like any others."""
+        inner = Within.of(self._location, folder)
+        self._within |= dict.fromkeys(inner.parts, inner)
 
     def add(self, path: str, size: int, mode: int | None) -> None:
         """Add a file; all its bytes are in its tensors or in its rest."""
@@ -196,13 +213,13 @@ class _Files:
             )
         kind = format_of(beginning, size, path)
         try:
-            if path in self.within:
-                entries, extents = self.within[path].read(self._location, path, size)
+            if path in self._within:
+                entries, extents = self._within[path].read(self._location, path, size)
             elif kind is not None:
                 entries, extents = self._shard(path, kind)
             else:
                 return [], {}
-        except (ContainerError, PolicyError, UnsupportedError):
+        except StreamxfError:
             if path.endswith(_OF_TENSORS):
                 self.is_checkpoint = True
                 self._unread.append(path)
@@ -241,8 +258,6 @@ def _gaps(tensors: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]
 
 
 def _row(gaps: Sequence[tuple[int, int]]) -> Extent | Pieces:
-    import torch
-
     stops = tuple(accumulate(stop - start for start, stop in gaps))
     if len(gaps) == 1:
         return Extent(gaps[0][0], torch.uint8, (stops[0],), (1,))

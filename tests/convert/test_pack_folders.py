@@ -150,12 +150,25 @@ def test_dcp_checkpoints_in_a_folder(tmp_path):
     assert found[f"streamxf.source/{name.removesuffix('/model.layer.3')}"].nbytes < 50_000
 
 
+def test_a_model_behind_a_link_in_the_folder(tmp_path):
+    (tmp_path / "hub" / "real").mkdir(parents=True)
+    save_file({"w": torch.arange(300.0)}, tmp_path / "hub" / "real" / "1.safetensors")
+    (tmp_path / "hub" / "a.safetensors").symlink_to("real/1.safetensors")
+    assert contents(around(tmp_path / "hub")) == contents(tmp_path / "hub")
+    assert loaded(tmp_path / "packed").keys() >= {"real/1.safetensors/w"}
+    (tmp_path / "hub" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
+    done = pack(tmp_path / "hub", tmp_path / "again")
+    assert "a.safetensors is a link" in done.notes[0]
+    unpack(tmp_path / "again", tmp_path / "from index")
+    assert contents(tmp_path / "from index") == contents(tmp_path / "hub")
+
+
 def test_an_old_file_in_the_place_of_the_model(tmp_path):
     (tmp_path / "hub").mkdir()
     torch.save({"w": torch.ones(50)}, tmp_path / "hub" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     torch.save({"m": torch.ones(50)}, tmp_path / "hub" / "optimizer.pt")
     done = pack(tmp_path / "hub", tmp_path / "packed")
-    assert any("no names of their own" in note for note in done.notes)
+    assert any("names of their files before them" in note for note in done.notes)
     unpack(tmp_path / "packed", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(tmp_path / "hub")
 
