@@ -13,6 +13,7 @@ import pytest
 import torch
 from convert.folders import contents, trainer
 from convert.states import CHAINS, assert_same, data_files, loaded, trained
+from dcp.s3_server import storage
 from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -472,6 +473,27 @@ def test_through_urls(folder, tmp_path):
             unpack(tmp_path / "packed", "memory://folders/links")
     finally:
         memory.rm("/folders", recursive=True)
+
+
+@pytest.mark.s3
+def test_a_folder_in_an_object_store(folder, tmp_path, endpoint):
+    import s3fs
+
+    options = storage(endpoint)
+    bucket = s3fs.S3FileSystem(**options)
+    plain = {
+        name: what[1] for name, what in contents(folder).items() if isinstance(what, tuple) and what[1] is not None
+    }
+    for name, data in plain.items():
+        bucket.pipe_file(f"checkpoints/folders/run/{name}", data)
+    url = "s3://checkpoints/folders"
+    pack(f"{url}/run", f"{url}/packed", "zstd", exclude=["logs"], storage_options=options, target_options=options)
+    unpack(f"{url}/packed", tmp_path / "back", storage_options=options)
+    found = {name: what[1] for name, what in contents(tmp_path / "back").items() if what[1] is not None}
+    assert found == {name: data for name, data in plain.items() if not name.startswith("logs/")}
+    unpack(f"{url}/packed", f"{url}/back", storage_options=options, target_options=options)
+    names = {name.removeprefix("checkpoints/folders/back/") for name in bucket.find("checkpoints/folders/back")}
+    assert names == found.keys()
 
 
 # -- other formats -----------------------------------------------------------------------------------
