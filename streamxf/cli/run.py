@@ -38,7 +38,9 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     try:
         try:
             found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
-            if found == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, and no command returns it
+            # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
+            # what such a half-imported library led to counts for nothing
+            if found == INTERRUPTED or interrupts.first is not None:
                 raise KeyboardInterrupt
             sys.stdout.flush()
             return found if isinstance(found, int) else FINE
