@@ -9,7 +9,7 @@ from typing import Union
 
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ChainError
+from streamxf.errors import ChainError, DescriptorError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import BUILTINS, CodecRegistry
 
@@ -64,7 +64,10 @@ class Chain:
         Raises
         ------
         ChainError
-            If the text cannot be read, or has ``encrypt`` and `keys` does not hold exactly one key.
+            If the text cannot be read, names a parameter that the codec does not have, or has ``encrypt`` and `keys`
+            does not hold exactly one key.
+        ParameterError
+            If a parameter's value is out of range.
         UnknownCodecError
             If a name is unknown.
         """
@@ -153,7 +156,11 @@ def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )
-    return registry.find(full).from_parameters(parameters)
+    cls = registry.find(full)
+    try:
+        return cls.from_parameters(parameters)
+    except DescriptorError as error:  # which is about a checkpoint's descriptor everywhere else
+        raise ChainError(f"chain text: {error.message}") from None
 
 
 def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
