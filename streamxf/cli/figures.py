@@ -88,7 +88,7 @@ def about(summary: Summary) -> None:
         if len(found) > _LISTED:
             shown.append(f"{len(found) - _LISTED:,} more")
         for text in shown:
-            show.console().print(f"{label:<11} {text}", soft_wrap=True)
+            show.console().print(f"{label:<11} {text}")
 
 
 def items(summary: Summary) -> None:
@@ -145,7 +145,7 @@ def _sizes(tally: Tally) -> tuple[str, str, str]:
 
 def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
     spare = len(table.columns) - 1 - len(cells)
-    table.add_row(*(Text(text) for text in (printable(name), *cells, *sizes[-spare:])))
+    table.add_row(show.name(name), *(Text(text) for text in (*cells, *sizes[-spare:])))
 
 
 def _shape(entry: Entry) -> str:

@@ -26,8 +26,12 @@ def reachable(path: str) -> str:
     return path
 
 
-def existing(path: str) -> str:
-    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+def existing(context: typer.Context, path: str) -> str:
+    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself. The path is
+    noted in the context, for the advice of errors.
+    """
+    if isinstance(context.obj, list):
+        context.obj.append(path)
     if "://" not in path and "::" not in path and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")
     return reachable(path)
@@ -92,7 +96,11 @@ UnsignedOption = Annotated[
 ]
 RequireOption = Annotated[
     Literal["published", "bound", "encrypted"] | None,
-    typer.Option("--require", help="The weakest item that is acceptable with keys; published is the default."),
+    typer.Option(
+        "--require",
+        metavar="LEVEL",
+        help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
+    ),
 ]
 SignerOption = Annotated[
     str | None,

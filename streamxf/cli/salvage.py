@@ -116,5 +116,5 @@ def _print(path: str, target: str, found: Salvaged, written: Converted | None, j
         del facts["state_dict"], facts["missing"]
         show.as_json({"path": path, "target": target, **facts, "written": None if written is None else asdict(written)})
         return
-    show.report(str(found), not found.damaged)
+    show.report(str(found), not found.damaged, path)
     show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

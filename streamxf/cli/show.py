@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from streamxf.cli.words import in_terminal_words
+from streamxf.cli.words import in_terminal_words, with_paths
+from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from streamxf.progress import Progress
@@ -21,11 +22,20 @@ _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
 
 def console() -> Console:
-    """The console of stdout: as wide as the terminal, or endless and without colours where there is none."""
+    """The console of stdout: as wide as the terminal, or endless and without colours where there is none.
+
+    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied.
+    """
     from rich.console import Console
 
+    class Words(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            options.setdefault("overflow", "ignore")
+            options.setdefault("crop", False)
+            super().print(*objects, **options)
+
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    return Console(markup=False, highlight=False, emoji=False, width=width)
+    return Words(markup=False, highlight=False, emoji=False, width=width)
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
@@ -47,11 +57,18 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def report(text: str, good: bool) -> None:
-    """Print the text of a report, whose first line is a verdict."""
+def name(text: str) -> RenderableType:
+    """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
+    from streamxf.cli.folding import Name
+
+    return Name(printable(text))
+
+
+def report(text: str, good: bool, path: str) -> None:
+    """Print the text of a report about `path`, whose first line is a verdict."""
     from rich.text import Text
 
-    verdict, _, rest = in_terminal_words(text).partition("\n")
+    verdict, _, rest = with_paths(in_terminal_words(text), [path]).partition("\n")
     out = console()
     out.print(Text(verdict, style="bold green" if good else "bold red"))
     if rest:

@@ -49,5 +49,5 @@ def verify(
     if json:
         show.as_json({"path": path, "ok": report.ok, **asdict(report)})
     else:
-        show.report(str(report), report.ok)
+        show.report(str(report), report.ok, path)
     return FINE if report.ok else FAILED
