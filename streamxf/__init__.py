@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.compare.diff import diff
-    from streamxf.compare.difference import Difference
+    from streamxf.compare.difference import Change, Difference
+    from streamxf.compare.values import Distance
     from streamxf.convert.pack import pack
     from streamxf.convert.result import Converted
     from streamxf.convert.transcode import transcode
@@ -44,30 +45,54 @@ if TYPE_CHECKING:
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode
     from streamxf.fileio import open as open  # exported by its name alone
-    from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
+    from streamxf.formats.contents import Contents, Entry, Format, Part
+    from streamxf.keys import (
+        AwsKms,
+        Key,
+        KeyProvider,
+        KeyRing,
+        PrivateKey,
+        PublicKey,
+        SigningKey,
+        VerifyKey,
+        public_id,
+        read_environment,
+        read_key,
+        write_key,
+    )
     from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
-    from streamxf.report import LoadReport, SaveReport
+    from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.summary.inspect import inspect
+    from streamxf.summary.page.page import page_of
     from streamxf.summary.summary import Summary
+    from streamxf.summary.tally import Tally
+    from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
     from streamxf.version import __version__
 
 _HOME = {
+    "AwsKms": "streamxf.keys",
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
+    "Change": "streamxf.compare.difference",
     "Checksum": "streamxf.codecs.checksum",
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
+    "Contents": "streamxf.formats.contents",
     "Converted": "streamxf.convert.result",
     "Damage": "streamxf.dcp.verify.report",
     "Difference": "streamxf.compare.difference",
+    "Distance": "streamxf.compare.values",
     "Encrypt": "streamxf.codecs.encrypt",
+    "Entry": "streamxf.formats.contents",
+    "Estimate": "streamxf.tuning.estimate",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
     "FloatZip": "streamxf.codecs.floatzip",
+    "Format": "streamxf.formats.contents",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
     "Key": "streamxf.keys",
@@ -76,6 +101,7 @@ _HOME = {
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.dcp.salvage.result",
+    "Part": "streamxf.formats.contents",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
@@ -84,12 +110,14 @@ _HOME = {
     "Recipients": "streamxf.dcp.rekey.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
+    "Report": "streamxf.report",
     "Salvaged": "streamxf.dcp.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.summary.summary",
+    "Tally": "streamxf.summary.tally",
     "Unpacked": "streamxf.convert.unpacked",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
@@ -105,6 +133,10 @@ _HOME = {
     "inspect": "streamxf.summary.inspect",
     "open": "streamxf.fileio",
     "pack": "streamxf.convert.pack",
+    "page_of": "streamxf.summary.page.page",
+    "public_id": "streamxf.keys",
+    "read_environment": "streamxf.keys",
+    "read_key": "streamxf.keys",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
@@ -114,24 +146,32 @@ _HOME = {
     "unpack": "streamxf.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
     "verify": "streamxf.dcp.verify.verify",
+    "write_key": "streamxf.keys",
 }
 
 # without `open`: a star import would replace the builtin function
 __all__ = [
     "LZ4",
+    "AwsKms",
     "BlockInfo",
     "Chain",
+    "Change",
     "Checksum",
     "CleanReport",
     "Codec",
     "CodecRegistry",
+    "Contents",
     "Converted",
     "Damage",
     "Difference",
+    "Distance",
     "Encrypt",
+    "Entry",
+    "Estimate",
     "FileSystemReader",
     "FileSystemWriter",
     "FloatZip",
+    "Format",
     "FsspecReader",
     "FsspecWriter",
     "Key",
@@ -139,6 +179,7 @@ __all__ = [
     "KeyRing",
     "LoadReport",
     "Lost",
+    "Part",
     "PrivateKey",
     "Progress",
     "ProgressBar",
@@ -147,12 +188,14 @@ __all__ = [
     "Recipients",
     "Recommendation",
     "Registry",
+    "Report",
     "Salvaged",
     "SaveReport",
     "SigningKey",
     "StreamInfo",
     "StreamxfError",
     "Summary",
+    "Tally",
     "Unpacked",
     "UnsafeGlobals",
     "VerifyKey",
@@ -169,6 +212,10 @@ __all__ = [
     "inspect",
     "keys",
     "pack",
+    "page_of",
+    "public_id",
+    "read_environment",
+    "read_key",
     "recipients",
     "rekey",
     "remove_recipient",
@@ -178,6 +225,7 @@ __all__ = [
     "unpack",
     "unsafe_globals",
     "verify",
+    "write_key",
 ]
 
 
