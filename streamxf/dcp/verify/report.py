@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from streamxf.dcp.load.advice import resumable
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError, escaped
-from streamxf.wording import listed, many, printable
+from streamxf.wording import listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
 _TEXT = 300  # characters of a message or a name, which may come from a damaged file
@@ -106,7 +106,7 @@ class VerifyReport:
         lines = [
             verdict,
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
-            f"{self.bytes_read / 2**20:,.1f} MiB in {self.seconds:.2f} s",
+            f"{size_text(self.bytes_read)} in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
             *listed("damaged", self.damaged, self.unlisted),
             *([skipped] if skipped and not self.ok else []),
