@@ -11,7 +11,7 @@ from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ChainError, DescriptorError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import BUILTINS, CodecRegistry
+from streamxf.registry import BUILTINS, CodecRegistry, short_name
 
 MAX_CODECS = 8
 
@@ -152,7 +152,7 @@ def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
     if full == ENCRYPT:
         return _parse_encrypt(parameters, KeyRing.of(keys))
     if "." not in full:
-        shorts = ", ".join(known.removeprefix("streamxf.") for known in BUILTINS)
+        shorts = ", ".join(map(short_name, BUILTINS))
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )
@@ -174,7 +174,7 @@ def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
 
 
 def _format_codec(codec: Codec) -> str:
-    name = codec.name.removeprefix("streamxf.")
+    name = short_name(codec.name)
     if codec.name == ENCRYPT:
         return name
     descriptor = codec.descriptor()

@@ -220,6 +220,11 @@ def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
     )
 
 
+def short_name(name: str) -> str:
+    """A codec's name as the text form of a chain has it: ``zstd`` for ``streamxf.zstd``."""
+    return name.removeprefix("streamxf.") if name in BUILTINS else name
+
+
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:
     """The providers among the texts of DCP's ``StorageMeta.modules``; whatever else stands there is passed over."""
     texts = [text for text in (modules or ()) if isinstance(text, str)]

@@ -37,8 +37,15 @@ class _Found:
 
 @dataclass(frozen=True)
 class _FoundCodec(_Found):
-    """Version, role and parameters are None where the codec does not load."""
+    """`name` is the one that chains take; version, role and parameters are None where the codec does not load.
 
+    Attributes
+    ----------
+    descriptor_name : str
+        The one in descriptors, and so in checkpoints.
+    """
+
+    descriptor_name: str
     version: int | None
     role: str | None
     parameters: dict[str, Any] | None
@@ -63,11 +70,13 @@ def codecs(json: JsonOption = False) -> int:
 
 
 def _codec(registry: Any, name: str) -> _FoundCodec:
+    from streamxf.registry import short_name
+
     cls, error = _loaded(lambda: registry.find(name))
-    packages = registry.packages(name) or [_own()]
+    facts = short_name(name), registry.packages(name) or [_own()], error, name
     if cls is None:
-        return _FoundCodec(name, packages, error, None, None, None)
-    return _FoundCodec(name, packages, None, cls.version, cls.role, _parameters(cls))
+        return _FoundCodec(*facts, None, None, None)
+    return _FoundCodec(*facts, cls.version, cls.role, _parameters(cls))
 
 
 def _place(scheme: str) -> _Found:

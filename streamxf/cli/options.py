@@ -37,6 +37,15 @@ def existing(context: typer.Context, path: str) -> str:
     return reachable(path)
 
 
+def codecs_behind(incomplete: str) -> list[str]:
+    """For the shell: a chain's text with each codec that may stand at its end. Imports none of them."""
+    from streamxf.registry import CodecRegistry, short_name
+
+    before, plus, begun = incomplete.rpartition("+")
+    names = map(short_name, CodecRegistry().names())
+    return [f"{before}{plus}{name}" for name in names if name.startswith(begun)]
+
+
 PathArgument = Annotated[
     str,
     typer.Argument(
@@ -56,6 +65,7 @@ ChainOption = Annotated[
     typer.Option(
         "--chain",
         metavar="CHAIN",
+        autocompletion=codecs_behind,
         help="The codecs to store with, as in floatzip, zstd:level=3+checksum or floatzip+encrypt; '' stores without "
         "any. By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
     ),

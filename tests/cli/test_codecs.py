@@ -49,10 +49,21 @@ def by_name(entries: list[dict]) -> dict[str, dict]:
 def test_built_in_ones(run: Run):
     done = run("codecs", "--json")
     found = by_name(done.json["codecs"])
-    assert {name for name in found if name.startswith("streamxf.")} >= {"streamxf.zstd", "streamxf.encrypt"}
-    assert found["streamxf.zstd"]["parameters"] == {"level": 3}
-    assert found["streamxf.zstd"]["packages"] == [f"streamxf=={streamxf.__version__}"]
+    assert found.keys() >= {"zstd", "lz4", "floatzip", "checksum", "encrypt"}
+    assert found["zstd"]["descriptor_name"] == "streamxf.zstd"
+    assert found["zstd"]["parameters"] == {"level": 3}
+    assert found["zstd"]["packages"] == [f"streamxf=={streamxf.__version__}"]
     assert [entry["name"] for entry in done.json["key_providers"]][:3] == ["file", "env", "aws-kms"]
+
+
+def test_the_names_are_those_that_chains_take(run: Run):
+    key = streamxf.Key.generate()
+    done = run("codecs")
+    assert "streamxf." not in done.out.replace("streamxf==", "")
+    for entry in run("codecs", "--json").json["codecs"]:
+        (codec,) = streamxf.Chain.parse(entry["name"], key)
+        assert codec.name == entry["descriptor_name"]
+        assert any(line.split()[:1] == [entry["name"]] for line in done.out.splitlines())
 
 
 def test_one_of_a_third_party(run: Run, install):
@@ -62,6 +73,7 @@ def test_one_of_a_third_party(run: Run, install):
         "name": "good.same",
         "packages": ["good==1.2"],
         "error": None,
+        "descriptor_name": "good.same",
         "version": 3,
         "role": "transform",
         "parameters": {"stride": 2},

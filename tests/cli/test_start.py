@@ -145,6 +145,9 @@ echo "${{COMPREPLY[@]}}"
         ('streamxf ""', NAMES),
         ("streamxf re", [name for name in NAMES if name.startswith("re")]),
         ("streamxf verify --expect", ["--expect-save-id"]),
+        ('streamxf pack a b --chain ""', ["checksum", "encrypt", "floatzip", "lz4", "zstd"]),
+        ("streamxf transcode a b --chain zst", ["zstd"]),
+        ("streamxf tune a --chain floatzip+ch", ["floatzip+checksum"]),
         ('streamxf keygen new.key --kind ""', ["symmetric", "hybrid", "x25519", "signing"]),
     ],
 )
