@@ -1,6 +1,6 @@
 """streamxf: a chain of codecs for PyTorch Distributed Checkpoint.
 
-    writer = streamxf.FileSystemWriter(path, _extensions=[ZStandard(level=3), Checksum(), Encrypt(key)])
+    writer = streamxf.FileSystemWriter(path, chain=[ZStandard(level=3), Checksum(), Encrypt(key)])
     dcp.save(state_dict, storage_writer=writer)
     dcp.load(state_dict, storage_reader=streamxf.FileSystemReader(path, keys=key))
 

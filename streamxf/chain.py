@@ -9,7 +9,7 @@ from typing import Union
 
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ChainError, DescriptorError
+from streamxf.errors import ChainError, DescriptorError, ParameterError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import BUILTINS, CodecRegistry, short_name
 
@@ -53,6 +53,26 @@ class Chain:
         if isinstance(chain, str):
             return cls.parse(chain, keys, registry)
         return cls((chain,)) if isinstance(chain, Codec) else cls(chain)
+
+    @classmethod
+    def chosen(
+        cls, chain: ChainLike | None, default: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None
+    ) -> Chain:
+        """Make the chain of a writer that was given `chain` and `keys`: `default` where there is none.
+
+        Raises
+        ------
+        ParameterError
+            If there are keys, and the chain does not encrypt.
+        ChainError, UnknownCodecError
+            As `parse`.
+        """
+        made = cls.of(default if chain is None else chain, keys, registry)
+        if len(KeyRing.of(keys)) and made.encryption is None:
+            raise ParameterError(
+                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
+            )
+        return made
 
     @classmethod
     def parse(cls, text: str, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:

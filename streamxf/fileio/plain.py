@@ -97,11 +97,7 @@ def open(
     if registry is not None and not isinstance(registry, CodecRegistry):
         raise ParameterError("registry= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
     if mode == "wb":
-        made = Chain.of("zstd" if chain is None else chain, keys, registry)
-        if len(KeyRing.of(keys)) and made.encryption is None:
-            raise ParameterError(
-                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
-            )
+        made = Chain.chosen(chain, "zstd", keys, registry)
         return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")

@@ -16,7 +16,7 @@ class Recommendation:
     Attributes
     ----------
     chain : Chain
-        The candidate to use: ``FileSystemWriter(path, _extensions=recommendation.chain)``.
+        The candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
     estimates : tuple of Estimate
         One for each candidate, in the order in which they were given.
     raw_bytes : int
