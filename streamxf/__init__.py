@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode
     from streamxf.fileio import open as open  # exported by its name alone
+    from streamxf.formats.complete import is_complete, latest
     from streamxf.formats.contents import Contents, Entry, Format, Part
     from streamxf.keys import (
         AwsKms,
@@ -131,6 +132,8 @@ _HOME = {
     "diff": "streamxf.compare.diff",
     "encode": "streamxf.fileio",
     "inspect": "streamxf.summary.inspect",
+    "is_complete": "streamxf.formats.complete",
+    "latest": "streamxf.formats.complete",
     "open": "streamxf.fileio",
     "pack": "streamxf.convert.pack",
     "page_of": "streamxf.summary.page.page",
@@ -210,7 +213,9 @@ __all__ = [
     "encode",
     "errors",
     "inspect",
+    "is_complete",
     "keys",
+    "latest",
     "pack",
     "page_of",
     "public_id",
