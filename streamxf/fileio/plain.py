@@ -179,16 +179,30 @@ def _read_file(
     if not file.seekable():
         start = _read_exactly(file, START_BYTES)
         fragment = parse_prefix(start + _read_exactly(file, prefix_size(start) - START_BYTES))
-        return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish, name)
-    whole = FileSlice(file, file.tell())
-    size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
-    fragment = parse_prefix(whole.read_at(0, size))
-    source = whole.rest(size)
+        return PipeReader(file, partial(coder_for, fragment=fragment, ring=ring, registry=registry), finish, name)
+    fragment, source = split_prefix(FileSlice(file, file.tell()))
     header = read_header(source)
-    return StreamReader(BlockReader(source, header, _coder(header, fragment, ring, registry)), finish, name)
+    return StreamReader(BlockReader(source, header, coder_for(header, fragment, ring, registry)), finish, name)
 
 
-def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+def split_prefix(whole: FileSlice) -> tuple[str, FileSlice]:
+    """The fragment in a plain file's prefix, and the container behind it; raises as `parse_prefix`."""
+    size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
+    return parse_prefix(whole.read_at(0, size)), whole.rest(size)
+
+
+def coder_for(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+    """Make the chain of a plain file ready.
+
+    Raises
+    ------
+    ContainerError
+        If the prefix does not fit the header, or this is no plain file's container.
+    PolicyError
+        If there are keys, and it is not encrypted.
+    StreamxfError
+        As `ChainOpener.coder`.
+    """
     if header.identity is not None:
         raise ContainerError("the file holds an item cut out of a checkpoint, which is no plain file")
     if len(ring) and not header.keyed:
@@ -196,14 +210,19 @@ def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
             "keys= out if you know that it was not encrypted"
         )
-    if bool(fragment) != header.keyed:
-        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
+    check_prefix(header, fragment)
     descriptors = [Descriptor.parse(text) for text in header.chain]
     keyed = [
         replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item
         for item in descriptors
     ]
     return ChainOpener(keyed, ring, registry).coder(header)
+
+
+def check_prefix(header: Header, fragment: str) -> None:
+    """Raise ContainerError where a plain file's prefix and header do not fit each other."""
+    if bool(fragment) != header.keyed:
+        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

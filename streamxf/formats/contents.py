@@ -19,6 +19,7 @@ class Format(Enum):
     HUGGING_FACE = "Hugging Face"
     TORCH = "torch.save"
     FOLDER = "folder"
+    PLAIN = "streamxf file"
 
     def __str__(self) -> str:
         return self.value
