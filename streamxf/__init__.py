@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
+    from streamxf.checking.verify import verify
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.verify.report import Damage, VerifyReport
-    from streamxf.dcp.verify.verify import verify
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.fileio import decode, encode
@@ -148,7 +148,7 @@ _HOME = {
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
-    "verify": "streamxf.dcp.verify.verify",
+    "verify": "streamxf.checking.verify",
     "write_key": "streamxf.keys",
 }
 

@@ -28,7 +28,7 @@ LAYERS = [
     ["dcp"],
     ["formats"],
     ["values"],
-    ["convert", "summary", "testing", "tuning"],
+    ["checking", "convert", "summary", "testing", "tuning"],
     ["compare"],
     ["cli"],
 ]
