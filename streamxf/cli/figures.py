@@ -10,7 +10,7 @@ from rich.text import Text
 
 from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
-from streamxf.formats.contents import Entry
+from streamxf.formats.contents import Entry, Format
 from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
 from streamxf.summary.tally import Tally
 from streamxf.summary.tree import Module, walk
@@ -18,6 +18,8 @@ from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from streamxf.summary.plain import PlainSummary
 
 _NARROW = 100
 _NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")
@@ -45,6 +47,19 @@ def totals(summary: Summary) -> None:
         _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
     if any(summary.chains):
         _groups("chain", "items", ((chain_text(chain), tally.items, tally) for chain, tally in summary.chains.items()))
+
+
+def plain(file: PlainSummary) -> None:
+    """What is in a file that streamxf.open wrote."""
+    out = show.console()
+    out.print(f"{printable(file.path)}: {Format.PLAIN}, 1 file, {size_text(file.file_bytes)}", soft_wrap=True)
+    out.print(
+        f"{size_text(file.raw_bytes)} decoded, {size_text(file.file_bytes)} stored, ratio {ratio_text(file.ratio)}"
+    )
+    out.print(f"{many(file.blocks, 'block')} of {size_text(file.block_size)} through {chain_text(file.chain)}")
+    for label, found in (("key", file.key_ids), ("signed by", file.signers), ("note", file.notes)):
+        for text in found:
+            out.print(f"{label:<11} {printable(text)}")
 
 
 def largest(summary: Summary, count: int) -> None:

@@ -8,7 +8,7 @@ import crc32c
 
 from streamxf.chain import Chain
 from streamxf.container.limits import PLAIN_MAGIC
-from streamxf.descriptor import format_parameters
+from streamxf.descriptor import Parameters, format_parameters
 from streamxf.errors import ContainerError
 
 MAX_LENGTH = 65536
@@ -19,7 +19,12 @@ START_BYTES = 12
 def pack_prefix(chain: Chain) -> bytes:
     """The prefix for a container that `chain` writes."""
     encryption = chain.encryption
-    fragment = format_parameters(encryption.descriptor().fragment).encode("ascii") if encryption is not None else b""
+    return pack_fragment(encryption.descriptor().fragment if encryption is not None else ())
+
+
+def pack_fragment(parameters: Parameters) -> bytes:
+    """The prefix that holds a fragment, or none."""
+    fragment = format_parameters(parameters).encode("ascii")
     fragment += bytes(-len(fragment) % ROUND_TO)
     data = PLAIN_MAGIC + struct.pack("<I", len(fragment)) + fragment
     return data + struct.pack("<I", crc32c.crc32c(data))
