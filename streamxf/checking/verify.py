@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
-
-from torch.distributed.checkpoint._extension import ExtensionRegistry
+from typing import TYPE_CHECKING, Any
 
 from streamxf.checking.plain import check_plain
 from streamxf.checking.tensors import check_safetensors, check_torch
@@ -34,6 +32,9 @@ from streamxf.formats.opening import contents_of, kind_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.registry import CodecRegistry
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 
 def verify(
