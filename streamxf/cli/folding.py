@@ -20,10 +20,12 @@ class Name:
     ----------
     text : str
         Printable.
+    style : str
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, style: str = "") -> None:
         self._text = text
+        self._style = style
         self._pieces = _PIECE.findall(text)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -33,7 +35,7 @@ class Name:
         line = ""
         for piece in self._pieces:
             if line and cell_len(line + piece) > options.max_width:
-                yield Text(line)
+                yield Text(line, self._style)
                 line = ""
             line += piece
-        yield Text(line, overflow="fold")
+        yield Text(line, self._style, overflow="fold")

@@ -57,11 +57,11 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def name(text: str) -> RenderableType:
+def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
     from streamxf.cli.folding import Name
 
-    return Name(printable(text))
+    return Name(printable(text), style)
 
 
 def report(text: str, good: bool, path: str) -> None:
