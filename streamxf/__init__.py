@@ -68,9 +68,12 @@ if TYPE_CHECKING:
     from streamxf.summary.page.page import page_of
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
+    from streamxf.summary.values import Values
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
+    from streamxf.values.histogram import Histogram
+    from streamxf.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
@@ -96,6 +99,7 @@ _HOME = {
     "Format": "streamxf.formats.contents",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
+    "Histogram": "streamxf.values.histogram",
     "Key": "streamxf.keys",
     "KeyProvider": "streamxf.keys",
     "KeyRing": "streamxf.keys",
@@ -115,12 +119,14 @@ _HOME = {
     "Salvaged": "streamxf.dcp.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
+    "Statistics": "streamxf.values.statistics",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.summary.summary",
     "Tally": "streamxf.summary.tally",
     "Unpacked": "streamxf.convert.unpacked",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
+    "Values": "streamxf.summary.values",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
@@ -154,7 +160,6 @@ _HOME = {
 
 # without `open`: a star import would replace the builtin function
 __all__ = [
-    "LZ4",
     "AwsKms",
     "BlockInfo",
     "Chain",
@@ -177,9 +182,11 @@ __all__ = [
     "Format",
     "FsspecReader",
     "FsspecWriter",
+    "Histogram",
     "Key",
     "KeyProvider",
     "KeyRing",
+    "LZ4",
     "LoadReport",
     "Lost",
     "Part",
@@ -195,12 +202,14 @@ __all__ = [
     "Salvaged",
     "SaveReport",
     "SigningKey",
+    "Statistics",
     "StreamInfo",
     "StreamxfError",
     "Summary",
     "Tally",
     "Unpacked",
     "UnsafeGlobals",
+    "Values",
     "VerifyKey",
     "VerifyReport",
     "ZStandard",
