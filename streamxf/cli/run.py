@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ from streamxf.cli import storage
 from streamxf.cli.app import app
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
+from streamxf.cli.show import as_json
 from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
@@ -97,7 +97,7 @@ def _fail(
         if isinstance(error, StreamxfError):
             facts |= {"file": error.file, "item": error.item, "block": error.block}
         try:
-            print(json.dumps({"error": facts}, indent=2))
+            as_json({"error": facts})
             sys.stdout.flush()
         except BrokenPipeError:
             raise

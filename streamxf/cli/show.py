@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from streamxf.progress import Progress
 
+JSON_VERSION = 1
+"""Raised when a field changes its name, its type or its meaning."""
+
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
@@ -88,7 +91,11 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long."""
+    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+
+    docs/json-schema.json says what may be in it.
+    """
+    facts = {"json_version": JSON_VERSION, **facts}
     text = json.dumps(facts, default=_plain)
     if len(text) <= _INDENTED:
         text = json.dumps(facts, indent=2, default=_plain)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from streamxf.cli import show
+from streamxf.cli import facts, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import (
@@ -54,7 +52,7 @@ def verify(
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, "ok": report.ok, **asdict(report)})
+        show.as_json({"path": path, **facts.of_verified(report)})
     else:
         show.report(str(report), report.ok, path)
     return FINE if report.ok else FAILED

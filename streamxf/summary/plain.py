@@ -15,7 +15,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.location import Location
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
-from streamxf.registry import CodecRegistry
+from streamxf.registry import CodecRegistry, short_name
 
 _UNPROVED = "It is encrypted, and nobody has vouched for what it says here: that needs a key."
 _UNSIGNED = "The signature was not checked."
@@ -64,6 +64,7 @@ class PlainSummary:
             "raw_bytes": self.raw_bytes,
             "file_bytes": self.file_bytes,
             "ratio": self.ratio,
+            "chain": "+".join(short_name(descriptor.partition("/")[0]) for descriptor in self.chain),
             "descriptors": list(self.chain),
             "blocks": self.blocks,
             "block_size": self.block_size,
