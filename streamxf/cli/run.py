@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 import traceback
 import warnings
 from contextlib import suppress
@@ -18,6 +16,7 @@ from streamxf.cli import storage
 from streamxf.cli.app import app
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
+from streamxf.cli.lines import wrapped
 from streamxf.cli.show import as_json
 from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.errors import StreamxfError
@@ -143,7 +142,4 @@ def _warn(message: Warning | str, category: type[Warning], *place: object, **mor
 
 def _say(text: str) -> None:
     """One line on stderr; at a terminal, as many as it takes to end each between words."""
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text, file=sys.stderr)
+    print(wrapped(text, sys.stderr), file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from streamxf.cli.lines import wrapped
 from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.wording import printable
 
@@ -33,8 +34,9 @@ def console() -> Console:
 
     class Words(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            options.setdefault("overflow", "ignore")
-            options.setdefault("crop", False)
+            if all(isinstance(each, str) for each in objects):
+                options["soft_wrap"] = True
+                objects = tuple(wrapped(each, sys.stdout) for each in objects)
             super().print(*objects, **options)
 
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
@@ -73,7 +75,7 @@ def report(text: str, good: bool, path: str) -> None:
 
     verdict, _, rest = with_paths(in_terminal_words(text), [path]).partition("\n")
     out = console()
-    out.print(Text(verdict, style="bold green" if good else "bold red"))
+    out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
     if rest:
         out.print(rest)
 

@@ -86,5 +86,5 @@ def unpack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        show.console().print(str(done), soft_wrap=True)
+        show.console().print(str(done))
     return FINE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from pathlib import Path
@@ -17,6 +18,7 @@ from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
 from streamxf.cli.app import app
+from streamxf.cli.lines import wrapped
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -69,6 +71,7 @@ def test_a_report_on_damage(run: Run, long_names: Path):
     # all but the seconds, which differ from run to run
     assert {word for word in piped.split() if not re.fullmatch(r"[0-9.]+", word)} <= words(lines)
     advice = f"streamxf salvage {long_names} TARGET"
+    assert all(len(line) <= 80 or " " not in line for line in lines)
     assert advice in piped
     assert advice in " ".join(" ".join(lines).split())
 
@@ -103,3 +106,29 @@ def test_options_that_are_proposed_are_alike(run: Run, plain: Path, option: str,
     done = run("inspect", plain, option)
     assert done.code == 2
     assert ("--top" in done.err) == proposed
+
+
+def test_what_was_written(tmp_path: Path):
+    source = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(10)}, source)
+    target = tmp_path / ("a long name of a folder " * 4).strip()
+    for arguments in (
+        ["pack", source, target],
+        ["transcode", target, tmp_path / "other"],
+        ["unpack", target, tmp_path / "o.pt"],
+    ):
+        code, lines = shown(*arguments)
+        assert code == 0
+        assert all(len(line) <= 80 or " " not in line for line in lines)
+
+
+def test_text_is_wrapped_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "20")
+    path = "/a/path/that-is-longer/than-a-line-is"
+    text = f"three words and then {path} and more\n\nthe next line"
+    assert wrapped(text, Terminal()).splitlines() == ["three words and then", path, "and more", "", "the next line"]
+    assert wrapped(text, io.StringIO()) == text
