@@ -75,6 +75,15 @@ def located(*, file: str | None = None, item: str | None = None) -> Iterator[Non
         raise
 
 
+def names_no_file(error: OSError) -> bool:
+    """Whether the system says that there is no such file, nor can be: its path leads through another file or in
+    circles, or has a part that is too long.
+    """
+    if isinstance(error, FileNotFoundError | NotADirectoryError):  # fsspec's have no number
+        return True
+    return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
+
+
 class ParameterError(StreamxfError, ValueError):
     """A codec, a key or a writer was made with a parameter that it does not take."""
 

@@ -62,6 +62,7 @@ MAX_FRAGMENT = 32768
 MAX_WRAPPED_KEYS = 16
 MAX_PREFIX_LEN = 65536
 MAX_METADATA_LEN = 1 << 30
+MAX_PATH = 4096
 MAX_MANIFEST_LEN = 64 << 20
 MAX_WINDOW = 1 << 27
 MAX_PERIOD = 65536
@@ -1129,11 +1130,12 @@ def _check_packages(value: Any) -> None:
 
 def _check_path(path: str) -> None:
     """A path must stay below the checkpoint, on every system."""
-    strange = any(char in "\\%?#" or unicodedata.category(char) == "Cc" for char in path)
+    strange = any(char in "\\%?#" or unicodedata.category(char) in ("Cc", "Cs") for char in path)
     _require(not strange, "manifest", f"bad character in the path {path!r}")
     parts = path.split("/")
     _require(not {"", ".", ".."} & set(parts), "manifest", f"the path {path!r} has a part that is empty, . or ..")
     _require(":" not in parts[0], "manifest", f"the path {path!r} has a colon in its first part")
+    _require(len(path) <= MAX_PATH, "manifest", "a path is too long")
 
 
 def _check_file(path: str, value: Any) -> None:

@@ -18,7 +18,7 @@ PACKAGE = Path(streamxf.__file__).parent
 LAYERS = [
     ["errors", "version"],
     ["buffers", "collector", "descriptor", "engine", "meter", "progress", "wording"],
-    ["bar", "keys", "codec", "report"],
+    ["bar", "keys", "codec", "proportion", "report"],
     ["codecs"],
     ["registry"],
     ["chain"],

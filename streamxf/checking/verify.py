@@ -31,6 +31,7 @@ from streamxf.formats.location import Location
 from streamxf.formats.opening import contents_of, kind_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress, Share
+from streamxf.proportion import MAX_EXPANSION, check_expansion
 from streamxf.registry import CodecRegistry
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def verify(
     expect_save_id: SaveIds = None,
     registry: ExtensionRegistry | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and say which items and blocks are damaged.
@@ -78,6 +80,9 @@ def verify(
         The reader's ``_extension_registry``.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    max_expansion : int
+        How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
+        stream extensions from elsewhere; 256 MiB may be in any case. More is reported as damage.
     progress : Progress, optional
         Is told how many bytes the data files have, and as they are read, by any thread.
 
@@ -113,6 +118,7 @@ def verify(
                 expect_save_id=expect_save_id,
                 registry=registry,
                 storage_options=storage_options,
+                max_expansion=max_expansion,
                 progress=progress,
             )
         except NoCheckpointError:
@@ -124,7 +130,7 @@ def verify(
     begin = perf_counter()
     ring = KeyRing.of(keys, trust, allow_unsigned)
     codecs = registry.codecs if isinstance(registry, Registry) else CodecRegistry()
-    look = _Look(location, kind, ring, codecs, progress)
+    look = _Look(location, kind, ring, codecs, check_expansion(max_expansion), progress)
     with located(file=os.fspath(path)):
         look.run()
     return look.findings.report(perf_counter() - begin, FileReport)
@@ -155,12 +161,14 @@ class _Look:
         kind: huggingface.Layout | Format,
         keys: KeyRing,
         registry: CodecRegistry,
+        max_expansion: int,
         progress: Progress | None,
     ) -> None:
         self._location = location
         self._kind = kind
         self._keys = keys
         self._registry = registry
+        self._max_expansion = max_expansion
         self._progress = progress
         self.findings = Findings()
 
@@ -196,7 +204,7 @@ class _Look:
             self._read(name, kind, alone, findings)
         except FileNotFoundError:
             findings.damage(ContainerError("the index names this file, and it is not there"), name)
-        except (OSError, ForeignError) as error:
+        except (OSError, ForeignError, PolicyError) as error:
             findings.damage(error, name)
         self.findings.add(findings)
 
@@ -207,7 +215,8 @@ class _Look:
             raise UnsupportedError("this is no regular file")
         share = self._share(size)
         with storage_errors(name), self._location.open(inside) as raw:
-            file = DataFile(raw, name, size, bool, share)  # bool() is False: nobody gives up
+            stopped = bool  # bool() is False: nobody gives up
+            file = DataFile(raw, name, size, stopped, self._max_expansion, share)
             findings.files = 1
             if kind is Format.PLAIN:
                 check_plain(FileSlice(file, 0, size), name, self._keys, self._registry, findings)

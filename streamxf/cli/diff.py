@@ -11,8 +11,17 @@ import typer
 from streamxf.cli import show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+from streamxf.cli.options import (
+    JsonOption,
+    KeyOption,
+    MaxExpansionOption,
+    PathArgument,
+    RequireOption,
+    TrustOption,
+    UnsignedOption,
+)
 from streamxf.errors import PolicyError
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.compare.difference import Change, Difference
@@ -53,6 +62,7 @@ def diff(
     require: RequireOption = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
@@ -80,6 +90,7 @@ def diff(
                 only=only or (),
                 prefixes=(prefix_a, prefix_b),
                 values=values,
+                max_expansion=max_expansion,
                 progress=bar,
             )
         except PolicyError as error:
@@ -87,7 +98,7 @@ def diff(
                 error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
             raise
     if json:
-        show.as_json({"same": found.same, **asdict(found)})
+        show.as_json({"same": found.same, **asdict(found)}, show.budget_for(max_expansion, a, b))
     else:
         _print(found, top)
         if values:

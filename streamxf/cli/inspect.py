@@ -10,8 +10,17 @@ import typer
 from streamxf.cli import show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+from streamxf.cli.options import (
+    JsonOption,
+    KeyOption,
+    MaxExpansionOption,
+    PathArgument,
+    RequireOption,
+    TrustOption,
+    UnsignedOption,
+)
 from streamxf.errors import UnsupportedError
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.summary.plain import PlainSummary
@@ -76,6 +85,7 @@ def inspect(
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
@@ -103,6 +113,7 @@ def inspect(
                 allow_unsigned=allow_unsigned,
                 require=require,
                 values=values,
+                max_expansion=max_expansion,
                 progress=bar,
             )
     except UnsupportedError:
@@ -119,7 +130,8 @@ def inspect(
         _write_page(html, summary)
     if json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
-        show.as_json(summary.as_dict(largest=top, items=items) | more)
+        facts = summary.as_dict(largest=top, items=items) | more
+        show.as_json(facts, show.budget_for(max_expansion, path))
         return code
     from streamxf.cli import figures
 

@@ -18,6 +18,7 @@ from streamxf.cli.options import (
     FileSizeOption,
     JsonOption,
     KeyOption,
+    MaxExpansionOption,
     OverwriteOption,
     PathArgument,
     RequireOption,
@@ -26,6 +27,7 @@ from streamxf.cli.options import (
     TrustOption,
     UnsignedOption,
 )
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
@@ -62,6 +64,7 @@ def pack(
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
@@ -90,6 +93,7 @@ def pack(
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

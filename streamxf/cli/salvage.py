@@ -14,6 +14,7 @@ from streamxf.cli.options import (
     EncryptToOption,
     JsonOption,
     KeyOption,
+    MaxExpansionOption,
     PathArgument,
     RequireOption,
     SaveIdOption,
@@ -23,10 +24,12 @@ from streamxf.cli.options import (
     UnsignedOption,
 )
 from streamxf.errors import ParameterError
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.convert.result import Converted
     from streamxf.dcp.salvage.result import Salvaged
+    from streamxf.proportion import Budget
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -73,6 +76,7 @@ def salvage(
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
     expect_save_id: SaveIdOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
@@ -103,15 +107,17 @@ def salvage(
             rank=rank,
             merge_ranks=merge_ranks,
             without_metadata=writer_id or without_metadata,
+            max_expansion=max_expansion,
             progress=bar,
         )
-    _print(path, target, found, written, json)
+    budget = show.budget_for(max_expansion, path) if json else None
+    _print(path, target, found, written, budget)
     return FAILED if found.damaged or written is None else FINE
 
 
-def _print(path: str, target: str, found: Salvaged, written: Converted | None, json: bool) -> None:
-    if json:
-        show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)})
+def _print(path: str, target: str, found: Salvaged, written: Converted | None, budget: Budget | None) -> None:
+    if budget is not None:
+        show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)}, budget)
         return
     show.report(str(found), not found.damaged, path)
     show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from streamxf.progress import Progress
+    from streamxf.proportion import Budget
 
 JSON_VERSION = 1
 """Raised when a field changes its name, its type or its meaning."""
 
 _INDENTED = 2**20
+_KEPT = 64 * 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
 
@@ -92,16 +95,74 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
         yield bar
 
 
-def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
+    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long. Then it is
+    made piece by piece, since a name may stand in it more often than there is memory for.
 
     docs/json-schema.json says what may be in it.
+
+    Parameters
+    ----------
+    budget : Budget, optional
+        Pays for the characters.
+
+    Raises
+    ------
+    PolicyError
+        If they are too many. Nothing was printed then.
     """
     facts = {"json_version": JSON_VERSION, **facts}
-    text = json.dumps(facts, default=_plain)
-    if len(text) <= _INDENTED:
-        text = json.dumps(facts, indent=2, default=_plain)
-    sys.stdout.write(f"{text}\n")
+    size = 0
+    kept: list[str] = []
+    for piece in _pieces(facts):
+        size += len(piece)
+        if budget is not None:
+            budget.spend(len(piece), "the output")
+        kept.append(piece)
+        if size > _KEPT:
+            kept.clear()
+    if size <= _INDENTED:
+        kept = [json.dumps(facts, indent=2, default=_plain)]
+    sys.stdout.writelines(kept if size <= _KEPT else _pieces(facts))
+    sys.stdout.write("\n")
+
+
+def budget_for(max_expansion: int, *paths: str) -> Budget:
+    """What may be printed of the checkpoints at these paths."""
+    from streamxf.proportion import Budget
+
+    return Budget(max_expansion, sum(map(_held, paths)))
+
+
+def _held(path: str) -> int:
+    """Bytes that are stored at a path."""
+    from streamxf.proportion import held_at
+
+    if "://" in path or "::" in path:
+        from fsspec.core import url_to_fs
+
+        filesystem, inner = url_to_fs(path)
+        return int(filesystem.du(inner))
+    if not os.path.isdir(path):
+        return held_at(path)
+    return sum(held_at(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+
+
+def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The text of an object, in which each element of a list has a piece of its own."""
+    before = "{"
+    for key, value in facts.items():
+        yield f"{before}{json.dumps(key)}: "
+        before = ", "
+        if isinstance(value, list | tuple):
+            between = "["
+            for element in value:
+                yield between + json.dumps(element, default=_plain)
+                between = ", "
+            yield "]" if value else "[]"
+        else:
+            yield json.dumps(value, default=_plain)
+    yield "}" if facts else "{}"
 
 
 def _plain(value: object) -> object:

@@ -18,6 +18,7 @@ from streamxf.cli.options import (
     FileSizeOption,
     JsonOption,
     KeyOption,
+    MaxExpansionOption,
     OverwriteOption,
     PathArgument,
     RequireOption,
@@ -25,6 +26,7 @@ from streamxf.cli.options import (
     TrustOption,
     UnsignedOption,
 )
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum",
@@ -50,6 +52,7 @@ def transcode(
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Write a DCP checkpoint once more, through another chain.
@@ -76,6 +79,7 @@ def transcode(
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

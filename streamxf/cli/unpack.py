@@ -10,7 +10,16 @@ import typer
 from streamxf.cli import show, units
 from streamxf.cli.exits import FINE
 from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+from streamxf.cli.options import (
+    JsonOption,
+    KeyOption,
+    MaxExpansionOption,
+    PathArgument,
+    RequireOption,
+    TrustOption,
+    UnsignedOption,
+)
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
@@ -54,6 +63,7 @@ def unpack(
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
@@ -81,6 +91,7 @@ def unpack(
             trust=keys_at(trust),
             allow_unsigned=allow_unsigned,
             require=require,
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

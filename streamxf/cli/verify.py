@@ -8,12 +8,14 @@ from streamxf.cli.keys import keys_at
 from streamxf.cli.options import (
     JsonOption,
     KeyOption,
+    MaxExpansionOption,
     PathArgument,
     RequireOption,
     SaveIdOption,
     TrustOption,
     UnsignedOption,
 )
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
@@ -28,6 +30,7 @@ def verify(
     allow_unsigned: UnsignedOption = False,
     require: RequireOption = None,
     expect_save_id: SaveIdOption = None,
+    max_expansion: MaxExpansionOption = MAX_EXPANSION,
     json: JsonOption = False,
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
@@ -49,10 +52,11 @@ def verify(
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, **facts.of_verified(report)})
+        show.as_json({"path": path, **facts.of_verified(report)}, show.budget_for(max_expansion, path))
     else:
         show.report(str(report), report.ok, path)
     return FINE if report.ok else FAILED

@@ -18,7 +18,19 @@ _FLAGS = (
     "vouch",
     "without_metadata",
 )
-_VALUES = ("encrypt_to", "exclude", "expect_save_id", "format", "only", "prefix", "rank", "require", "signer", "trust")
+_VALUES = (
+    "encrypt_to",
+    "exclude",
+    "expect_save_id",
+    "format",
+    "max_expansion",
+    "only",
+    "prefix",
+    "rank",
+    "require",
+    "signer",
+    "trust",
+)
 _RULES = (
     (r"streamxf\.salvage\(path, keys=keys, without_metadata=True\)", "streamxf salvage PATH TARGET --without-metadata"),
     (r"streamxf\.salvage\(path, keys=keys\)", "streamxf salvage PATH TARGET"),

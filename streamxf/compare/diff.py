@@ -21,6 +21,7 @@ from streamxf.formats.raw import RawSource
 from streamxf.formats.source import Source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.wording import many
 
 
@@ -37,6 +38,7 @@ def diff(
     prefixes: tuple[str, str] = ("", ""),
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Difference:
     """Compare two checkpoints: which items are not the same, and how far apart they are.
@@ -64,6 +66,10 @@ def diff(
         Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
     storage_options : mapping, optional
         fsspec's, for both.
+    max_expansion : int
+        How many times what a checkpoint's storage holds may be compared of it; 256 MiB may be in any case. What lies in
+        blocks counts as it is stored. More is not comparable: tensors whose strides repeat elements, objects that hold
+        the same parts again and again.
     progress : Progress, optional
         Is told the bytes of the tensors that are compared, those of both.
 
@@ -79,7 +85,8 @@ def diff(
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
     locations = [Location.of(path, storage_options) for path in (first, second)]
-    options = [{"keys": ring, "require": require} if with_keys else {} for with_keys in encrypted]
+    common: dict[str, Any] = {"max_expansion": max_expansion}
+    options = [common | ({"keys": ring, "require": require} if with_keys else {}) for with_keys in encrypted]
     sides: dict[int, Source] = {}
     origins: dict[int, Origin | None] = {}
     with ExitStack() as stack:
@@ -101,7 +108,7 @@ def diff(
 def _opened(location: Location, packed: Origin | None, options: dict[str, Any]) -> Source:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and location.is_folder() and not is_checkpoint(location):
-        return open_whole(location, packed.excluded, follow_links=True)
+        return open_whole(location, packed.excluded, follow_links=True, max_expansion=options["max_expansion"])
     return open_source(location.given, storage_options=location.storage_options, **options)
 
 

@@ -29,6 +29,7 @@ from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Entry
 from streamxf.formats.source import Box, Source, boxes_of
 from streamxf.progress import Progress, Share
+from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
 from streamxf.values.numbers import is_number
 
@@ -72,7 +73,8 @@ def compare(
         elif entry.is_tensor != beside.is_tensor or entry.shape != beside.shape:
             found.change(Change(name, (entry.dtype, beside.dtype), (entry.shape, beside.shape)))
         elif not entry.is_tensor:
-            found.objects(name, partial(first.load_object, entry), partial(second.load_object, beside))
+            load = partial(first.load_object, entry), partial(second.load_object, beside)
+            found.objects(name, *load, first.budget)
         elif entry.dtype != beside.dtype and not (is_number(_dtype(entry)) and is_number(_dtype(beside))):
             found.change(Change(name, (entry.dtype, beside.dtype), (entry.shape, beside.shape)))
         else:
@@ -107,13 +109,13 @@ class _Found:
         else:
             self._equal += 1
 
-    def objects(self, name: str, load_first: Callable[[], Any], load_second: Callable[[], Any]) -> None:
+    def objects(self, name: str, load_first: Callable[[], Any], load_second: Callable[[], Any], budget: Budget) -> None:
         try:
             with _of_the("first"):
                 one = load_first()
             with _of_the("second"):
                 other = load_second()
-            text = difference_of(one, other)
+            text = difference_of(one, other, budget=budget)
         except Incomparable as error:
             self._read += 1
             self._incomparable[name] = str(error)

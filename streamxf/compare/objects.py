@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from streamxf.compare.values import same_bits
-from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION
+from streamxf.errors import PolicyError
+from streamxf.proportion import Budget, most
 from streamxf.wording import printable
 
 _SHOWN = 60
+_STEP = 32  # bytes
+_NUMBERS = frozenset({int, float, bool, type(None)})
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device, set, frozenset)
 
 
@@ -20,11 +23,16 @@ class Incomparable(Exception):
     """Two objects of a class that does not say when they are equal."""
 
 
-def difference_of(first: Any, second: Any, place: str = "") -> str | None:
+def difference_of(first: Any, second: Any, place: str = "", budget: Budget | None = None) -> str | None:
     """The first place where two objects differ, in words; None if they are the same.
 
     Dicts are the same whatever their order, and so is any mapping with the same entries; a list is no tuple, and 1 is
     not 1.0. A NaN is the same as a NaN, and tensors and arrays are if they are bit for bit.
+
+    Parameters
+    ----------
+    budget : Budget, optional
+        Pays for what is compared: two objects that hold their parts many times may have more pairs of parts than bytes.
 
     Raises
     ------
@@ -32,7 +40,9 @@ def difference_of(first: Any, second: Any, place: str = "") -> str | None:
         If nobody can tell.
     """
     try:
-        return _Comparison().difference(first, second, place)
+        return _Comparison(budget).difference(first, second, place)
+    except PolicyError as error:
+        raise Incomparable(error.message) from None
     except RecursionError:
         raise Incomparable("it is nested too deeply") from None
 
@@ -40,10 +50,13 @@ def difference_of(first: Any, second: Any, place: str = "") -> str | None:
 class _Comparison:
     """Compares each pair of containers once: they may share their parts, or hold themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None) -> None:
         self._seen: set[tuple[int, int]] = set()
+        self._budget = budget
 
     def difference(self, first: Any, second: Any, place: str) -> str | None:
+        if self._budget is not None and (size := _size_of(first)):
+            self._budget.spend(size, "comparing it")
         mappings = isinstance(first, Mapping) and isinstance(second, Mapping)
         if not mappings and (type(first) is not type(second) or not isinstance(first, list | tuple)):
             return _of_values(first, second, place)
@@ -59,7 +72,8 @@ class _Comparison:
         if new := [key for key in second if key not in first]:
             return _said(place, f"{_shown(new[0])} is new" + _more(new))
         for key, value in first.items():
-            if text := self.difference(value, second[key], _inside(place, key)):
+            other = second[key]
+            if not _same_number(value, other) and (text := self.difference(value, other, _inside(place, key))):
                 return text
         return None
 
@@ -67,9 +81,15 @@ class _Comparison:
         if len(first) != len(second):
             return _said(place, f"length {len(first):,} became {len(second):,}")
         for number, (one, other) in enumerate(zip(first, second, strict=True)):
-            if text := self.difference(one, other, _inside(place, number)):
+            if not _same_number(one, other) and (text := self.difference(one, other, _inside(place, number))):
                 return text
         return None
+
+
+def _same_number(first: Any, second: Any) -> bool:
+    """Whether that is quickly seen, as for most of what long lists are made of."""
+    kind = type(first)
+    return kind in _NUMBERS and kind is type(second) and first == second
 
 
 def _of_values(first: Any, second: Any, place: str) -> str | None:
@@ -96,10 +116,21 @@ def _of_tensors(first: torch.Tensor, second: torch.Tensor, place: str) -> str | 
         facts = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (first, second)]
         return _said(place, f"a tensor of {facts[0]} became one of {facts[1]}")
     for each in (first, second):
-        if each.nbytes > max(FREE_OBJECT, MAX_EXPANSION * each.untyped_storage().nbytes()):
+        if each.nbytes > most(each.untyped_storage().nbytes()):
             raise Incomparable("it has a tensor that is far larger than its storage")
     same = same_bits(_dense(first), _dense(second))
     return None if same else _said(place, "a tensor has other values")
+
+
+def _size_of(value: Any) -> int:
+    """Bytes that are compared of a value, `_STEP` of them for each of its parts, which may have more of their own."""
+    if isinstance(value, list | tuple):
+        return _STEP * (1 + len(value))
+    if isinstance(value, Mapping | set | frozenset):
+        return _STEP * (1 + len(value)) + sum(len(key) for key in value if isinstance(key, str | bytes))
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    return int(value.nbytes) if isinstance(value, torch.Tensor | np.ndarray) else 0
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, names_no_file
 from streamxf.formats.contents import Contents
 from streamxf.formats.location import Location
 
@@ -30,7 +30,8 @@ def place_of(location: Location) -> str:
 
 
 def version_of(location: Location, name: str = "") -> object:
-    """What changes when anybody writes to a file of a folder, or to this file itself, or puts another in its place.
+    """What changes when anybody writes to a file of a folder, or to this file itself, or puts another in its place;
+    None where there is no local file.
 
     Times of writing alone would not do: programs that copy files set them to what they were.
     """
@@ -38,7 +39,12 @@ def version_of(location: Location, name: str = "") -> object:
     if location.filesystem is not None:
         location.filesystem.invalidate_cache()  # which may remember what has changed since
         return location.filesystem.ukey(path)
-    facts = os.stat(path)
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        if names_no_file(error):
+            return None  # who opens it says which item is missing with it
+        raise
     return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
 

@@ -27,6 +27,7 @@ from streamxf.formats.location import Location
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.wording import printable
 
 _SHOWN = 5
@@ -50,6 +51,7 @@ def pack(
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
@@ -81,6 +83,9 @@ def pack(
         refused.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have nothing that is.
+
+    max_expansion : int
+        As in `diff`: how many times what is stored may be packed.
 
     Returns
     -------
@@ -115,12 +120,13 @@ def pack(
             target_options=target_options,
             block_size=block_size,
             file_size=file_size,
+            max_expansion=max_expansion,
             progress=progress,
         )
     refuse_inside(source, target)
     identity = partial(identity_of, location, exclude, follow_links=follow_links)
     before = identity()
-    with open_whole(location, exclude, follow_links=follow_links) as opened:
+    with open_whole(location, exclude, follow_links=follow_links, max_expansion=max_expansion) as opened:
         refuse_unused(exclude, opened.excluded)
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
         writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)

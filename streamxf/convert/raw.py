@@ -68,7 +68,9 @@ class RawFiles:
             key=lambda entry: (entry.parts[0].file, entry.parts[0].start),
         )
         items = [Item(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), 0, _IN_MEMORY) for name in objects]
-        items += [Item.of_tensor(_write_item(entry), self._file_of(entry)) for entry in tensors]
+        for entry in tensors:
+            self._source.spend(entry)
+            items.append(Item.of_tensor(_write_item(entry), self._file_of(entry)))
 
         def check() -> None:
             check_same(self._location.given, self._before, self._identity())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 
 
 def salvage_to(
@@ -58,6 +60,7 @@ def salvage_to(
     without_metadata: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> tuple[Salvaged, Converted | None]:
     """Save what verifies of a checkpoint that may be damaged as a new checkpoint, and say what does not.
@@ -77,6 +80,8 @@ def salvage_to(
         As in `salvage`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
+    max_expansion : int
+        As in `salvage`.
     progress : Progress, optional
         Is told of stored bytes while the source is checked, and of those of items while these are copied.
 
@@ -102,12 +107,13 @@ def salvage_to(
         source,
         keys=KeyRing.of(keys, trust, allow_unsigned),
         require=require,
-        objects=AsStored(),
+        objects=AsStored(max_expansion=max_expansion),
         expect_save_id=expect_save_id,
         rank=rank,
         merge_ranks=merge_ranks,
         without_metadata=without_metadata,
         storage_options=storage_options,
+        max_expansion=max_expansion,
         progress=progress,
     ) as catalog:
         made = chain_for(chain, encrypt_to, signer, was_encrypted=_is_encrypted(catalog))
@@ -123,10 +129,11 @@ def _job(source: str, catalog: Catalog, found: Salvaged, partial: bool) -> Job:
     described = {name: _in_one_piece(catalog.items[name]) for name in found.loaded}
     paths = {name: catalog.paths.get(name) or (name,) for name in found.loaded}
     items = sorted((_item(name, described[name], catalog) for name in found.loaded), key=lambda item: item.file)
-    facts = f"{source} {partial} {found.partial} {sorted(_places(catalog))}"
-    identity = hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()  # names need not be texts
+    identity = hashlib.sha256(f"{source} {partial}".encode("utf-8", "surrogatepass"))  # names need not be texts
+    for fact in (*found.partial, *_places(catalog)):
+        identity.update(repr(fact).encode("ascii", "backslashreplace"))
     opened = _Reading(catalog, partial).opened
-    return Job(Metadata(described, paths), items, None, identity, opened)
+    return Job(Metadata(described, paths), items, None, identity.hexdigest(), opened)
 
 
 def _in_one_piece(item: Any) -> Any:
@@ -148,11 +155,16 @@ def _item(name: str, item: Any, catalog: Catalog) -> Item:
     return Item.of_tensor(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.TENSOR, tensor_data=data), file)
 
 
-def _places(catalog: Catalog) -> Iterator[str]:
-    """What tells this checkpoint from another one at the same place."""
+def _places(catalog: Catalog) -> Iterator[tuple[object, ...]]:
+    """What tells this checkpoint from another one at the same place: where its items are. A name may be as long as all
+    else, and that of many shards, so it comes once.
+    """
     for session in catalog.sessions:
-        for index, place in session.storage_data.items():
-            yield f"{index.fqn} {index.offset} {place.relative_path} {place.offset} {place.length}"
+        ordered = sorted(session.storage_data.items(), key=lambda each: (each[0].fqn, each[0].offset or ()))
+        for name, shards in itertools.groupby(ordered, key=lambda each: each[0].fqn):
+            yield (name,)
+            for index, place in shards:
+                yield tuple(index.offset or ()), place.relative_path, place.offset, place.length
 
 
 class _Reading:

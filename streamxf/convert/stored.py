@@ -32,6 +32,7 @@ from streamxf.dcp.load.items import Require
 from streamxf.dcp.load.loader import noted
 from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.metadata import file as metadata_file
+from streamxf.dcp.places import held_by
 from streamxf.dcp.reader import FileSystemReader, OpenedFile
 from streamxf.dcp.save.streamed import Streamed
 from streamxf.dcp.tensors.framing import frame_of
@@ -44,6 +45,7 @@ from streamxf.fileio.source import FileSlice, access_to
 from streamxf.formats.location import Location
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter
+from streamxf.proportion import MAX_EXPANSION, Budget
 
 
 class Stored:
@@ -58,6 +60,8 @@ class Stored:
         As in `FileSystemReader`.
     storage_options : mapping, optional
         fsspec's, for the URL.
+    max_expansion : int
+        As `transcode` takes it.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class Stored:
         keys: KeyRing,
         require: Require | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        max_expansion: int = MAX_EXPANSION,
     ) -> None:
         self._path = os.fspath(path)
         self._keys = keys
         self._require = require
         self._options = storage_options
+        self._max_expansion = max_expansion
         self._folder = Folder(path, storage_options)
 
     def jobs(self, *, in_place: bool) -> Iterator[Job]:
@@ -101,7 +107,10 @@ class Stored:
             metadata = metadata_file.load(data, reader._registry.keys, rank=rank, published=published)
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         reader.set_up_storage_reader(metadata, True)
-        source = _Source(reader, metadata)
+        files = {place.relative_path for place in (metadata.storage_data or {}).values()}
+        budget = Budget(self._max_expansion, held_by(reader.fs, reader.path, files, {}))
+        reader.bound_by(budget)
+        source = _Source(reader, metadata, budget)
 
         versions = self._versions(metadata)
 
@@ -138,10 +147,13 @@ class _Source:
     reader : ChainReaderMixin
         Set up.
     metadata : Metadata
+    budget : Budget
+        Pays for what is read, and for what the reader decodes whole.
     """
 
-    def __init__(self, reader: Any, metadata: Metadata) -> None:
+    def __init__(self, reader: Any, metadata: Metadata, budget: Budget) -> None:
         self._reader = reader
+        self._budget = budget
         self._places: Mapping[MetadataIndex, _StorageInfo] = metadata.storage_data or {}
         self._described = metadata.state_dict_metadata
         self._meter = Meter()
@@ -187,6 +199,7 @@ class _Source:
         tensor = write.tensor_data
         request = _request(index, LoadItemType.BYTE_IO if tensor is None else LoadItemType.TENSOR)
         named = {"file": file.name, "item": index.fqn}
+        self._budget.spend(place.length, "the item", **named)  # as stored: its blocks bound what they decode to
         dtype = tensor.properties.dtype if tensor is not None else None
         shape = tuple(tensor.chunk.sizes) if tensor is not None else ()
         geometry = Geometry.row_major(dtype, shape) if dtype is not None else None

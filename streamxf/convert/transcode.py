@@ -18,6 +18,7 @@ from streamxf.dcp.load.items import Require
 from streamxf.errors import ParameterError
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 
 
 def transcode(
@@ -37,6 +38,7 @@ def transcode(
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Converted:
     """Write a DCP checkpoint, streamxf's or stock, once more through another chain.
@@ -77,6 +79,8 @@ def transcode(
         As in `FileSystemWriter`.
     file_size : int
         Bytes of items, before the chain, that go into one data file; more where there would be too many.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be copied.
     progress : Progress, optional
 
     Returns
@@ -107,5 +111,5 @@ def transcode(
     writer = writer_to(place, made, block_size, options, overwrite=in_place or overwrite)
     if target is not None:
         check_target(writer, overwrite)
-    jobs = Stored(source, ring, require, storage_options).jobs(in_place=in_place)
+    jobs = Stored(source, ring, require, storage_options, max_expansion).jobs(in_place=in_place)
     return Converted.together([write_job(writer, job, file_size, progress) for job in jobs])

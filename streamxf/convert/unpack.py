@@ -23,6 +23,7 @@ from streamxf.formats.location import Location
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {
@@ -49,6 +50,7 @@ def unpack(
     require: Require | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Unpacked | Converted:
     """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
@@ -89,6 +91,8 @@ def unpack(
         As in `FileSystemReader`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be written.
     progress : Progress, optional
         Is told the bytes that are written.
 
@@ -118,7 +122,12 @@ def unpack(
         raise ParameterError(f"shard_size={shard_size}: it is a number of bytes, from 1")
     begin = perf_counter()
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    options: dict[str, Any] = {"keys": ring, "require": require, "storage_options": storage_options}
+    options: dict[str, Any] = {
+        "keys": ring,
+        "require": require,
+        "storage_options": storage_options,
+        "max_expansion": max_expansion,
+    }
     place = Target(target, target_options, overwrite=overwrite)
     asked = FORMATS[format] if format is not None else format_of(place.name)
     if asked is Format.DCP:

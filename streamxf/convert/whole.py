@@ -33,6 +33,7 @@ from streamxf.formats.extents import Extent, Pieces
 from streamxf.formats.location import Location
 from streamxf.formats.opening import BEGINNING, LOOKED_FOR, format_of, open_source, read_shard, scanned
 from streamxf.formats.raw import RawSource, extents_of
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.wording import many, printable
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -60,8 +61,9 @@ class Whole(RawSource):
         extents: Mapping[str, Extent | Pieces],
         origin: Origin,
         excluded: set[str],
+        max_expansion: int,
     ) -> None:
-        super().__init__(contents, location, main.shards if main is not None else {})
+        super().__init__(contents, location, main.shards if main is not None else {}, max_expansion)
         self.origin = origin
         self.excluded = excluded
         self._extents.update(extents)
@@ -70,13 +72,21 @@ class Whole(RawSource):
         return self.origin.to_plain() if entry.name == ITEM else super().load_object(entry)
 
 
-def open_whole(location: Location, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Whole:
+def open_whole(
+    location: Location,
+    exclude: Sequence[str] = (),
+    *,
+    follow_links: bool = False,
+    max_expansion: int = MAX_EXPANSION,
+) -> Whole:
     """Open a file or a folder, but no DCP checkpoint.
 
     Parameters
     ----------
     exclude, follow_links
         As in `Tree.of`.
+    max_expansion : int
+        As in `pack`.
 
     Raises
     ------
@@ -110,7 +120,7 @@ def open_whole(location: Location, exclude: Sequence[str] = (), *, follow_links:
     origin = Origin(kind, found.files, folders, dict(tree.links), tuple(exclude))
     entries = {ITEM: Entry(ITEM, None, (), None, (Part((), (), "", 0, 0),)), **found.entries, **found.rests}
     contents = Contents(location.given, kind, entries, tree.files, notes=(*notes, *found.notes()))
-    return Whole(contents, location, main, found.extents, origin, tree.excluded)
+    return Whole(contents, location, main, found.extents, origin, tree.excluded, max_expansion)
 
 
 def identity_of(location: Location, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:

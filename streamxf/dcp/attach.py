@@ -30,6 +30,7 @@ from streamxf.fileio.locks import ForkLock
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.keys import KeysLike
+from streamxf.proportion import MAX_EXPANSION
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ def attach(
     require: Require | None = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
+    max_expansion: int = MAX_EXPANSION,
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
 
@@ -58,7 +60,7 @@ def attach(
     registry, keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
-    weights_only, safe_globals
+    weights_only, safe_globals, max_expansion
         For a reader: as in `streamxf.FileSystemReader`, for items that are no tensors. Tensors are unpickled by the
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
@@ -89,8 +91,8 @@ def attach(
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, _StorageWriterTransforms):
-        for_readers = (registry, keys, require, safe_globals or None, weights_only or None)
-        if extensions is None or for_readers != (None, None, None, None, True):
+        for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
+        if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         made = _WriterTransforms(Extensions.of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
@@ -98,8 +100,8 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; what was "
-                "written says itself which chain it has"
+                "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
+                "max_expansion=; what was written says itself which chain it has"
             )
         if require == "published":
             raise ParameterError(
@@ -108,7 +110,8 @@ def attach(
             )
         known = Registry.of(registry, keys)
         required = check_require(require, known, default="bound")
-        target.transforms = _ReaderTransforms(known, required, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
+        objects = Objects(weights_only, safe_globals, max_expansion)
+        target.transforms = _ReaderTransforms(known, required, objects)  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "

@@ -18,6 +18,7 @@ from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
@@ -86,7 +87,8 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id, progress
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id,
+    max_expansion, progress
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
@@ -104,6 +106,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         expect_save_id: SaveIds = None,
+        max_expansion: int = MAX_EXPANSION,
         progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
@@ -113,7 +116,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
             _extension_registry,
             KeyRing.of(keys, trust, allow_unsigned),
             require,
-            objects=Objects(weights_only, safe_globals),
+            objects=Objects(weights_only, safe_globals, max_expansion),
             expect_save_id=expect_save_id,
             progress=progress,
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from streamxf.errors import ParameterError
+from streamxf.proportion import held_at
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
@@ -32,6 +34,31 @@ def local_path(fs: Any, path: str | os.PathLike[str]) -> str | None:
         if "file" in names:
             return str(layer._strip_protocol(inner_path))
     return None
+
+
+def held_by(fs: Any, folder: Any, names: Iterable[str], listed: Mapping[str, int | None]) -> int:
+    """How many bytes the storage holds of some files of a folder, all but their holes; what cannot be asked counts for
+    nothing.
+
+    Parameters
+    ----------
+    fs : FileSystemBase
+        Torch's.
+    folder, names
+        The files' paths are relative to the folder, and inside of it.
+    listed : mapping of str to int
+        Sizes that are known.
+    """
+    return sum(_held(fs, fs.concat_path(folder, name), listed.get(name)) for name in names)
+
+
+def _held(fs: Any, path: Any, size: int | None) -> int:
+    if (local := local_path(fs, path)) is not None:
+        return held_at(local)
+    if size is None:
+        with suppress(OSError):
+            size = fs.fs.info(os.fspath(path))["size"]
+    return size or 0
 
 
 def protocol_of(fs: Any) -> str:

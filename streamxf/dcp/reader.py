@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import IO, Any
 
@@ -51,6 +51,7 @@ from streamxf.errors import (
     ParameterError,
     PolicyError,
     StreamxfError,
+    names_no_file,
 )
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.counted import Counted
@@ -60,6 +61,7 @@ from streamxf.fileio.source import Access, FileSlice, Timed, access_to
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Share, Shares
+from streamxf.proportion import MAX_EXPANSION, Budget, held_bytes
 from streamxf.registry import providers_in
 from streamxf.report import LoadReport
 
@@ -121,6 +123,7 @@ class ChainReaderMixin:
     _opener: ItemOpener
     _items: dict[str, Any]
     _rank_local: bool
+    _budget: Budget | None
     report: LoadReport | None
     """What the last load did in this process; None before, and after one that failed."""
     save_id: str | None
@@ -150,8 +153,16 @@ class ChainReaderMixin:
         self._opener = ItemOpener(self._registry, self._require)
         self._items = {}
         self._rank_local = False
+        self._budget = None
         self.report = None
         self.save_id = None
+
+    def bound_by(self, budget: Budget) -> None:
+        """Have `budget` pay for what foreign extensions make of items, for who believes what the checkpoint says of
+        their sizes. In a load the caller has made the memory for them.
+        """
+        self._budget = budget
+        self._opener = replace(self._opener, budget=budget)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -228,7 +239,13 @@ class ChainReaderMixin:
         self._check_save(metadata_file.manifest_of(metadata))  # somebody may have read it in another way
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         providers = tuple(providers_in(getattr(metadata.storage_meta, "modules", None)))
-        self._opener = ItemOpener(self._registry, self._require, metadata_file.manifest_of(metadata), providers)
+        self._opener = ItemOpener(
+            self._registry,
+            self._require,
+            metadata_file.manifest_of(metadata),
+            providers,
+            budget=self._budget,
+        )
         self._items = metadata.state_dict_metadata
 
     @told
@@ -276,7 +293,8 @@ class ChainReaderMixin:
 
     def _read_all(self, plan: LoadPlan, planner: LoadPlanner, progress: Progress | None) -> Meter:
         meter = Meter()
-        loader = Loader(planner, meter, self._objects)
+        budget = self._objects.budget()
+        loader = Loader(planner, meter, self._objects, budget)
         by_file: dict[str, list[ReadItem]] = {}
         for request in plan.items:
             by_file.setdefault(self._place(request).relative_path, []).append(request)
@@ -284,6 +302,8 @@ class ChainReaderMixin:
         for path, requests in by_file.items():
             requests.sort(key=lambda request: self._place(request).offset)
             with items_advised(), self._open_file(path) as (file, size):
+                if budget is not None:
+                    budget.add(held_bytes(file, size))
                 access = Timed(access_to(file), meter.io)
                 opened = OpenedFile(self._full(path), file, access, size, shares)
                 try:
@@ -338,7 +358,7 @@ class ChainReaderMixin:
         item = self._items.get(index.fqn)
         if not isinstance(item, TensorStorageMetadata):
             raise _not_described(Kind.TENSOR)
-        found = _chunk_at(index, item.chunks)
+        found = chunk_at(index, item.chunks)
         if found is None:
             raise MetadataError("the metadata does not describe this part of the tensor")
         return Geometry.row_major(item.properties.dtype, tuple(found.sizes))
@@ -364,7 +384,7 @@ class ChainReaderMixin:
             index = request.storage_index
             stored = self._place(request).length
             item = self._items.get(index.fqn)
-            chunk = _chunk_at(index, item.chunks) if isinstance(item, TensorStorageMetadata) else None
+            chunk = chunk_at(index, item.chunks) if isinstance(item, TensorStorageMetadata) else None
             if chunk is None or chunk.sizes == request.lengths:
                 sizes[index] = stored
             else:
@@ -387,7 +407,9 @@ class ChainReaderMixin:
             try:
                 self._check_local(path)
                 file = stack.enter_context(self.fs.create_stream(path, "rb"))
-            except FileNotFoundError as error:
+            except OSError as error:
+                if not names_no_file(error):
+                    raise
                 missing = "the file that holds the item is missing from the checkpoint"
                 raise MetadataError(missing, file=os.fspath(path)) from error
             size = file.seek(0, io.SEEK_END)
@@ -455,6 +477,9 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
+    max_expansion : int
+        How many times what is stored may be made of items that are no tensors, all together; 256 MiB may be in any
+        case. Tensors fill memory that is there.
     progress : bool or Progress
         True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` is told how many stored bytes this process has to read, and as they are read, by any thread; what it
@@ -478,6 +503,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         expect_save_id: SaveIds = None,
+        max_expansion: int = MAX_EXPANSION,
         progress: ProgressLike = False,
     ) -> None:
         check_local(path, "FsspecReader")
@@ -486,7 +512,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
             _extension_registry,
             KeyRing.of(keys, trust, allow_unsigned),
             require,
-            objects=Objects(weights_only, safe_globals),
+            objects=Objects(weights_only, safe_globals, max_expansion),
             expect_save_id=expect_save_id,
             progress=progress,
         )
@@ -524,7 +550,8 @@ def _not_described(kind: Kind) -> MetadataError:
     )
 
 
-def _chunk_at(index: MetadataIndex, chunks: Sequence[ChunkStorageMetadata]) -> ChunkStorageMetadata | None:
+def chunk_at(index: MetadataIndex, chunks: Sequence[ChunkStorageMetadata]) -> ChunkStorageMetadata | None:
+    """The chunk of a tensor that begins where `index` says; None if there is none."""
     if index.index is not None and 0 <= index.index < len(chunks) and chunks[index.index].offsets == index.offset:
         return chunks[index.index]  # as nearly always: the list may be long
     return next((chunk for chunk in chunks if chunk.offsets == index.offset), None)

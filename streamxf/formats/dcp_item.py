@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from streamxf.dcp.load.loader import INLINE_BYTES, Loader
 from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
-from streamxf.dcp.objects.policy import FREE_OBJECT, MAX_EXPANSION, Objects
+from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import OpenedFile
+from streamxf.dcp.tensors.payload import QUANTIZED
 from streamxf.dcp.verify.archive import find_payload
 from streamxf.errors import ContainerError, MetadataError, PolicyError, UnsupportedError
 from streamxf.fileio.blocks import BlockReader
@@ -23,6 +24,7 @@ from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import FileSlice
 from streamxf.formats.extents import Extent
+from streamxf.proportion import Budget
 
 
 class Item(Protocol):
@@ -32,22 +34,29 @@ class Item(Protocol):
     ----------
     file : str
         For errors.
+    cost : int
+        What reading all of it takes of a `Budget`: of blocks their stored bytes, of anything else its elements.
     """
 
     @property
     def file(self) -> str: ...
 
+    @property
+    def cost(self) -> int: ...
+
     def load(self, loader: Loader, planner: LoadPlanner, request: ReadItem) -> None:
         """Fill what the planner, which is the loader's, gives for the request, now or when it is settled."""
 
 
-def open_item(reader: Any, file: OpenedFile, index: MetadataIndex, loader: Loader) -> Item:
+def open_item(reader: Any, file: OpenedFile, index: MetadataIndex, loader: Loader, budget: Budget) -> Item:
     """Open an item with all the checks that a load makes.
 
     Parameters
     ----------
     reader : FileSystemReader or FsspecReader
         Knows the metadata.
+    budget : Budget
+        Pays for what is decoded here, before any part is read.
 
     Raises
     ------
@@ -56,12 +65,14 @@ def open_item(reader: Any, file: OpenedFile, index: MetadataIndex, loader: Loade
     request = ReadItem(LoadItemType.TENSOR, index, None, index, None, None)  # type: ignore[arg-type]
     place = reader._place(request)
     geometry = reader._geometry(request)
+    if geometry.dtype in QUANTIZED:
+        raise UnsupportedError("a quantized tensor cannot be read in parts; save it as plain ones: values and scales")
     opened = reader._open_item(file, place, request, loader.meter)
     stream: Any
     if isinstance(opened, BlockReader):
         framed = reader._opener.manifest is not None
         if (opened.count == 1 and opened.size <= INLINE_BYTES) or (framed and loader.has_usual_frame(opened, geometry)):
-            return _InBlocks(file.name, opened, geometry, framed)
+            return _InBlocks(file.name, place.length, opened, geometry, framed)
         stream, size = StreamReader(opened), opened.size
     elif opened is None:
         stream, size = SliceFile(FileSlice(file.access, place.offset, place.length)), place.length
@@ -70,10 +81,12 @@ def open_item(reader: Any, file: OpenedFile, index: MetadataIndex, loader: Loade
         stream, size = opened, opened.seek(0, io.SEEK_END)
     extent = _extent(stream, size, geometry, place.length)
     if extent is not None:
-        return _Located(file.name, stream, extent)
+        in_blocks = isinstance(opened, BlockReader) and geometry.nbytes <= size
+        return _Located(file.name, place.length if in_blocks else geometry.nbytes, stream, extent)
+    budget.spend(size, "the tensor, which can only be decoded whole,")
     tensor = _decoded(stream, size, place.length)
     geometry.check(tensor)
-    return _Whole(file.name, tensor)
+    return _Whole(file.name, geometry.nbytes, tensor)
 
 
 def _extent(stream: Any, size: int, geometry: Geometry, stored: int) -> Extent | None:
@@ -100,6 +113,7 @@ class _InBlocks:
     """Parts come from their own blocks."""
 
     file: str
+    cost: int
     reader: BlockReader
     geometry: Geometry
     framed: bool
@@ -113,6 +127,7 @@ class _Whole:
     """Nothing but torch knows how the tensor is stored, so it was decoded whole."""
 
     file: str
+    cost: int
     tensor: torch.Tensor
 
     def load(self, loader: Loader, planner: LoadPlanner, request: ReadItem) -> None:
@@ -126,6 +141,7 @@ class _Located:
     """The elements stand in a stream as they are, in whatever order."""
 
     file: str
+    cost: int
     stream: Any
     extent: Extent
 
@@ -145,9 +161,4 @@ class _Located:
 
 
 def _decoded(stream: Any, size: int, stored: int) -> torch.Tensor:
-    if size > max(FREE_OBJECT, MAX_EXPANSION * stored):
-        raise PolicyError(
-            f"the tensor can only be decoded whole, and {stored} stored bytes would become {size}: that is out of "
-            "proportion. If you trust the checkpoint, load it"
-        )
     return Objects().load_tensor(stream, size, stored)

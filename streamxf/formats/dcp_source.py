@@ -21,6 +21,7 @@ from streamxf.dcp.load.items import Require
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata.file import manifest_of
 from streamxf.dcp.objects.policy import Objects
+from streamxf.dcp.places import held_by
 from streamxf.dcp.publish.listing import list_files, rank_of
 from streamxf.dcp.reader import OpenedFile
 from streamxf.errors import MetadataError
@@ -33,6 +34,7 @@ from streamxf.formats.location import Location
 from streamxf.formats.source import BOX_BYTES, Box, Source, check_box
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter
+from streamxf.proportion import MAX_EXPANSION, Budget
 
 # Files at a time. Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of it ahead.
 _OPEN_LOCAL, _OPEN_REMOTE = 256, 8
@@ -48,6 +50,8 @@ class DcpSource(Source):
     keys : KeyRing
     require : {"published", "bound", "encrypted"}, optional
         As for `FileSystemReader`.
+    max_expansion : int
+        As `diff` takes it.
 
     Raises
     ------
@@ -55,7 +59,13 @@ class DcpSource(Source):
         If the metadata cannot be used, or needs another key.
     """
 
-    def __init__(self, location: Location, keys: KeyRing, require: Require | None = None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        keys: KeyRing,
+        require: Require | None = None,
+        max_expansion: int = MAX_EXPANSION,
+    ) -> None:
         first = reader_for(location, keys, require)
         listed = list_files(first.fs, first.path)
         self._readers: list[Any] = []
@@ -70,8 +80,12 @@ class DcpSource(Source):
         self._description = Description.of(files)
         self.contents = self._description.contents(location, listed)
         self.paths = self._description.paths
+        self.budget = Budget(max_expansion, held_by(first.fs, first.path, self.contents.files, listed))
+        for reader in self._readers:
+            reader.bound_by(self.budget)
         self._stack: OrderedDict[tuple[int, str], tuple[OpenedFile, ExitStack]] = OrderedDict()
         self._item: tuple[Stored, Item] | None = None
+        self._spent: set[Stored] = set()
         self._most_open = _OPEN_LOCAL if location.filesystem is None else _OPEN_REMOTE
 
     def read(self, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
@@ -101,7 +115,7 @@ class DcpSource(Source):
         reading = _Reading()
         file = self._opened_file(stored.file, entry.parts[0].file, reading)
         with items_advised(), noted(file.name, entry.name):
-            self._readers[stored.file]._read_item(file, request, Loader(taker, Meter(), Objects()))
+            self._readers[stored.file]._read_item(file, request, Loader(taker, Meter(), Objects(), self.budget))
         return taker.found
 
     def close(self) -> None:
@@ -145,7 +159,11 @@ class DcpSource(Source):
             self._item = None  # one that was decoded whole is not held while the next one is
             file = self._opened_file(stored.file, part.file, reading)
             with noted(file.name, stored.index.fqn):
-                self._item = stored, open_item(self._readers[stored.file], file, stored.index, reading.loader)
+                item = open_item(self._readers[stored.file], file, stored.index, reading.loader, self.budget)
+                if stored not in self._spent:
+                    self.budget.spend(item.cost, "the tensor")
+                    self._spent.add(stored)
+                self._item = stored, item
         return self._item[1]
 
     def _opened_file(self, number: int, name: str, reading: _Reading) -> OpenedFile:

@@ -16,6 +16,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.formats.location import Location
+from streamxf.proportion import check_whole
 from streamxf.wording import many
 
 MAX_INDEX = 100_000_000
@@ -177,9 +178,11 @@ def _sizes(location: Location, shards: Iterable[str]) -> dict[str, int]:
 
 
 def _read_index(location: Location, name: str) -> tuple[dict[str, str], dict[str, str]]:
-    if location.size(name) is None:
+    size = location.size(name)
+    if size is None:
         raise ContainerError("the index is no file")
     with location.open(name) as file:
+        check_whole(file, size, min(size, MAX_INDEX), ContainerError)
         data = _read(file, MAX_INDEX + 1)
     if len(data) > MAX_INDEX:
         raise ContainerError(f"the index has more than {MAX_INDEX:,} bytes, which no model needs")

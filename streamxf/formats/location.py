@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from streamxf.errors import UnsupportedError
+from streamxf.errors import UnsupportedError, names_no_file
+from streamxf.proportion import held_at
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,24 @@ class Location:
         """
         path = self._inner(name)
         if self.filesystem is None:
-            facts = os.stat(path)
+            try:
+                facts = os.stat(path)
+            except OSError as error:
+                if names_no_file(error):
+                    raise FileNotFoundError(errno.ENOENT, "there is no such file", path) from None
+                raise
             return facts.st_size if stat.S_ISREG(facts.st_mode) else None
         info = self.filesystem.info(path)
         return int(info["size"]) if info["type"] == "file" else None
+
+    def held(self, sizes: Mapping[str, int]) -> int:
+        """How many bytes the storage holds of some files of this folder, or of this file itself: all but their holes.
+        They are given with their sizes, by name.
+        """
+        place = self.local_path
+        if place is None:
+            return sum(sizes.values())
+        return sum(held_at(os.path.join(place, name)) for name in sizes) if os.path.isdir(place) else held_at(place)
 
     def open(self, name: str = "", *, random: bool = False) -> IO[bytes]:
         """A file of this folder, or this file itself, for reading; local ones have nothing between them and the

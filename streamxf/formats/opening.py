@@ -12,6 +12,7 @@ from streamxf.formats import huggingface, safetensors
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.location import Location
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:  # torch takes a second to import, and not every format needs it
     from streamxf.formats.source import Source
@@ -83,6 +84,7 @@ def open_source(
     allow_unsigned: bool = False,
     require: Literal["published", "bound", "encrypted"] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Source:
     """Open a checkpoint, of whatever format, to read its tensors box by box.
 
@@ -92,6 +94,8 @@ def open_source(
         As in `contents_of`, but for what is encrypted there have to be keys.
     require
         As in `FileSystemReader`.
+    max_expansion : int
+        As in `diff`.
 
     Raises
     ------
@@ -106,11 +110,11 @@ def open_source(
     if kind is Format.DCP:
         from streamxf.formats.dcp_source import DcpSource
 
-        return DcpSource(location, ring, require)
+        return DcpSource(location, ring, require, max_expansion)
     from streamxf.formats.raw import RawSource
 
     contents, shards = scanned(location, kind)
-    return RawSource(contents, location, shards)
+    return RawSource(contents, location, shards, max_expansion)
 
 
 def kind_of(location: Location) -> huggingface.Layout | Format:

@@ -17,6 +17,7 @@ from streamxf.formats.location import Location
 from streamxf.formats.safetensors import Header
 from streamxf.formats.source import Box, Source, check_box
 from streamxf.formats.torchfile import TorchFile
+from streamxf.proportion import MAX_EXPANSION, Budget
 
 _OPEN = 8  # files at a time
 
@@ -30,15 +31,25 @@ class RawSource(Source):
     location : Location
     shards : mapping of str to Header or TorchFile
         What is in each file.
+    max_expansion : int
+        As `diff` takes it.
 
     Attributes
     ----------
     shards : mapping of str to Header or TorchFile
     """
 
-    def __init__(self, contents: Contents, location: Location, shards: Mapping[str, Header | TorchFile]) -> None:
+    def __init__(
+        self,
+        contents: Contents,
+        location: Location,
+        shards: Mapping[str, Header | TorchFile],
+        max_expansion: int = MAX_EXPANSION,
+    ) -> None:
         self.contents = contents
         self.shards = shards
+        self.budget = Budget(max_expansion, location.held(contents.files))
+        self._spent: set[str] = set()
         self._files = Files(location)
         self._extents: dict[str, Extent | Pieces] = {}
         self._objects: dict[str, Any] = {}
@@ -54,11 +65,18 @@ class RawSource(Source):
             check_box(box)
             file = box.entry.parts[0].file
             with located(file=self._files.full(file), item=box.entry.name):
+                self.spend(box.entry)
                 tensor = self._extents[box.entry.name].read(self._files.reader(file), box.offsets, box.lengths)
             yield tensor
 
     def load_object(self, entry: Entry) -> Any:
         return self._objects[entry.name]
+
+    def spend(self, entry: Entry) -> None:
+        """Count the elements of a tensor that is about to be read, once; raises PolicyError if they are too many."""
+        if entry.name not in self._spent:
+            self.budget.spend(entry.raw_bytes or 0, "the tensor", item=entry.name)
+            self._spent.add(entry.name)
 
     def extent(self, entry: Entry) -> Extent | Pieces:
         """Where a tensor stands in the file of its only part."""

@@ -12,6 +12,7 @@ from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.formats.contents import Entry, Part
 from streamxf.formats.dtypes import SAFETENSORS, TWO_IN_ONE
 from streamxf.formats.location import Location
+from streamxf.proportion import check_head
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -19,6 +20,7 @@ MAX_HEADER = 100_000_000
 
 _METADATA = "__metadata__"
 _MAX_INT = 2**63 - 1
+_MAX_NDIM = 64
 _BYTES_EACH = 12  # a tensor's entry has three lists and tables in more than forty; parsed, each takes sixty and more
 
 
@@ -76,6 +78,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> Header:
     start = LENGTH_BYTES + length
     if start > size:
         raise ContainerError(f"the file has {size} bytes, and its header alone would take {start}: it was cut")
+    check_head(file, size, length, ContainerError)
     data = _read(file, length)
     if len(data) < length:
         raise ContainerError("the file ends within its header: it was cut")
@@ -146,6 +149,8 @@ def _entry(tensor: str, facts: Any, file: str, start: int) -> Entry:
     if not tensor.isascii() and tensor != tensor.encode("utf-8", "replace").decode("utf-8"):
         raise ContainerError("the tensor's name is no text")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    if isinstance(shape, list) and len(shape) > _MAX_NDIM:
+        raise UnsupportedError(f"the tensor has {len(shape):,} dimensions; torch has at most {_MAX_NDIM}")
     if not _are_sizes(shape):
         raise ContainerError(f"the shape {shorten(str(shape))} is no list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

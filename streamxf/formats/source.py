@@ -13,6 +13,7 @@ import torch
 
 from streamxf.errors import ParameterError
 from streamxf.formats.contents import Contents, Entry
+from streamxf.proportion import Budget
 
 BOX_BYTES = 16 * 2**20
 
@@ -42,12 +43,15 @@ class Source(abc.ABC):
     Attributes
     ----------
     contents : Contents
+    budget : Budget
+        What may still be decoded, or compared, of it.
     paths : mapping of str to tuple
         Where each entry stands in the nested state dict that was saved, as DCP's ``planner_data`` says it; without
         entries that stand in no such place.
     """
 
     contents: Contents
+    budget: Budget
     paths: Paths
 
     @abc.abstractmethod
@@ -61,6 +65,8 @@ class Source(abc.ABC):
         ------
         StreamxfError
             With file, item and block, if something is not as it was stored.
+        PolicyError
+            If a tensor's elements are not stored one by one, and there are more of them than the budget has room for.
         """
 
     @abc.abstractmethod

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.summary.summary import Summary
 from streamxf.summary.values import Values
 
@@ -22,6 +23,7 @@ def inspect(
     require: Literal["published", "bound", "encrypted"] | None = None,
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Summary:
     """Add up what is in a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
@@ -41,6 +43,8 @@ def inspect(
         memory; an encrypted checkpoint then needs keys.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    max_expansion : int
+        As in `diff`; for `values` only.
     progress : Progress, optional
         Is told the size of the tensors as they are counted.
 
@@ -64,6 +68,7 @@ def inspect(
     from streamxf.values.survey import statistics_of  # imports torch, which takes seconds
 
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    with open_source(path, keys=ring, require=require, storage_options=storage_options) as source:
+    options: dict[str, Any] = {"storage_options": storage_options, "max_expansion": max_expansion}
+    with open_source(path, keys=ring, require=require, **options) as source:
         entries = source.contents.entries.values()
         return Summary.of(source.contents, Values(statistics_of(source, entries, progress)))

@@ -10,6 +10,7 @@ import torch
 
 from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.formats.source import Box, Source
+from streamxf.proportion import Budget
 
 
 class Memory(Source):
@@ -28,6 +29,7 @@ class Memory(Source):
     def __init__(self, state: dict[str, Any], path: str = "memory") -> None:
         self._state = state
         self.largest = 0
+        self.budget = Budget(1, 2**30)
         self.paths: dict[str, tuple[str | int, ...]] = {}
         self.refused: dict[str, Exception] = {}
         self.contents = Contents(path, Format.TORCH, {name: _entry(name, value) for name, value in state.items()}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamxf import proportion
 from streamxf.compare.objects import Incomparable, difference_of
+from streamxf.proportion import Budget
 
 NAN = float("nan")
 PLAIN = st.recursive(
@@ -117,6 +120,29 @@ def test_long_keys_are_not_said_again_and_again():
     for _ in range(200):
         one, other = {"k" * 10**6: one}, {"k" * 10**6: other}
     assert len(difference_of(one, other) or "") < 200
+
+
+def crossing(rows: int) -> list[list[int]]:
+    """A long list of a few others, each of them a thousand times."""
+    made = [[0] * 1000 for _ in range(rows)]
+    return [made[number % rows] for number in range(500_000)]
+
+
+def test_parts_that_meet_more_often_than_there_are_bytes():
+    """Two MiB each, as pickles, and of each other's parts 500,000 pairs, of a thousand numbers."""
+    one, other = crossing(701), crossing(709)
+    with pytest.raises(Incomparable, match="out of proportion"):
+        difference_of(one, other, budget=Budget(64, 2**21))
+
+
+@pytest.mark.parametrize("value", [["x" * 100_000], {"x" * 100_000: 0}, [np.zeros(20_000)], [torch.zeros(20_000)]])
+def test_each_pair_counts_by_its_size(value, monkeypatch):
+    monkeypatch.setattr(proportion, "FREE", 10**6)
+    others = [copy.deepcopy(value) for _ in range(30)]
+    budget = Budget(1, 0)
+    assert difference_of([value] * 5, others[:5], budget=budget) is None
+    with pytest.raises(Incomparable, match=r"besides the \d{3}\.\d KiB before it"):
+        difference_of([value] * 30, others, budget=budget)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -245,7 +245,9 @@ def test_nothing_out_of_proportion_is_decoded_whole(tmp_path: Path, monkeypatch:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[ZStandard()]))
     with open_source(tmp_path) as source:
         assert_same(whole(source, "a"), state["a"])
-    monkeypatch.setattr(dcp_item, "FREE_OBJECT", MIB)
+    monkeypatch.setattr("streamxf.proportion.FREE", MIB)
+    with open_source(tmp_path, max_expansion=100_000) as source:
+        assert_same(whole(source, "a"), state["a"])
     with open_source(tmp_path) as source, pytest.raises(PolicyError, match="out of proportion") as caught:
         whole(source, "a")
     assert caught.value.item == "a"

@@ -48,6 +48,8 @@ NAMES = (
     "metadata",
     "checkpoint",
     "salvage",
+    "tools",
+    "safetensors",
     "torchfile",
 )
 

@@ -19,8 +19,8 @@ from forge import take_container_apart
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
-from streamxf.dcp.objects.policy import FREE_OBJECT
 from streamxf.errors import AuthenticationError
+from streamxf.proportion import FREE
 
 from .rows import Row
 from .targets import BLOCK, Checkpoint, Container, PlainFile
@@ -152,7 +152,7 @@ def test_in_place_of_a_ciphertext(row: Row, name: str) -> None:
 def test_in_the_stream_of_torchs_own_zstandard(row: Row, tmp_path: Path, name: str) -> None:
     """64 KiB that torch's own reader makes 2 GiB of."""
     if name == "obj":  # nothing says how large an object is, so the reader takes 256 MiB of any
-        row.most = FREE_OBJECT / 2**20 + MEBIBYTES
+        row.most = FREE / 2**20 + MEBIBYTES
     state = {"w": torch.zeros(10, 10), "obj": "text"}
     target = Checkpoint(tmp_path / "stock", state, writer="stock", keyed=False, chain=[TorchZStandard()])
     bomb = runs(2 * GIBIBYTE, None)

@@ -24,6 +24,7 @@ from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import FileSlice
 from streamxf.meter import Meter
+from streamxf.proportion import Budget
 from streamxf.registry import Provider
 
 Require = Literal["published", "bound", "encrypted"]
@@ -56,7 +57,7 @@ class Expected:
     def check_size(self, size: int) -> None:
         """Refuse an item that decodes to `size` bytes, if that is more than it can have; raises ContainerError."""
         if self.raw_limit is not None and size > self.raw_limit:
-            hint = "; weights_only=False lifts the limit for objects" if self.kind is Kind.BYTES else ""
+            hint = "; a larger max_expansion= allows more" if self.kind is Kind.BYTES else ""
             raise ContainerError(f"the item decodes to {size} bytes, of which it can have {self.raw_limit}{hint}")
 
 
@@ -85,6 +86,8 @@ class ItemOpener:
     sees_trailer : bool
         Whether the reader looked for a manifest. Torch's own code reads the metadata past it, so there a missing one
         means nothing.
+    budget : Budget, optional
+        Pays for what foreign extensions make of items. None for readers, whose callers have made the memory for it.
     """
 
     registry: Registry
@@ -92,6 +95,7 @@ class ItemOpener:
     manifest: Manifest | None = None
     providers: tuple[Provider, ...] = ()
     sees_trailer: bool = True
+    budget: Budget | None = None
     _recipes: dict[tuple[str, ...], _Recipe] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def open(
@@ -241,7 +245,7 @@ class ItemOpener:
             for extension in self.registry.foreign(recipe.foreign):
                 stream = extension.transform_from(stream)
         limit = MAX_FOREIGN if expected.raw_limit is None else min(expected.raw_limit, MAX_FOREIGN)
-        capped: Any = _Capped(stream, limit)
+        capped: Any = _Capped(stream, limit, self.budget)
         return capped  # type: ignore[no-any-return]
 
 
@@ -259,12 +263,13 @@ def _foreign_errors() -> Iterator[None]:
 
 
 class _Capped:
-    """What a foreign extension makes of its input, up to `limit` bytes: what it decompresses comes from outside, and it
-    declares no size.
+    """What a foreign extension makes of its input, up to `limit` bytes, and as far as `budget` goes: what it
+    decompresses comes from outside, and it declares no size.
     """
 
-    def __init__(self, stream: Any, limit: int) -> None:
+    def __init__(self, stream: Any, limit: int, budget: Budget | None) -> None:
         self._stream = stream
+        self._budget = budget
         self._limit = limit
         self._left = limit
 
@@ -277,4 +282,6 @@ class _Capped:
             raise ContainerError(
                 f"a stream extension makes more than {self._limit} bytes of the item, which is all that it can hold"
             )
+        if self._budget is not None:
+            self._budget.spend(len(data), "what a stream extension makes of the item")
         return data

@@ -36,10 +36,11 @@ from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.tensors.boxes import Wanted, contiguous_strides
 from streamxf.dcp.tensors.payload import is_plain
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, escaped, located
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, escaped, located
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.reader import StreamReader
 from streamxf.meter import Meter
+from streamxf.proportion import Budget
 
 # Bytes; up to here a tensor is decoded in the calling thread, because handing it over costs more than it brings.
 INLINE_BYTES = 128 * 1024
@@ -57,16 +58,19 @@ class Loader:
         Counts what is done.
     objects : Objects
         How items that are no tensors are loaded.
+    budget : Budget, optional
+        Pays for these: nobody has made memory for them.
 
     Attributes
     ----------
     meter : Meter
     """
 
-    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
+    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects, budget: Budget | None = None) -> None:
         self.meter = meter
         self._planner = planner
         self._objects = objects
+        self._budget = budget
         self._pipeline: Pipeline[Step] = Pipeline(_do)
         self._under_way: list[Fill] = []
         self._stored: StoredTensor | None = None
@@ -82,6 +86,8 @@ class Loader:
             If the planner must not have it.
         """
         data = stream.read(-1) or b""
+        if self._budget is not None:
+            self._budget.spend(len(data), "the object")
         self.meter.item(len(data), stored_size)
         self._planner.load_bytes(request, io.BytesIO(self._objects.renew(data, stored_size)))
 
@@ -191,6 +197,8 @@ class Loader:
         wanted = narrow_tensor_by_index(stored, request.storage_offsets, request.lengths)
         if target.size() != wanted.size():
             raise _other_shape(wanted.size(), target)
+        if wanted.is_quantized != target.is_quantized:
+            raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.dtype}")
         _fill_at_once(target, wanted)
         self._planner.commit_tensor(request, target)
 

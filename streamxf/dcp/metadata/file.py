@@ -18,6 +18,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor, Parameters
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
+from streamxf.proportion import check_whole
 
 MANIFEST_ATTRIBUTE = "streamxf_manifest"
 
@@ -43,9 +44,11 @@ def read_file(file: IO[bytes]) -> bytes:
     Raises
     ------
     MetadataError
-        If it is larger than any is; then it was not read.
+        If it is larger than any is, or has hardly anything but holes; then it was not read.
     """
-    _check_size(file.seek(0, io.SEEK_END))
+    size = file.seek(0, io.SEEK_END)
+    _check_size(size)
+    check_whole(file, size, size, MetadataError)
     file.seek(0)
     return file.read()
 

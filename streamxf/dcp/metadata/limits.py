@@ -25,7 +25,10 @@ MAX_MANIFEST_END = 2**22
 """Bytes of a larger manifest behind its files."""
 
 MAX_NAME = 2**16 - 1
-"""Characters of an item's name, of a file's path, and of every other short text."""
+"""Characters of an item's name, and of every other short text but a file's path."""
+
+MAX_PATH = 4096
+"""Characters of a file's path, relative to the checkpoint: no system opens a longer one."""
 
 MAX_DESCRIPTORS = 16
 """Descriptors of an item: 8 codecs, and stream extensions from elsewhere before them."""
@@ -34,7 +37,7 @@ MAX_NDIM = 64
 """Dimensions of a tensor, as torch has it."""
 
 MAX_INT = 2**63 - 1
-"""The largest size, offset or length, and the most elements of a tensor."""
+"""The largest size, offset or length, and the most bytes of a tensor."""
 
 MAX_CUT_DIMS = 6
 """Dimensions along which one tensor is cut into chunks."""

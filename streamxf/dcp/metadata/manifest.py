@@ -20,9 +20,9 @@ from streamxf.dcp.metadata.limits import (
     MAX_LOOSE_MANIFEST,
     MAX_MANIFEST,
     MAX_MANIFEST_END,
-    MAX_NAME,
     MAX_PACKAGE_TEXT,
     MAX_PACKAGES,
+    MAX_PATH,
 )
 from streamxf.dcp.metadata.save_ids import is_id
 from streamxf.errors import AuthenticationError, MetadataError
@@ -39,6 +39,7 @@ _BEFORE_KEY = b'},"key":'
 _KEY = re.compile(rb'\},"key":(?P<key>null|"[^"\\]*+"),"packages":\{')
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DIGEST = re.compile(r"crc32c:[0-9a-f]{8}", re.ASCII)
 
 
@@ -258,8 +259,10 @@ def check_path(path: object) -> str:
     MetadataError
         If it is absolute, climbs out, or is no path at all.
     """
-    if not isinstance(path, str) or len(path) > MAX_NAME:  # and not shown: its repr may take for ever
+    if not isinstance(path, str) or len(path) > MAX_PATH:  # and not shown: its repr may take for ever
         raise MetadataError("the metadata names a file outside of the checkpoint: its path is no text, or too long")
+    if _SURROGATE.search(path):
+        raise MetadataError(f"the metadata names a file by what is not valid Unicode: {path!r:.120}")
     parts = path.split("/")
     if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise MetadataError(f"the metadata names a file outside of the checkpoint: {path!r:.120}")

@@ -179,7 +179,8 @@ def _fill_tensor(target: TensorStorageMetadata, state: dict[str, Any], pay: Pay)
     properties, size, chunks = state["properties"], state["size"], state["chunks"]
     if type(properties) is not TensorProperties or not hasattr(properties, "dtype"):
         raise _wrong(target, "properties")
-    if type(size) is not torch.Size or math.prod(max(length, 1) for length in size) > MAX_INT:
+    itemsize = properties.dtype.itemsize
+    if type(size) is not torch.Size or itemsize * math.prod(max(length, 1) for length in size) > MAX_INT:
         raise _wrong(target, "size")
     if type(chunks) is not list:
         raise _wrong(target, "chunks")

@@ -30,12 +30,11 @@ from streamxf.dcp.objects.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.fileio.locks import ForkLock
+from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 
 T = TypeVar("T")
 
 MAX_OBJECT = 2 * 2**30
-FREE_OBJECT = 256 * 2**20
-MAX_EXPANSION = 64
 _REMEMBERED = 1024  # objects of up to as many bytes, which is where the same ones come again and again
 _REMEMBERED_BYTES = 4096
 
@@ -57,13 +56,17 @@ class Objects:
     safe_globals : sequence
         Classes and functions that objects may use besides those that torch allows; as
         ``torch.serialization.add_safe_globals`` takes them.
+    max_expansion : int
+        As `salvage` takes it.
 
     Raises
     ------
     ParameterError
     """
 
-    def __init__(self, weights_only: bool = True, safe_globals: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, weights_only: bool = True, safe_globals: Sequence[Any] = (), max_expansion: int = MAX_EXPANSION
+    ) -> None:
         if not isinstance(weights_only, bool):
             raise ParameterError(f"weights_only is True or False, not {weights_only!r}")
         if isinstance(safe_globals, str) or not isinstance(safe_globals, Sequence):
@@ -73,11 +76,16 @@ class Objects:
         self._given = frozenset(safe_globals)
         _names(self._given)
         self._weights_only = weights_only
+        self._max_expansion = check_expansion(max_expansion)
         self._known: dict[bytes, bytes] = {}
 
     def limit(self, stored: int) -> int | None:
         """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
-        return min(MAX_OBJECT, max(FREE_OBJECT, MAX_EXPANSION * stored)) if self._weights_only else None
+        return min(MAX_OBJECT, most(stored, self._max_expansion)) if self._weights_only else None
+
+    def budget(self) -> Budget | None:
+        """What all objects of one load may take, as far as no file was opened yet; None for any number of bytes."""
+        return Budget(self._max_expansion, 0) if self._weights_only else None
 
     def renew(self, data: bytes, stored: int) -> bytes:
         """What the planner may be given for an object's `data`.

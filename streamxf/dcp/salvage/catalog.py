@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch.distributed.checkpoint.metadata import (
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.limits import MAX_LIST
 from streamxf.dcp.metadata.unpickle import list_lengths
+from streamxf.dcp.places import held_by
 from streamxf.dcp.salvage.result import Lost
 from streamxf.dcp.salvage.session import Session
 from streamxf.errors import MetadataError
+from streamxf.proportion import MAX_EXPANSION, Budget
 
 UNCHECKED_METADATA = (
     "the metadata {name} has no digest, since streamxf's writer did not make it: names, shapes and places of the items "
@@ -50,6 +52,8 @@ class Catalog:
     save_ids : dict of str to str
     guessed : bool
         Whether the tensors' sizes are only those that their chunks reach to.
+    budget : Budget
+        What may be made of it.
     """
 
     items: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +64,7 @@ class Catalog:
     unchecked: list[str] = field(default_factory=list)
     save_ids: dict[str, str] = field(default_factory=dict)
     guessed: bool = False
+    budget: Budget = field(default_factory=lambda: Budget(MAX_EXPANSION, 0))
 
     @classmethod
     def of(cls, sessions: Sequence[Session], damaged: Sequence[Lost] = ()) -> Catalog:
@@ -82,6 +87,20 @@ class Catalog:
             made.paths.clear()
             made.unchecked.append(UNLIKELY_LISTS)
         return made
+
+    def bound_by(self, max_expansion: int, listed: Mapping[str, int | None]) -> None:
+        """Bound what may be made of it by what its files hold, of which some sizes are known."""
+        stored = 0
+        for session in self.sessions:
+            files = {place.relative_path for place in session.storage_data.values()}
+            stored += held_by(session.fs, session.path, files, listed)
+        self.budget = Budget(max_expansion, stored)
+
+    def budgets(self) -> Budget:
+        """One for who reads it once; another is for what foreign extensions make of items meanwhile."""
+        for session in self.sessions:
+            session.bound_by(self.budget.renewed())
+        return self.budget.renewed()
 
     def readers_of(self, index: MetadataIndex) -> Iterator[Session]:
         """Who can read it."""

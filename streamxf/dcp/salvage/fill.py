@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from streamxf.dcp.metadata.tiling import Chunk, check_tiles
+from streamxf.dcp.reader import chunk_at
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.nest import nested
 from streamxf.dcp.salvage.result import Lost, Salvaged
@@ -47,6 +49,7 @@ class Filler:
         self._catalog = catalog
         self._partial = partial
         self._progress = progress
+        self._budget = catalog.budgets()
         self._damaged = list(catalog.damaged)
         self._loaded: dict[str, Any] = {}
         self._in_part: list[str] = []
@@ -124,6 +127,7 @@ class Filler:
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
         in_part = self._partial and not (complete and len(item.chunks) == 1)
         good = 0
+        self._budget.spend(math.prod(item.size) * item.properties.dtype.itemsize, "the tensor")
         whole = (zeros_for if in_part else memory_for)(item.size, item.properties.dtype)
         for number, chunk in enumerate(item.chunks):
             box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
@@ -191,6 +195,7 @@ class Filler:
         for session in self._catalog.readers_of(request.storage_index):
             try:
                 data = session.read_object(request)
+                self._budget.spend(len(data), "the object")
             except Exception as error:  # torch and foreign extensions raise anything
                 self._damaged.append(Lost.of(error, name, session.file_of(request.storage_index)))
                 continue
@@ -298,8 +303,8 @@ def _chunks_of(item: TensorStorageMetadata) -> list[Chunk]:
 
 def _box(item: TensorStorageMetadata, index: MetadataIndex) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """A chunk's offset and size."""
-    size = next((tuple(chunk.sizes) for chunk in item.chunks if chunk.offsets == index.offset), None)
-    return tuple(index.offset or ()), size
+    found = chunk_at(index, item.chunks)
+    return tuple(index.offset or ()), None if found is None else tuple(found.sizes)
 
 
 def _chunk_request(name: str, number: int, chunk: ChunkStorageMetadata) -> ReadItem:

@@ -29,6 +29,7 @@ from streamxf.container.header import Kind
 from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.items import Expected, ItemOpener
 from streamxf.dcp.metadata.limits import MAX_INT, MAX_METADATA
+from streamxf.dcp.places import held_by
 from streamxf.dcp.publish.listing import OWN_FILE
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.descriptors import WrappedKeys
@@ -43,6 +44,7 @@ from streamxf.fileio.counted import Counted
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice, access_to
 from streamxf.progress import Progress, Share, Shares
+from streamxf.proportion import Budget, held_bytes, most
 
 _STEP = 16 * 2**20
 _MAX_REMAINS = 4 * MAX_METADATA
@@ -98,6 +100,7 @@ def rebuild(
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
     damaged: Collection[Lost],
+    max_expansion: int,
     progress: Progress | None = None,
 ) -> Catalog:
     """Find everything that verifies in the data files of one save.
@@ -112,6 +115,8 @@ def rebuild(
         The writer ids that belong to the save; True where what is left shows it.
     damaged : collection of Lost
         What is wrong with the metadata.
+    max_expansion : int
+        As `salvage` takes it.
     progress : Progress, optional
         Is told of the data files' bytes.
 
@@ -128,7 +133,9 @@ def rebuild(
     kept = _Remains(damaged=list(damaged))
     for name in save.missing:
         kept.gap(MetadataError("the file is missing, and nothing says what was in it"), session._full(name))
-    reader = _Files(session, _remains(session, files), kept)
+    budget = Budget(max_expansion, held_by(session.fs, session.path, save.files, files))
+    session.bound_by(budget.renewed())
+    reader = _Files(session, _remains(session, files), kept, budget)
     shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
     for name, writer in sorted(save.files.items()):
         reader.read(name, writer, None if shares is None else shares.begin(name))
@@ -142,6 +149,7 @@ def rebuild(
     session.begin_without(_metadata_of(kept), save.files)
     made = Catalog.of([session], kept.damaged)
     made.guessed = True
+    made.budget = budget.renewed()
     made.unchecked.append(_VOUCHED)
     for name, item in made.items.items():
         if isinstance(item, TensorStorageMetadata) and len(item.size) and (kept.gaps or name in kept.cut):
@@ -164,10 +172,11 @@ class _Files:
         Whether a file begins as ``torch.save`` begins.
     """
 
-    def __init__(self, session: Session, remains: Iterable[bytes], kept: _Remains) -> None:
+    def __init__(self, session: Session, remains: Iterable[bytes], kept: _Remains, budget: Budget) -> None:
         self._session = session
         self._keys = WrappedKeys(remains, session._registry.keys)
         self._kept = kept
+        self._budget = budget
         self._opener = ItemOpener(session._registry, session._require, sees_trailer=False)
         self._by_writer: dict[str, str] = {}
         self.containers = 0
@@ -188,7 +197,10 @@ class _Files:
                 access = access_to(file)
                 if share is not None:
                     access = Counted(access, share.advance)
-                whole = FileSlice(access, 0, size)
+                looked_at = min(size, most(held_bytes(file, size), self._budget.times))
+                if looked_at < size:
+                    self._kept.gap(MetadataError(f"{size - looked_at} bytes at {looked_at} are holes"), full)
+                whole = FileSlice(access, 0, looked_at)
                 self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
                 everything = list(scan(whole, bytes.fromhex(writer)))
             except (StreamxfError, OSError) as error:
@@ -221,6 +233,7 @@ class _Files:
                 """Reading verifies each block."""
             piece = _Piece(place, None, ())
         else:
+            self._budget.spend(size, "the tensor")
             tensor = self._session._objects.load_tensor(stream, size, found.length)
             piece = _Piece(place, tensor.dtype, tuple(tensor.shape))
             reach = [at + length for at, length in zip(identity.offsets, tensor.shape, strict=False)]

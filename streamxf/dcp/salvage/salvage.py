@@ -35,6 +35,7 @@ from streamxf.errors import (
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.wording import many
 
 _WITHOUT = (
@@ -68,6 +69,7 @@ def salvage(
     merge_ranks: bool = False,
     without_metadata: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Salvaged:
     """Load what verifies of a checkpoint that may be damaged, in one process, and say what does not.
@@ -104,6 +106,10 @@ def salvage(
         the writer ids (the 32 digits in their names) that belong to one save.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    max_expansion : int
+        How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More is lost
+        then, and said so: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for
+        which there is memory, do not count.
     progress : Progress, optional
         Is told how many stored bytes there are to read, and as they are read, by any thread. Without metadata all files
         are read twice.
@@ -124,12 +130,13 @@ def salvage(
         keys=KeyRing.of(keys, trust, allow_unsigned),
         require=require,
         registry=registry,
-        objects=Objects(weights_only, safe_globals),
+        objects=Objects(weights_only, safe_globals, max_expansion),
         expect_save_id=expect_save_id,
         rank=rank,
         merge_ranks=merge_ranks,
         without_metadata=without_metadata,
         storage_options=storage_options,
+        max_expansion=max_expansion,
         progress=progress,
     ) as catalog:
         filler = Filler(catalog, partial, progress)
@@ -149,6 +156,7 @@ def open_catalog(
     merge_ranks: bool,
     without_metadata: bool | Collection[str],
     storage_options: Mapping[str, Any] | None,
+    max_expansion: int,
     progress: Progress | None,
 ) -> Iterator[Catalog]:
     """What there is of a checkpoint, to be read in the block. Arguments and errors are those of `salvage`.
@@ -201,13 +209,14 @@ def open_catalog(
     try:
         if sessions:
             catalog = Catalog.of(sessions, damaged)
+            catalog.bound_by(max_expansion, names)
             complete = frozenset(catalog.save_ids.values()) == as_save_ids(expect_save_id)
             if ".metadata" not in names and rank is None and not complete:
                 catalog.unchecked.append(UNKNOWN_RANKS)
                 if not damaged and (others := _unnamed(sessions, names)):
                     catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
         else:
-            catalog = rebuild(first, names, without_metadata, damaged, progress)
+            catalog = rebuild(first, names, without_metadata, damaged, max_expansion, progress)
         yield catalog
     finally:
         for opened in sessions or [first]:

@@ -24,7 +24,7 @@ import torch
 from streamxf.dcp.extensions import SaveStream
 from streamxf.dcp.tensors.payload import Payload, dense_order, is_plain, untouched
 from streamxf.dcp.tensors.staging import Staging
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.fileio.gather import SMALL
 from streamxf.fileio.writer import StreamWriter
 
@@ -68,6 +68,8 @@ def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
     ------
     ValueError
         If the strides have gaps or overlap: such a tensor does not fill its storage.
+    UnsupportedError
+        If torch saves no tensors of this dtype, or there is no room for one of this size.
     StreamxfError
         If this torch does not write as expected.
     """
@@ -75,7 +77,10 @@ def frame_of(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
     if dense_order(shell) is None:
         raise ValueError(f"a tensor of shape {tuple(shape)} with strides {tuple(stride)} has gaps or overlaps")
     target = _FrameTarget()
-    _run_zip_writer(shell.requires_grad_(requires_grad), _Records(target))
+    try:
+        _run_zip_writer(shell.requires_grad_(requires_grad), _Records(target))
+    except (KeyError, RuntimeError) as error:  # of a dtype without a storage; or torch's own assertions fail
+        raise UnsupportedError(f"torch cannot save a tensor of {dtype}: {type(error).__name__}: {error}") from None
     return target.frame(shell.nbytes)
 
 
@@ -135,12 +140,17 @@ def layout_of(
 
     Raises
     ------
+    UnsupportedError
+        If it has a tensor of a dtype that torch does not save.
     StreamxfError
         If this torch does not write as expected.
     """
     target = _FrameTarget()
     records = _LayoutRecords(target, hollow)
-    _run_zip_writer(value, records)
+    try:
+        _run_zip_writer(value, records)
+    except (KeyError, RuntimeError) as error:
+        raise UnsupportedError(f"torch cannot save it: {type(error).__name__}: {error}") from None
     if [size for _, size in target.gaps] != [storage.nbytes() for storage in records.left_out]:
         raise _unexpected_seek()
     places = [at for at, _ in target.gaps]

@@ -23,6 +23,10 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # of which Python knows 
 _MAPPED = 2**26  # bytes; a process may have some ten thousand mappings
 
 
+QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+"""Dtypes whose elements mean nothing without the scales of their tensor."""
+
+
 @dataclass(frozen=True)
 class Payload:
     """A tensor prepared for saving.
@@ -100,11 +104,20 @@ def untouched(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) 
 
 
 def untouched_storage(size: int) -> torch.UntypedStorage:
-    """A storage of `size` bytes that takes no memory until somebody touches it; it may be larger than all memory."""
-    if size < _MAPPED or os.name == "nt":
-        return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
-    return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
+    """A storage of `size` bytes that takes no memory until somebody touches it; it may be larger than all memory.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is larger than this process's address space.
+    """
+    try:
+        if size < _MAPPED or os.name == "nt":
+            return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
+        return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
+    except (OSError, OverflowError, RuntimeError) as error:
+        raise UnsupportedError(f"there is no room for a tensor of {size:,} bytes in this process: {error}") from None
 
 
 def minimal(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from streamxf.dcp.objects.archive import Archive, NotSavedByTorch
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.tensors.framing import frame_of
 from streamxf.errors import MetadataError, StreamxfError
+from streamxf.proportion import Budget
 
 _PAYLOAD = "data/0"
 
@@ -31,10 +32,11 @@ def check_records(file: Any, size: int) -> bool:
         raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None
 
 
-def check_tensor(file: Any, size: int, geometry: Geometry, stored: int) -> None:
+def check_tensor(file: Any, size: int, geometry: Geometry, stored: int, budget: Budget) -> None:
     """Check that a file of ``torch.save`` holds the tensor that the metadata says.
 
-    The pickle of a plain tensor is compared with the one that torch writes for it. Another one is loaded.
+    The pickle of a plain tensor is compared with the one that torch writes for it. Another one is loaded, if `budget`
+    has room for it.
 
     Raises
     ------
@@ -49,6 +51,7 @@ def check_tensor(file: Any, size: int, geometry: Geometry, stored: int) -> None:
     if payload == geometry.nbytes and archive.pickled == _pickle_of(geometry):
         return
     file.seek(0)
+    budget.spend(size, "the tensor, which torch has to load whole,")
     geometry.check(Objects().load_tensor(file, size, stored))
 
 

@@ -13,6 +13,7 @@ from streamxf.errors import ForeignError, StreamxfError
 from streamxf.fileio.counted import Counted
 from streamxf.fileio.source import Access, access_to
 from streamxf.progress import Share
+from streamxf.proportion import Budget, held_bytes
 
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 
@@ -33,6 +34,8 @@ class DataFile:
         Its bytes.
     stopped : callable
         Whether nobody wants to know any more.
+    max_expansion : int
+        As `verify` takes it.
     share : Share, optional
         Is told what was read.
 
@@ -45,11 +48,18 @@ class DataFile:
     """
 
     def __init__(
-        self, file: Any, name: str, size: int, stopped: Callable[[], bool], share: Share | None = None
+        self,
+        file: Any,
+        name: str,
+        size: int,
+        stopped: Callable[[], bool],
+        max_expansion: int,
+        share: Share | None = None,
     ) -> None:
         access = access_to(file)
         self._access: Access = access if share is None else Counted(access, share.advance)
         self._stopped = stopped
+        self._budget = Budget(max_expansion, held_bytes(file, size))
         self.name = name
         self.size = size
         self.parallel = access.parallel
@@ -61,16 +71,25 @@ class DataFile:
         ------
         OSError, ForeignError
             If it cannot be read.
+        PolicyError
+            If hardly anything of it is stored, and too much of the rest was read: holes have no end.
         GivenUp
         """
         if self._stopped():
             raise GivenUp
+        self._budget.spend(len(out), "reading the file")
         with storage_errors(self.name):
             return self._access.read_into(position, out)
 
 
 @contextmanager
-def opened(reader: Any, name: str, stopped: Callable[[], bool], share: Share | None = None) -> Iterator[DataFile]:
+def opened(
+    reader: Any,
+    name: str,
+    stopped: Callable[[], bool],
+    max_expansion: int,
+    share: Share | None = None,
+) -> Iterator[DataFile]:
     """Open a data file, if it is one of the checkpoint's; the arguments are those of `DataFile`.
 
     Raises
@@ -86,7 +105,7 @@ def opened(reader: Any, name: str, stopped: Callable[[], bool], share: Share | N
             reader._check_local(path)
             file = stack.enter_context(_stream(reader.fs, path))
             size = file.seek(0, io.SEEK_END)
-        yield DataFile(file, name, size, stopped, share)
+        yield DataFile(file, name, size, stopped, max_expansion, share)
 
 
 def _stream(fs: Any, path: Any) -> Any:

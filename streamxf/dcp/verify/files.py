@@ -31,6 +31,8 @@ class FileCheck:
         The file's, relative to the checkpoint.
     stopped : callable
         Whether nobody wants to know any more.
+    max_expansion : int
+        As `verify` takes it.
     share : Share, optional
         Is told what was read.
 
@@ -41,7 +43,13 @@ class FileCheck:
     """
 
     def __init__(
-        self, reader: Any, opening: Opening, name: str, stopped: Callable[[], bool], share: Share | None = None
+        self,
+        reader: Any,
+        opening: Opening,
+        name: str,
+        stopped: Callable[[], bool],
+        max_expansion: int,
+        share: Share | None = None,
     ) -> None:
         self.findings = Findings()
         self.unproved = Unproved()
@@ -49,6 +57,7 @@ class FileCheck:
         self._opening = opening
         self._name = name
         self._stopped = stopped
+        self._max_expansion = max_expansion
         self._share = share
         self._pipeline: Pipeline[Then] = Pipeline(_do)
 
@@ -76,7 +85,8 @@ class FileCheck:
         with ExitStack() as stack:
             stack.push(self._told)
             try:
-                file = stack.enter_context(opened(self._reader, self._name, self._stopped, self._share))
+                options = self._stopped, self._max_expansion, self._share
+                file = stack.enter_context(opened(self._reader, self._name, *options))
             except FileNotFoundError:
                 self.findings.damage(MetadataError("the file is missing from the checkpoint"), self._name)
                 yield None
@@ -105,7 +115,8 @@ class FileCheck:
         self, file: DataFile, entries: Sequence[Entry], facts: FileFacts | None, *, gaps: bool = True
     ) -> None:
         """Check items, and what is left of the file; `gaps` says that bytes between items are to be recorded."""
-        coverage = Coverage(file, self._pipeline) if facts is not None else None
+        right_size = facts is not None and facts.size == file.size  # else no digest can be right, and none is computed
+        coverage = Coverage(file, self._pipeline) if right_size else None
         items = ItemChecker(file, self._opening, self.findings, self.unproved, self._pipeline, coverage)
         later: list[ItemNotes] = []
         at = size = 0
@@ -118,7 +129,7 @@ class FileCheck:
                 text = f"nothing accounts for the {entry.place.offset - at} bytes from {at} on"
                 self.findings.damage(ContainerError(text), self._name)
             at = max(at, entry.stop)
-            if entry.place.length and entry.place.offset >= file.size:
+            if entry.place.offset > file.size or (entry.place.length and entry.place.offset == file.size):
                 self._lost(entry, "the metadata places the item beyond the end of its file: the file was cut")
                 continue
             self.findings.items += 1
@@ -137,7 +148,7 @@ class FileCheck:
         self.findings.bytes_read += size
         for notes in later:
             items.check_content(notes, whole)
-        if facts is not None and not whole and not self._is_damaged():
+        if coverage is not None and not whole and not self._is_damaged():
             text = "the digest of the whole file is not the manifest's, though no item is damaged: it was altered"
             self.findings.damage(ContainerError(text), self._name)
 

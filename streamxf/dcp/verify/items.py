@@ -33,6 +33,7 @@ from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import READ_WHOLE, FileSlice
+from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
 
 
@@ -99,6 +100,7 @@ class Opening:
     """
 
     opener: ItemOpener
+    budget: Budget
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -129,6 +131,7 @@ class ItemChecker:
         self._file = file
         self._opener = opening.opener
         self._lock = opening.lock
+        self._budget = opening.budget
         self._findings = findings
         self._unproved = unproved
         self._pipeline = pipeline
@@ -285,7 +288,7 @@ class ItemChecker:
                 self._unproved.unbound += 1
                 self._unproved.without_crc += not check_records(stream, size)
             if entry.geometry is not None:
-                check_tensor(stream, size, entry.geometry, entry.place.length)
+                check_tensor(stream, size, entry.geometry, entry.place.length, self._budget.renewed())
         except (StreamxfError, OSError) as error:
             notes.error(error)
         except Exception as error:  # a foreign extension raises anything

@@ -70,18 +70,23 @@ class Content:
     authenticated: bool
 
     @collector_paused()
-    def by_file(self) -> dict[str, list[Entry]]:
+    def by_file(self, max_expansion: int) -> dict[str, list[Entry]]:
         """The items of each file, in the order of their places; also of files that hold none."""
+        objects = Objects(max_expansion=max_expansion)
         found: dict[str, list[Entry]] = {path: [] for path in self.manifest.files} if self.manifest is not None else {}
         geometries = _geometries(self.metadata)
         for index, place in (self.metadata.storage_data or {}).items():
-            found.setdefault(place.relative_path, []).append(self._entry(index, place, geometries))
+            found.setdefault(place.relative_path, []).append(self._entry(index, place, geometries, objects))
         for entries in found.values():
             entries.sort(key=lambda entry: (entry.place.offset, entry.place.length))
         return found
 
     def _entry(
-        self, index: MetadataIndex, place: _StorageInfo, geometries: dict[tuple[str, tuple[int, ...]], Geometry]
+        self,
+        index: MetadataIndex,
+        place: _StorageInfo,
+        geometries: dict[tuple[str, tuple[int, ...]], Geometry],
+        objects: Objects,
     ) -> Entry:
         item = self.metadata.state_dict_metadata.get(index.fqn)
         writer = self.manifest.files[place.relative_path].writer if self.manifest is not None else None
@@ -91,8 +96,7 @@ class Content:
             size = Geometry.row_major(item.properties.dtype, tuple(item.size)).nbytes
             expected = Expected(index, Kind.TENSOR, 2 * size + RAW_SLACK, writer) if geometry is not None else None
             return Entry(index.fqn, offset, place, expected, geometry)
-        limit = Objects().limit(place.length)
-        expected = Expected(index, Kind.BYTES, limit, writer) if item is not None else None
+        expected = Expected(index, Kind.BYTES, objects.limit(place.length), writer) if item is not None else None
         return Entry(index.fqn, offset, place, expected, None)
 
 

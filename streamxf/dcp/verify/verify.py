@@ -16,6 +16,7 @@ from streamxf.dcp.compat import metadata_name
 from streamxf.dcp.load.advice import unfinished
 from streamxf.dcp.load.items import ItemOpener, Require
 from streamxf.dcp.metadata.save_ids import UNKNOWN_RANKS, SaveIds, as_save_ids, check_save_id
+from streamxf.dcp.places import held_by
 from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writers, rank_of
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.threads import side_by_side
@@ -37,6 +38,7 @@ from streamxf.errors import (
 )
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress, Share
+from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion
 from streamxf.registry import providers_in
 from streamxf.wording import many
 
@@ -57,6 +59,7 @@ def verify(
     expect_save_id: SaveIds = None,
     registry: ExtensionRegistry | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and say which items and blocks are damaged.
@@ -84,6 +87,9 @@ def verify(
         The reader's ``_extension_registry``.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    max_expansion : int
+        How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
+        stream extensions from elsewhere; 256 MiB may be in any case. More is reported as damage.
     progress : Progress, optional
         Is told how many bytes the data files have, and as they are read, by any thread.
 
@@ -106,7 +112,7 @@ def verify(
     """
     begin = perf_counter()
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    look = _Look.of(path, ring, require, expect_save_id, registry, storage_options, progress)
+    look = _Look.of(path, ring, require, expect_save_id, registry, storage_options, max_expansion, progress)
     look.run()
     return look.findings.report(perf_counter() - begin)
 
@@ -118,6 +124,7 @@ class _Look:
     reader: Any
     path: str
     expected: frozenset[str] | None
+    max_expansion: int
     progress: Progress | None
     findings: Findings = field(default_factory=Findings)
     unproved: Unproved = field(default_factory=Unproved)
@@ -133,6 +140,7 @@ class _Look:
         expect_save_id: SaveIds,
         registry: ExtensionRegistry | None,
         storage_options: Mapping[str, Any] | None,
+        max_expansion: int,
         progress: Progress | None,
     ) -> _Look:
         text = os.fspath(path)
@@ -143,7 +151,7 @@ class _Look:
             reader = FsspecReader(text, registry, keys=keys, require=require, **(storage_options or {}))
         else:
             reader = FileSystemReader(text, registry, keys=keys, require=require)
-        return cls(reader, text, as_save_ids(expect_save_id), progress)
+        return cls(reader, text, as_save_ids(expect_save_id), check_expansion(max_expansion), progress)
 
     @property
     def _keys(self) -> KeyRing:
@@ -168,9 +176,9 @@ class _Look:
             if content is not None:
                 self._plan(name, content, tasks, listed)
         if not names or None in contents.values():
-            opening = Opening(ItemOpener(self.reader._registry))
+            opening = Opening(ItemOpener(self.reader._registry), Budget(self.max_expansion, 0))
             for name in sorted(data - tasks.keys()):
-                check = FileCheck(self.reader, opening, name, self._stopped, self._share(listed[name] or 0))
+                check = self._check_of(opening, name, listed[name] or 0)
                 tasks[name] = check, check.scan
         self._check_files(tasks)
         named |= tasks.keys()
@@ -234,8 +242,11 @@ class _Look:
         """Add the files that the metadata file `name` speaks of to those that are to be checked."""
         reader = self.reader
         providers = tuple(providers_in(getattr(content.metadata.storage_meta, "modules", None)))
-        opening = Opening(ItemOpener(reader._registry, reader._require, content.manifest, providers))
-        for path, entries in content.by_file().items():
+        files = content.by_file(self.max_expansion)
+        budget = Budget(self.max_expansion, held_by(reader.fs, reader.path, files, listed))
+        opener = ItemOpener(reader._registry, reader._require, content.manifest, providers, budget=budget)
+        opening = Opening(opener, budget.renewed())
+        for path, entries in files.items():
             if path in tasks:  # read once: otherwise little metadata could have the same bytes read without end
                 text = f"it places items in {path!r:.120}, as other metadata does; these were not looked at"
                 self.findings.damage(MetadataError(text), name)
@@ -244,8 +255,11 @@ class _Look:
             size = listed.get(path)
             if size is None:
                 size = facts.size if facts is not None else max(entry.stop for entry in entries)
-            check = FileCheck(reader, opening, path, self._stopped, self._share(size))
+            check = self._check_of(opening, path, size)
             tasks[path] = check, partial(check.run, entries, facts)
+
+    def _check_of(self, opening: Opening, name: str, size: int) -> FileCheck:
+        return FileCheck(self.reader, opening, name, self._stopped, self.max_expansion, self._share(size))
 
     def _share(self, size: int) -> Share | None:
         """What a file of `size` bytes brings those who want to know how far this is."""
