@@ -162,7 +162,7 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
             yield "]" if value else "[]"
         else:
             yield json.dumps(value, default=_plain)
-    yield "}" if facts else "{}"
+    yield "}"
 
 
 def _plain(value: object) -> object:

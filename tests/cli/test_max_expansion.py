@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hostile.made import long_chain_of_many_items
+from hostile.made import long_name_of_many_chunks
 
 import streamxf
 from cli.command import Run
@@ -48,14 +48,16 @@ def test_a_factor_is_a_whole_number(run: Run, zeros: Path, value: str) -> None:
     assert "--max-expansion" in done.err
 
 
-def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path) -> None:
+def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, little: None) -> None:
     (tmp_path / "in").mkdir()
-    path = long_chain_of_many_items(tmp_path / "in")
-    done = run("inspect", path, "--items", "--json")
+    path = long_name_of_many_chunks(tmp_path / "in")
+    done = run("salvage", path, tmp_path / "out", "--json")
     assert done.code == 1
     assert "the output would take" in json.loads(done.out)["error"]["message"]
     assert "--max-expansion" in done.err
-    assert run("inspect", path, "--json", "--top", 3).code == 0
+    done = run("salvage", path, tmp_path / "out")
+    assert done.code == 1
+    assert "0 items salvaged" in done.out
 
 
 # -- JSON piece by piece -------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def test_json_is_the_same_however_it_is_printed(
     monkeypatch.setattr(show, "_KEPT", kept)
     monkeypatch.setattr(show, "_INDENTED", 0)
     show.as_json(facts)
-    assert capsys.readouterr().out == json.dumps(facts) + "\n"
+    assert capsys.readouterr().out == json.dumps({"json_version": show.JSON_VERSION, **facts}) + "\n"
 
 
 def test_json_that_is_too_long_prints_nothing(capsys: pytest.CaptureFixture[str], little: None) -> None:

@@ -216,15 +216,6 @@ def long_name_of_many_chunks(folder: Path) -> Path:
     return stock.write()
 
 
-def long_chain_of_many_items(folder: Path) -> Path:
-    """Many items that have one long list of descriptors in common."""
-    stock = Stock(folder)
-    chain = [f"a.b{number}/1?x=" + "y" * 4000 for number in range(16)]
-    for number in range(6_000):
-        stock.tensor(f"w{number}", b"", [1], transform_descriptors=chain)
-    return stock.write()
-
-
 # -- holes -------------------------------------------------------------------------------------------------------------
 
 
@@ -394,7 +385,6 @@ LARGE: dict[str, Builder] = {
     "a bomb in torch's own ZStandard": bomb_of_zstandard,
     "a long text 200,000 times": object_item(long_text_often),
     "a long name of 6,000 chunks": long_name_of_many_chunks,
-    "a long chain of 6,000 items": long_chain_of_many_items,
     "metadata of holes": metadata_of_holes,
     "data of holes": data_of_holes,
     "data continued by holes": data_continued,
