@@ -128,7 +128,7 @@ MUTANTS: dict[str, tuple[str, Make] | None] = {
     "file size": ("streamxf.dcp.reader:ChainReaderMixin._check_size", nothing),
     "policy of items": ("streamxf.dcp.load.items:ItemOpener._check_policy", nothing),
     "policy of metadata": ("streamxf.dcp.metadata.file:_check_published", nothing),
-    "policy of files": ("streamxf.fileio.plain:_coder", keys_for_what_is_keyed),
+    "policy of files": ("streamxf.fileio.plain:coder_for", keys_for_what_is_keyed),
 }
 
 
