@@ -204,7 +204,11 @@ class _Look:
             self._read(name, kind, alone, findings)
         except FileNotFoundError:
             findings.damage(ContainerError("the index names this file, and it is not there"), name)
-        except (OSError, ForeignError, PolicyError) as error:
+        except PolicyError as error:
+            if kind is Format.PLAIN:  # the keys do not fit, which is for the caller
+                raise
+            findings.damage(error, name)
+        except (OSError, ForeignError) as error:
             findings.damage(error, name)
         self.findings.add(findings)
 

@@ -139,11 +139,30 @@ def test_a_file_behind_something_else(tmp_path: Path, front: str, capsys: Any) -
     for path in (file, folder):
         with pytest.raises(StreamxfError):
             streamxf.diff(path, right)
-        with pytest.raises(StreamxfError):
-            streamxf.pack(path, tmp_path / "packed")
-        for command in (("inspect", path), ("diff", path, right), ("pack", path, tmp_path / "packed")):
+        for command in (("inspect", path), ("diff", path, right)):
             assert run(*command).code
+    with pytest.raises(StreamxfError):
+        streamxf.pack(file, tmp_path / "packed")
+    assert run("pack", file, tmp_path / "packed").code
     assert not (tmp_path / "packed" / ".metadata").exists()
+
+
+def test_a_shard_behind_something_else_is_packed_as_bytes_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shard = folder / "pytorch_model-1.bin"
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"t": shard.name}}))
+    for number, front in enumerate(FRONTS.values()):
+        shard.write_bytes(behind(front, saved({"t": GOOD})))
+        packed, again = tmp_path / f"packed-{number}", tmp_path / f"again-{number}"
+        try:
+            notes = streamxf.pack(folder, packed).notes
+        except StreamxfError:
+            assert not (packed / ".metadata").exists()
+        else:
+            assert any("packed as bytes" in note for note in notes)
+            streamxf.unpack(packed, again)
+            assert (again / shard.name).read_bytes() == shard.read_bytes()
 
 
 # -- a directory that leads elsewhere ------------------------------------------------------------------
