@@ -1,0 +1,475 @@
+"""The index of a metadata file: everything that a reader needs to know of a checkpoint; docs/format.md, "Metadata".
+
+Reading is one pass over what `json.loads` gives. Whatever is not as the format says raises `MetadataError`, so nobody
+who has an `Index` needs to look again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import zstandard
+
+from streamxf.codecs import frames
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import CodecError, DescriptorError, MetadataError
+from streamxf.format.collector import collector_paused
+from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_path
+from streamxf.format.limits import (
+    DIGEST_BYTES,
+    MAX_CODECS,
+    MAX_INDEX,
+    MAX_INDEX_EXPANSION,
+    MAX_INT,
+    MAX_NDIM,
+    MAX_STEP,
+    MAX_STEPS,
+)
+from streamxf.format.tiling import check_apart, check_tiles
+from streamxf.keys.b64url import decode_b64url, encode_b64url
+
+_LEVEL = 3
+_FREE = 65536  # bytes that any index may decompress to
+_SHOWN = 200
+
+_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_LAYOUT = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_MEMORY_FORMATS = ("preserve", "channels_last")
+
+_MEMBERS = {
+    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "flattened", "modules", "packages",
+}  # fmt: skip
+
+
+class Writer(NamedTuple):
+    """A writing process.
+
+    Attributes
+    ----------
+    id : bytes
+        16 random bytes.
+    dek : bytes or None
+        The id of its data key, 32 bytes; None if the chain does not encrypt.
+    """
+
+    id: bytes
+    dek: bytes | None
+
+
+class File(NamedTuple):
+    """A data file.
+
+    Attributes
+    ----------
+    size : int
+    writer : int
+        Which of the index's writers wrote it.
+    crc : int or None
+        CRC-32C of the whole file, where the chain has no block codec.
+    """
+
+    size: int
+    writer: int
+    crc: int | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """What was published.
+
+    Attributes
+    ----------
+    save_id : str
+        Random for each save, 32 hexadecimal digits.
+    rank : int or None
+        Whose rank-local metadata it stands in; None in ``.metadata``.
+    transforms : tuple of str
+        Descriptors of the stream transforms that the data passed before the codecs, in save order.
+    chain : tuple of str
+        Descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
+    dek : bytes or None
+        The id of the data key of the process that published.
+    writers : tuple of Writer
+    files : dict of str to File
+        By path relative to the checkpoint.
+    items : dict of str to Item
+    flattened : bool
+        Whether the planner flattened a nested state dict, so that items have paths.
+    modules : tuple of str
+        Third-party packages that provide codecs.
+    packages : dict of str to str
+        Versions of what wrote the checkpoint.
+    """
+
+    save_id: str
+    rank: int | None
+    transforms: tuple[str, ...]
+    chain: tuple[str, ...]
+    dek: bytes | None
+    writers: tuple[Writer, ...]
+    files: Mapping[str, File]
+    items: Mapping[str, Item]
+    flattened: bool = True
+    modules: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @collector_paused()
+    def pack(self) -> bytes:
+        """The index as it is stored: JSON in a Zstandard frame.
+
+        Raises
+        ------
+        MetadataError
+            If readers would refuse it.
+        """
+        numbers = {path: number for number, path in enumerate(self.files)}
+        content = {
+            "save_id": self.save_id,
+            "rank": self.rank,
+            "transforms": self.transforms,
+            "chain": self.chain,
+            "dek": _as_text(self.dek),
+            "writers": [{"id": writer.id.hex(), "dek": _as_text(writer.dek)} for writer in self.writers],
+            "files": [_file_content(path, file) for path, file in self.files.items()],
+            "items": {name: _item_content(item, numbers, self.flattened) for name, item in self.items.items()},
+            "flattened": self.flattened,
+            "modules": self.modules,
+            "packages": self.packages,
+        }
+        text = json.dumps(content, separators=(",", ":")).encode("ascii")
+        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
+        if len(text) > _most(len(packed)):
+            packed = zstandard.ZstdCompressor(level=-7).compress(text)
+        if len(text) > _most(len(packed)):
+            raise MetadataError(
+                f"the index would have {len(text)} bytes, of which {_most(len(packed))} are allowed; save fewer items "
+                "or shards"
+            )
+        return packed
+
+    @classmethod
+    def parse(cls, packed: memoryview) -> Index:
+        """Read an index.
+
+        Raises
+        ------
+        MetadataError
+            If it is anything but an index.
+        """
+        with collector_paused():
+            return _Reader(_content(packed)).index()
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the chain encrypts."""
+        return self.dek is not None
+
+    @property
+    def hashed(self) -> bool:
+        """Whether the containers carry a SHA-256 for each block."""
+        return any(place.sha256 is not None for item in self.items.values() for place in item.places)
+
+
+def _most(packed_size: int) -> int:
+    return min(MAX_INDEX, MAX_INDEX_EXPANSION * packed_size + _FREE)
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def _as_text(data: bytes | None) -> str | None:
+    return None if data is None else encode_b64url(data)
+
+
+def _file_content(path: str, file: File) -> dict[str, Any]:
+    content: dict[str, Any] = {"path": path, "size": file.size, "writer": file.writer}
+    if file.crc is not None:
+        content["crc32c"] = f"{file.crc:08x}"
+    return content
+
+
+def _item_content(item: Item, numbers: Mapping[str, int], flattened: bool) -> dict[str, Any]:
+    content: dict[str, Any]
+    if isinstance(item, ObjectItem):
+        content = _place_content(item.place, numbers)
+    else:
+        whole = len(item.chunks) == 1 and _is_whole(item.chunks[0], item.shape)
+        chunks = []
+        for chunk in item.chunks:
+            made = _place_content(chunk.place, numbers)
+            if not whole:
+                made |= {"offset": chunk.offset, "shape": chunk.shape}
+            if chunk.framed:
+                made["framed"] = True
+            chunks.append(made)
+        content = {"dtype": item.dtype, "shape": item.shape, "chunks": chunks}
+        if item.properties:
+            content["properties"] = dict(item.properties)
+    if flattened and item.path is not None and item.path != (item.name,):
+        content["path"] = item.path
+    return content
+
+
+def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
+    content: dict[str, Any] = {"file": numbers[place.file], "at": place.at, "bytes": place.size}
+    if place.sha256 is not None:
+        content["sha256"] = encode_b64url(place.sha256)
+    return content
+
+
+def _is_whole(chunk: Chunk, shape: tuple[int, ...]) -> bool:
+    return chunk.shape == shape and not any(chunk.offset)
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def _content(packed: memoryview) -> Any:
+    try:
+        size = frames.declared_size(packed)
+        if size > _most(len(packed)):
+            raise MetadataError(
+                f"the index says it has {size} bytes, {_most(len(packed))} are allowed for one of {len(packed)} stored"
+            )
+        text = frames.decompress(packed, size)
+    except CodecError as error:
+        raise MetadataError(f"the index is damaged: {error.message}") from None
+    try:
+        return json.loads(text.decode("ascii"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(f"the index is not JSON: {error!s:.200}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise MetadataError("the index names something twice in one object")
+    return made
+
+
+def _bad(what: str) -> NoReturn:
+    raise MetadataError(f"the index is malformed: {what}")
+
+
+def _int(value: Any, what: str, limit: int = MAX_INT) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        _bad(what)
+    return value
+
+
+def _ints(value: Any, what: str) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_NDIM:
+        _bad(what)
+    for number in value:
+        if type(number) is not int or not 0 <= number <= MAX_INT:
+            _bad(what)
+    return tuple(value)
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    return value if type(value) is list else _bad(what)
+
+
+def _string(value: Any, what: str) -> str:
+    if type(value) is not str or (not value.isascii() and _SURROGATE.search(value)):
+        _bad(what)
+    return value
+
+
+def _matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
+    return value if type(value) is str and pattern.fullmatch(value) else _bad(what)
+
+
+def _exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
+    if type(value) is not dict or not required <= value.keys() <= required | optional:
+        _bad(f"{what} has missing or unknown members")
+    return value
+
+
+def _digest(value: Any, what: str) -> bytes:
+    try:
+        data = decode_b64url(_string(value, what))
+    except DescriptorError:
+        _bad(what)
+    return data if len(data) == DIGEST_BYTES else _bad(what)
+
+
+_NONE: frozenset[str] = frozenset()
+_CHUNK = {"file", "at", "bytes"}
+_CHUNK_OPTIONS = frozenset({"offset", "shape", "framed", "sha256"})
+_TENSOR = {"dtype", "shape", "chunks"}
+_TENSOR_OPTIONS = frozenset({"properties", "path"})
+_OBJECT_OPTIONS = frozenset({"sha256", "path"})
+
+
+class _Reader:
+    """From JSON to an `Index`."""
+
+    def __init__(self, content: Any) -> None:
+        self._content = _exact(content, _MEMBERS, _NONE, "it")
+
+    def index(self) -> Index:
+        content = self._content
+        save_id = _matching(_HEX32, content["save_id"], "save_id")
+        rank = None if content["rank"] is None else _int(content["rank"], "rank", 2**31 - 1)
+        self._keyed = False
+        self._transforms, self._chain = self._descriptors("transforms"), self._descriptors("chain")
+        self._framed = bool(self._transforms) or not self._chain
+        dek = self._dek(content["dek"])
+        self._writers = tuple(self._writer(entry) for entry in _list(content["writers"], "writers"))
+        self._paths: list[str] = []
+        files = self._files(_list(content["files"], "files"))
+        self._check: Callable[..., None] = check_tiles if rank is None else check_apart
+        if type(content["flattened"]) is not bool:
+            _bad("flattened")
+        self._flattened = content["flattened"]
+        modules = tuple(_string(entry, "modules") for entry in _list(content["modules"], "modules"))
+        packages = content["packages"]
+        if type(packages) is not dict:
+            _bad("packages")
+        for name, version in packages.items():
+            _string(name, "packages"), _string(version, "packages")
+        self._hashed: bool | None = None
+        items = self._items()
+        return Index(
+            save_id,
+            rank,
+            self._transforms,
+            self._chain,
+            dek,
+            self._writers,
+            files,
+            items,
+            self._flattened,
+            modules,
+            packages,
+        )
+
+    def _descriptors(self, member: str) -> tuple[str, ...]:
+        texts = _list(self._content[member], member)
+        if len(texts) > MAX_CODECS:
+            _bad(member)
+        for text in texts:
+            try:
+                descriptor = Descriptor.parse(_string(text, member))
+            except DescriptorError as error:
+                _bad(f"{member}: {error.message}")
+            if descriptor.name == ENCRYPT:
+                if descriptor.fragment or member != "chain":
+                    _bad(f"{member}: wrapped keys and encryption do not belong there")
+                self._keyed = True
+        return tuple(texts)
+
+    def _dek(self, value: Any) -> bytes | None:
+        if (value is None) == self._keyed:
+            _bad("dek contradicts the chain")
+        return None if value is None else _digest(value, "dek")
+
+    def _writer(self, entry: Any) -> Writer:
+        _exact(entry, {"id", "dek"}, _NONE, "a writer")
+        return Writer(bytes.fromhex(_matching(_HEX32, entry["id"], "a writer's id")), self._dek(entry["dek"]))
+
+    def _files(self, entries: list[Any]) -> dict[str, File]:
+        files: dict[str, File] = {}
+        for entry in entries:
+            _exact(entry, {"path", "size", "writer"}, frozenset({"crc32c"}), "a file")
+            path = check_path(entry["path"])
+            if path in files:
+                _bad("a file is named twice")
+            crc = entry.get("crc32c")
+            if (crc is None) != bool(self._chain):
+                _bad("a file's crc32c")
+            number = None if crc is None else int(_matching(_HEX8, crc, "a file's crc32c"), 16)
+            writer = _int(entry["writer"], "a file's writer", len(self._writers) - 1)
+            files[path] = File(_int(entry["size"], "a file's size"), writer, number)
+            self._paths.append(path)
+        self._sizes = [file.size for file in files.values()]
+        return files
+
+    def _items(self) -> dict[str, Item]:
+        entries = self._content["items"]
+        if type(entries) is not dict:
+            _bad("items")
+        made: dict[str, Item] = {}
+        for name, entry in entries.items():
+            try:
+                made[_string(name, "a name is not valid Unicode")] = self._item(name, entry)
+            except MetadataError as error:
+                raise error.locate(item=name[:_SHOWN]) from None
+        return made
+
+    def _item(self, name: str, entry: Any) -> Item:
+        if type(entry) is not dict or not name:
+            _bad("an item is not an object, or has no name")
+        path = self._path(name, entry)
+        if "dtype" not in entry:
+            _exact(entry, _CHUNK, _OBJECT_OPTIONS, "it")
+            return ObjectItem(name, self._place(entry), path)
+        _exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
+        dtype = entry["dtype"]
+        if not is_dtype_name(dtype):
+            _bad("dtype")
+        shape = _ints(entry["shape"], "shape")
+        entries = _list(entry["chunks"], "chunks")
+        chunks = tuple(self._chunk(each, shape, alone=len(entries) == 1) for each in entries)
+        if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
+            _bad(f"the elements of {dtype} have no size")
+        if len({chunk.offset for chunk in chunks}) < len(chunks):
+            _bad("two chunks have the same offset")
+        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
+        properties = _properties(entry["properties"]) if "properties" in entry else {}
+        return TensorItem(name, dtype, shape, chunks, path, properties)
+
+    def _chunk(self, entry: Any, shape: tuple[int, ...], *, alone: bool) -> Chunk:
+        _exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
+        if "offset" in entry or "shape" in entry or not alone:
+            offset, size = _ints(entry.get("offset"), "a chunk's offset"), _ints(entry.get("shape"), "a chunk's shape")
+            if alone and size == shape and not any(offset):
+                _bad("the only chunk repeats the tensor's shape")
+        else:
+            offset, size = (0,) * len(shape), shape
+        framed = "framed" in entry
+        if (framed and entry["framed"] is not True) or (self._framed and not framed):
+            _bad("framed")
+        return Chunk(offset, size, self._place(entry), framed)
+
+    def _place(self, entry: dict[str, Any]) -> Place:
+        file = _int(entry["file"], "file", len(self._paths) - 1)
+        at, size = _int(entry["at"], "at"), _int(entry["bytes"], "bytes")
+        if at + size > self._sizes[file]:
+            _bad(f"it reaches beyond the end of {self._paths[file]}")
+        sha256 = _digest(entry["sha256"], "sha256") if "sha256" in entry else None
+        if self._hashed is None:
+            self._hashed = sha256 is not None
+        if self._hashed != (sha256 is not None):
+            _bad("some items have a sha256, and others do not")
+        return Place(self._paths[file], at, size, self._chain, self._transforms, sha256)
+
+    def _path(self, name: str, entry: dict[str, Any]) -> Path | None:
+        if "path" not in entry:
+            return (name,) if self._flattened else None
+        steps = _list(entry["path"], "path")
+        if not self._flattened or not 1 <= len(steps) <= MAX_STEPS:
+            _bad("path")
+        return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)
+
+
+def _properties(value: Any) -> dict[str, bool | str]:
+    if type(value) is not dict or not value:
+        _bad("properties")
+    for name, each in value.items():
+        known = (
+            (name in ("requires_grad", "pin_memory") and each is True)
+            or (name == "memory_format" and each in _MEMORY_FORMATS)
+            or (name == "layout" and type(each) is str and _LAYOUT.fullmatch(each))
+        )
+        if not known:
+            _bad("properties")
+    return value

@@ -1,0 +1,141 @@
+"""What a checkpoint consists of, whoever wrote it: items, their chunks, and where these are stored."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streamxf.errors import MetadataError
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.limits import MAX_PATH
+
+Path = tuple[str | int, ...]
+"""Where an item stands in the nested state dict: keys and positions, the outermost first."""
+
+# which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
+_STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_SHOWN = 120
+
+
+class Place(NamedTuple):
+    """Where the bytes of an item, or of one chunk, are stored.
+
+    Attributes
+    ----------
+    file : str
+        Path relative to the checkpoint.
+    at, size : int
+        The bytes are ``file[at : at + size]``.
+    chain : tuple of str
+        Descriptors of the codecs in save order, as the metadata has them. If there is one, the bytes are a container;
+        if not, they are bare.
+    transforms : tuple of str
+        Descriptors of the stream transforms that the data passed before, in save order.
+    sha256 : bytes or None
+        T of the container, where the containers are hashed.
+    """
+
+    file: str
+    at: int
+    size: int
+    chain: tuple[str, ...]
+    transforms: tuple[str, ...] = ()
+    sha256: bytes | None = None
+
+
+class Chunk(NamedTuple):
+    """A shard of a tensor.
+
+    Attributes
+    ----------
+    offset, shape : tuple of int
+        In elements.
+    place : Place
+    framed : bool
+        Whether the stream is what ``torch.save`` writes for the shard, and not its elements alone.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: Place
+    framed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorItem:
+    """A tensor.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        As torch names it, ``"bfloat16"``.
+    shape : tuple of int
+    chunks : tuple of Chunk
+    path : tuple or None
+        Where it stands in the nested state dict, if the planner flattened one.
+    properties : mapping
+        What DCP records besides: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
+        those of a plain tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    path: Path | None = None
+    properties: Mapping[str, bool | str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the elements; 0 for a dtype whose element size the format does not know."""
+        return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where all of it is stored."""
+        return tuple(chunk.place for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectItem:
+    """An object, as ``torch.save`` writes it.
+
+    Attributes
+    ----------
+    name : str
+    place : Place
+    path : tuple or None
+        As in `TensorItem`.
+    """
+
+    name: str
+    place: Place
+    path: Path | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where it is stored."""
+        return (self.place,)
+
+
+Item = TensorItem | ObjectItem
+
+
+def check_path(path: object) -> str:
+    """Return `path` if it stays inside the checkpoint.
+
+    Raises
+    ------
+    MetadataError
+        If it is absolute, climbs out, or is not a path at all.
+    """
+    if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
+        raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")
+    parts = path.split("/")
+    if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+        raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
+    return path

@@ -1,0 +1,153 @@
+"""Whether chunks tile their tensor: no element is missing, and none is there twice.
+
+The signed corners of a box are its corners, each with the sign (-1)^(number of coordinates that are upper ends). They
+are the box's mixed derivative, so they determine it, and they add up as boxes do: boxes tile a tensor exactly when
+their signed corners add up to those of the tensor, in any number of dimensions. That takes one pass over the chunks.
+Boxes without elements have no derivative, and dimensions that every chunk spans whole need not be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from streamxf.errors import MetadataError
+
+MAX_CUT_DIMS = 6
+"""Dimensions along which one tensor is cut into chunks."""
+
+MAX_CORNERS = 2**20
+"""Corners of all chunks of one tensor, in the dimensions along which it is cut."""
+
+MAX_RANK_CHUNKS = 1024
+"""Chunks of one tensor in a rank's own metadata: each is compared with its neighbours."""
+
+Ints = Sequence[int]
+Chunk = tuple[Ints, Ints]
+"""Offsets and sizes."""
+
+
+def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
+    """Check that `chunks` lie in a tensor of `shape` and tile it.
+
+    Raises
+    ------
+    MetadataError
+        If they do not, or are cut in a way beyond the limits.
+    """
+    if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and not any(chunks[0][0]):
+        return
+    if _is_row(shape, chunks):
+        return
+    axes, boxes = _cut(shape, chunks)
+    if len(boxes) << len(axes) > MAX_CORNERS or len(axes) > MAX_CUT_DIMS:
+        raise MetadataError(
+            f"its {len(boxes)} chunks are cut along {len(axes)} dimensions; at most {MAX_CUT_DIMS} dimensions and "
+            f"{MAX_CORNERS} corners are allowed"
+        )
+    corners: dict[tuple[int, ...], int] = {}
+    for begins, ends in boxes:
+        _add_corners(corners, begins, ends, 1)
+    whole = tuple(shape[axis] for axis in axes)
+    if all(shape):
+        _add_corners(corners, (0,) * len(axes), whole, -1)
+    if corners:
+        raise MetadataError("its chunks leave out a part of it, or hold one twice")
+
+
+def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
+    """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out.
+
+    Raises
+    ------
+    MetadataError
+        If they do not, or are more than the limit.
+    """
+    axes, boxes = _cut(shape, chunks)
+    if len(boxes) < 2:
+        return
+    if not axes:
+        raise MetadataError("its chunks overlap")
+    if len(boxes) > MAX_RANK_CHUNKS:
+        raise MetadataError(f"its {len(boxes)} chunks are of one rank; {MAX_RANK_CHUNKS} are allowed")
+    # along the dimension that parts them best, only neighbours need to be compared
+    axis = max(range(len(axes)), key=lambda axis: len({begins[axis] for begins, _ in boxes}))
+    boxes.sort(key=lambda box: box[0][axis])
+    open_boxes: list[tuple[Ints, Ints]] = []
+    for begins, ends in boxes:
+        open_boxes = [box for box in open_boxes if box[1][axis] > begins[axis]]
+        for other_begins, other_ends in open_boxes:
+            if all(
+                begin < other_end and other_begin < end
+                for begin, end, other_begin, other_end in zip(begins, ends, other_begins, other_ends, strict=True)
+            ):
+                raise MetadataError("its chunks overlap")
+        open_boxes.append((begins, ends))
+
+
+def _is_row(shape: Ints, chunks: Sequence[Chunk]) -> bool:
+    """Whether `chunks` are the parts of a tensor that is cut along one dimension, none of them empty. That is what most
+    are, and needs no more than a look at each dimension as a whole.
+    """
+    ndim = len(shape)
+    if not 0 < len(chunks) <= MAX_CORNERS // 2 or any(
+        len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks
+    ):
+        return False
+    cut: tuple[Ints, Ints] | None = None
+    columns = zip(
+        zip(*[offsets for offsets, _ in chunks], strict=True),
+        zip(*[sizes for _, sizes in chunks], strict=True),
+        strict=True,
+    )
+    for whole, (begins, lengths) in zip(shape, columns, strict=True):
+        if lengths.count(whole) == len(chunks) and not any(begins):
+            continue
+        if cut is not None:
+            return False
+        cut = begins, lengths
+        length = whole
+    if cut is None:
+        return False
+    at = 0
+    for begin, size in sorted(zip(*cut, strict=True)):
+        if begin != at or size < 1:
+            return False
+        at += size
+    return at == length
+
+
+def _cut(shape: Ints, chunks: Iterable[Chunk]) -> tuple[list[int], list[tuple[Ints, Ints]]]:
+    """The dimensions along which a tensor is cut, and where the chunks that have elements begin and end in them."""
+    whole = tuple(shape)
+    axes = set()
+    boxes: list[tuple[Ints, Ints]] = []
+    for offsets, sizes in chunks:
+        if len(offsets) != len(shape) or len(sizes) != len(shape):
+            raise MetadataError("its chunks have another number of dimensions than itself")
+        ends = tuple(map(int.__add__, offsets, sizes))
+        if ends != whole or any(offsets):
+            for axis, (offset, end, size) in enumerate(zip(offsets, ends, whole, strict=True)):
+                if end > size:
+                    raise MetadataError("its chunks reach beyond its end")
+                if offset or end != size:
+                    axes.add(axis)
+        if 0 not in sizes:
+            boxes.append((offsets, ends))
+    kept = sorted(axes)
+    if len(kept) == len(whole):
+        return kept, boxes
+    return kept, [(tuple(begins[axis] for axis in kept), tuple(ends[axis] for axis in kept)) for begins, ends in boxes]
+
+
+def _add_corners(corners: dict[tuple[int, ...], int], begins: Ints, ends: Ints, sign: int) -> None:
+    signed: list[tuple[tuple[int, ...], int]] = [((), sign)]
+    for begin, end in zip(begins, ends, strict=True):
+        signed = [
+            entry for corner, weight in signed for entry in (((*corner, begin), weight), ((*corner, end), -weight))
+        ]
+    for corner, weight in signed:
+        total = corners.get(corner, 0) + weight
+        if total:
+            corners[corner] = total
+        else:
+            del corners[corner]  # inner corners cancel out, so few are held at a time
