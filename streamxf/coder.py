@@ -17,6 +17,7 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
+from streamxf.format.limits import stage_limit
 from streamxf.meter import Meter
 
 
@@ -127,11 +128,6 @@ class StreamCoder:
                 item=self.stream.item,
             )
         return result
-
-
-def stage_limit(block_size: int) -> int:
-    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block."""
-    return block_size + block_size // 16 + 1024
 
 
 def _take_out(out: memoryview, scratch: Scratch, step: int, size: int) -> memoryview:

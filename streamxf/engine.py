@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -273,34 +273,31 @@ if hasattr(os, "register_at_fork"):
 
 
 class Pipeline(Generic[T]):
-    """One stream's jobs: run in parallel, taken out in order.
-
-    Parameters
-    ----------
-    sink : callable
-        Gets each result, in the order of submission, in the thread that calls `submit` and `settle`. It may itself
-        neither submit nor settle.
+    """One stream's jobs: run in parallel, their results handed out in the order of submission.
 
     Attributes
     ----------
     peak_jobs : int
-        The most jobs that this stream had in flight: submitted and not taken out.
+        The most jobs that this stream had in flight: submitted and not handed out.
     """
 
-    def __init__(self, sink: Callable[[T], None]) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
         self._engine = shared()
         self._flying: deque[Job[T]] = deque()
         self.peak_jobs = 0
 
-    def submit(self, call: Callable[[], T], size: int) -> None:
-        """Make `call`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their
-        results.
+    def submit(self, call: Callable[[], T], size: int) -> list[T]:
+        """Make `call`, which holds about `size` bytes, in a worker.
+
+        Returns
+        -------
+        list
+            Results of earlier jobs: those that are there, and those that had to be waited for until there was room.
 
         Raises
         ------
         Exception
-            Whatever an earlier job or the sink raised. All other jobs are then cancelled and none is running any more.
+            Whatever an earlier job raised. All other jobs are then cancelled and none is running any more.
         AbortedError
             After a fork.
         """
@@ -309,57 +306,42 @@ class Pipeline(Generic[T]):
         budget = self._engine.budget
         job = Job(call, size)
         try:
-            while self._flying and self._flying[0].finished:
-                self._take_out()
+            results = self.collect()
             self._flying.append(job)  # from here on whoever cancels returns its room
             while not budget.take(job, always=self._flying[0] is job):
-                self._take_out()
+                results.append(self._take_out())
             self.peak_jobs = max(self.peak_jobs, len(self._flying))
             self._engine.submit(job)
         except BaseException:
             self.cancel()
             raise
+        return results
 
-    def narrow(self, most: int) -> None:
-        """Wait, and hand out results, until at most `most` jobs are not taken out; raises as `submit`.
+    def narrow(self, most: int) -> list[T]:
+        """Wait until at most `most` jobs are not handed out, and give the results of the others; raises as `submit`.
 
         The budget lets finished ones wait by their bytes. Where little memory matters more than that a job which takes
         long holds nobody up, this keeps them few.
         """
-        try:
-            while len(self._flying) > most:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+        return self._taken_while(lambda: len(self._flying) > most)
 
-    def collect(self) -> bool:
-        """Hand out results as far as they are there; whether no job is left. Raises as `submit`."""
-        try:
-            while self._flying and self._flying[0].finished:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
-        return not self._flying
+    def collect(self) -> list[T]:
+        """The results that are there, as far as no earlier one is missing; raises as `submit`."""
+        return self._taken_while(lambda: bool(self._flying) and self._flying[0].finished)
 
-    def wait(self) -> None:
-        """Wait for the oldest job, if there is one, and hand out its result; raises as `submit`."""
-        try:
-            if self._flying:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+    def results(self) -> Iterator[T]:
+        """Wait for all jobs, and give their results one by one; raises as `submit`."""
+        while self._flying:
+            try:
+                result = self._take_out()
+            except BaseException:
+                self.cancel()
+                raise
+            yield result
 
-    def settle(self) -> None:
-        """Wait for all jobs and hand out their results; raises as `submit`."""
-        try:
-            while self._flying:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+    def __len__(self) -> int:
+        """Jobs whose results were not handed out."""
+        return len(self._flying)
 
     def cancel(self) -> None:
         """Drop all jobs. Returns when none is running, so that the memory they work on may go; so does an interrupt
@@ -403,11 +385,19 @@ class Pipeline(Generic[T]):
             if self._flying and self._flying[0] is job:
                 self._flying.popleft()
 
-    def _take_out(self) -> None:
+    def _taken_while(self, condition: Callable[[], bool]) -> list[T]:
+        results = []
+        try:
+            while condition():
+                results.append(self._take_out())
+        except BaseException:
+            self.cancel()
+            raise
+        return results
+
+    def _take_out(self) -> T:
         job = self._flying[0]
         result = job.result()
         self._flying.popleft()
-        try:
-            self._sink(result)
-        finally:
-            self._engine.budget.give(job)
+        self._engine.budget.give(job)
+        return result

@@ -12,9 +12,9 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
-from streamxf.fileio.blocks import BlockReader
-from streamxf.fileio.locks import ForkLock
 from streamxf.meter import Meter
+from streamxf.stream.blocks import BlockReader
+from streamxf.stream.locks import ForkLock
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
@@ -30,8 +30,7 @@ class StreamReader(io.RawIOBase):
     Parameters
     ----------
     blocks : BlockReader
-        In a keyed stream the last block is decoded here, because only it vouches for the size; in an empty one, because
-        no read would ever look at it.
+        Its `BlockReader.decode_ends` is called here.
     finish : callable, optional
         Called by `close`.
     name : str, optional
@@ -59,8 +58,7 @@ class StreamReader(io.RawIOBase):
         self._cached: dict[int, memoryview] = {}
         self.error: StreamxfError | None = None
         self.size = blocks.size
-        if blocks.keyed or not blocks.size:
-            self._block(blocks.count - 1)
+        blocks.decode_ends()
 
     # -- file interface ----------------------------------------------------------------------------
 
@@ -161,7 +159,7 @@ class StreamReader(io.RawIOBase):
         if first == last:
             self._copy_part(out, start, first)
             return
-        pipeline: Pipeline[None] = Pipeline(_taken)
+        pipeline: Pipeline[None] = Pipeline()
         try:
             for index in range(first, last + 1):
                 begin = index * self._block_size
@@ -174,7 +172,8 @@ class StreamReader(io.RawIOBase):
                 else:
                     decode = partial(self._blocks.decoder(index), out[begin - start : end - start])
                     pipeline.submit(decode, self._block_size)
-            pipeline.settle()
+            for _ in pipeline.results():
+                """Blocks are decoded into their place."""
         except BaseException:
             pipeline.cancel()  # workers may still write into the caller's buffer
             raise
@@ -195,7 +194,3 @@ class StreamReader(io.RawIOBase):
                     del self._cached[next(iter(self._cached))]
                 self._cached[index] = data
         return data
-
-
-def _taken(_: None) -> None:
-    """Blocks are decoded into their place, so there is nothing left to do with a result."""

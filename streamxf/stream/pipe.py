@@ -1,6 +1,6 @@
 """`PipeReader`: the stream of a container that arrives in order and cannot be sought, such as a pipe or a socket.
 
-Blocks are decoded as they arrive, and the last one is held back until index, footer and the end of the source have
+Blocks are decoded as they arrive, and the last one is held back until table, footer and the end of the source have
 checked out: until then nobody can know that the stream is whole.
 """
 
@@ -13,12 +13,15 @@ from typing import Any, NoReturn, Protocol
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, flat_view
-from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.header import Header
-from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End, Event
+from streamxf.coder import StreamCoder
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
+from streamxf.format.header import Header
+from streamxf.format.limits import MAX_KEY_LINE
+from streamxf.format.parser import NEED_DATA, Block, ContainerParser, End, Event
+from streamxf.format.plain import SEAL_END_BYTES
 
 _CHUNK = 256 * 1024
+_MAX_REST = MAX_KEY_LINE + SEAL_END_BYTES
 
 
 class Readable(Protocol):
@@ -36,6 +39,8 @@ class PipeReader(io.RawIOBase):
         Gives the container and then ends.
     start : callable
         From the header to the stream's coder, its seal checked.
+    end : callable
+        Is told the container's end and what follows it; raises if that is not right.
     finish : callable, optional
         Called by `close`.
     name : str, optional
@@ -46,6 +51,7 @@ class PipeReader(io.RawIOBase):
         self,
         raw: Readable,
         start: Callable[[Header], StreamCoder],
+        end: Callable[[End, bytes], None],
         finish: Callable[[], Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -53,7 +59,8 @@ class PipeReader(io.RawIOBase):
         self._raw = raw
         self._on_finish = finish
         self._name = name
-        self._parser = ContainerParser(stage_limit)
+        self._check_rest = end
+        self._parser = ContainerParser()
         self._scratch = Scratch()
         self._ready = memoryview(b"")
         self._seen = 0
@@ -104,18 +111,19 @@ class PipeReader(io.RawIOBase):
         data = self._coder.decode(block.payload, block.index, block.last, self._scratch)
         self._seen += len(data)
         if block.last:
-            self._check_end(len(data))
+            self._check_end()
         elif len(data) != self._coder.stream.block_size:
             raise ContainerError(f"a block in the middle of the stream decodes to {len(data)} bytes", block=block.index)
         self._ready = memoryview(bytes(data))
 
-    def _check_end(self, last_size: int) -> None:
+    def _check_end(self) -> None:
         end = self._next()
-        # one look past the end is enough: a source that goes on for ever must not be taken into memory
-        self._parser.feed(self._raw.read(_CHUNK) or b"")
-        self._parser.finish()
         if not isinstance(end, End) or end.raw_size != self._seen:
             raise ContainerError("the footer's size contradicts the blocks")
+        # a seal and one byte more are enough: a source that goes on for ever must not be taken into memory
+        while len(rest := self._parser.rest) <= _MAX_REST and (data := self._raw.read(_CHUNK)):
+            self._parser.feed(data)
+        self._check_rest(end, rest)
         self._done = True
 
     def _next(self) -> Event:

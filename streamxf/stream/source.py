@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.fileio.locks import ForkLock
+from streamxf.stream.locks import ForkLock
 
 READ_WHOLE = 128 * 1024
 READ_STEP = 32 * 2**20
 _STORED = -1  # the scratch memory's place for stored bytes; a chain's steps count from 0
 
 
-class Access(Protocol):
+class PositionalFile(Protocol):
     """A file that is read by position, from any thread.
 
     Attributes
@@ -32,7 +32,7 @@ class Access(Protocol):
         """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
 
 
-class _Descriptor:
+class _LocalFile:
     """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at once.
 
     Parameters
@@ -92,7 +92,7 @@ class _Positioned:
         return len(data)
 
 
-def access_to(file: Any) -> Access:
+def access_to(file: Any) -> PositionalFile:
     """The best way to read `file` by position.
 
     Only Python's own classes for reading are known to have nothing between them and the descriptor.
@@ -100,7 +100,7 @@ def access_to(file: Any) -> Access:
     if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
         raw = file.raw if isinstance(file, io.BufferedReader) else file
         if type(raw) is io.FileIO:
-            return _Descriptor(file)
+            return _LocalFile(file)
     return _Positioned(file)
 
 
@@ -109,12 +109,12 @@ class Timed:
 
     Parameters
     ----------
-    access : Access
+    access : PositionalFile
     add : callable
         Is told the seconds of each read, in the thread that reads.
     """
 
-    def __init__(self, access: Access, add: Callable[[float], None]) -> None:
+    def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
         self._access = access
         self._add = add
         self.parallel = access.parallel
@@ -132,7 +132,7 @@ class FileSlice:
 
     Parameters
     ----------
-    file : seekable binary file, or Access
+    file : seekable binary file, or PositionalFile
         Slices that several threads read at the same time share one `access_to` the file.
     offset : int
     length : int, optional
@@ -145,7 +145,7 @@ class FileSlice:
             # the file beneath
             file.seek(0, io.SEEK_END)
             length = file.tell() - offset
-        self._access: Access = file if hasattr(file, "read_into") else access_to(file)
+        self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
         self._offset = offset
         self.length = length
         self._whole: bytes | None = None
@@ -157,9 +157,9 @@ class FileSlice:
         """Whether several threads read at the same time."""
         return self._whole is not None or self._access.parallel
 
-    def rest(self, start: int) -> FileSlice:
-        """The slice from `start` to the end."""
-        return FileSlice(self._access, self._offset + start, self.length - start)
+    def slice(self, start: int, stop: int) -> FileSlice:
+        """A part of the slice."""
+        return FileSlice(self._access, self._offset + start, stop - start)
 
     def read_at(self, position: int, size: int) -> bytes:
         """Exactly `size` bytes from `position` of the slice.

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from functools import partial
 
 from streamxf.buffers import Scratch, ScratchPool
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.blocks import check_payload, parse_head
-from streamxf.container.footer import Footer, IndexParser
-from streamxf.container.header import Header, header_size
-from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES
-from streamxf.errors import BlockError
-from streamxf.fileio.source import FileSlice
+from streamxf.coder import StreamCoder
+from streamxf.errors import ContainerError, IdentityError
+from streamxf.format.dtypes import elements_size
+from streamxf.format.header import Header, Kind, header_size
+from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
+from streamxf.format.parser import check_stored
+from streamxf.format.table import Footer, Table
+from streamxf.stream.source import FileSlice
 
-TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
 CheckSize = Callable[[int], None]
 
-INDEX_STEP = 2**16  # bytes of an index that are read before they are checked
+_TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
+_TABLE_STEP = 2**16 // 40 * 40  # bytes of a table that are read before they are checked; whole entries of either size
 
 _scratch = ScratchPool(keep=16)
 
@@ -53,20 +53,21 @@ class BlockReader:
         As `read_header` gave it; identity and chain were checked by the caller.
     coder : StreamCoder or None
         Its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
+    table_digest : bytes, optional
+        T of the format, if it was vouched for.
     check_size : callable, optional
-        Is told how many bytes the stream has, by the footer, before anything else is read; raises if it cannot be.
+        Is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot be.
 
     Attributes
     ----------
+    header : Header
     size : int
-        Bytes of the stream. Index and footer carry a CRC only, so in a keyed stream nobody vouches for it before the
-        last block, whose tag covers that it is the last, was decoded.
+        Bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor, whose
+        size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
     count : int
         Blocks in the stream; at least one.
     block_size : int
         Bytes in every block but the last.
-    keyed : bool
-        Whether the chain encrypts.
     stored_size : int
         Bytes of the container.
     parallel : bool
@@ -75,41 +76,59 @@ class BlockReader:
     Raises
     ------
     ContainerError
-        If index or footer are damaged, or contradict the container.
+        If table or footer are damaged, or contradict the container.
+    IdentityError
+        If the table is not the one that was vouched for.
     """
 
     def __init__(
-        self, source: FileSlice, header: Header, coder: StreamCoder | None, check_size: CheckSize | None = None
+        self,
+        source: FileSlice,
+        header: Header,
+        coder: StreamCoder | None,
+        table_digest: bytes | None = None,
+        check_size: CheckSize | None = None,
     ) -> None:
         self._source = source
         self._coder = coder
-        self._digest = header.digest
-        self._start = header.size
-        self._stage_limit = stage_limit(header.block_size)
+        self.header = header
         self.block_size = header.block_size
-        self.keyed = header.keyed
         self.stored_size = source.length
         self.parallel = source.parallel
-        footer, self._ends = self._read_tail(check_size)
+        footer, self._table = self._read_tail(check_size)
         self.size = footer.raw_size
         self.count = footer.blocks
+        if table_digest is not None and self._table.digest != table_digest:
+            raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
+        identity = header.identity
+        is_tensor = identity is not None and identity.kind is Kind.TENSOR
+        self._size_known = is_tensor or table_digest is not None
+        if identity is not None and is_tensor and self.size != elements_size(identity.dtype, identity.shape):
+            raise ContainerError(f"the stream has {self.size} bytes, which are not those of {identity.dtype} elements")
 
-    def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, array[int]]:
+    def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, Table]:
         length = self._source.length
-        # in one read, where the index is not unusually long: files that fetch ahead would fetch anew for each step back
-        end = self._source.read_at(max(0, length - TAIL_GUESS), min(length, TAIL_GUESS))
+        header = self.header
+        # in one read, where the table is not unusually long: files that fetch ahead would fetch anew for each step back
+        end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
         footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
         if check_size is not None:
             check_size(footer.raw_size)
-        index = IndexParser(self._digest, self._start, self._stage_limit)
-        if footer.tail_size <= len(end):
-            index.feed(end[-footer.tail_size : -FOOTER_BYTES])
+        table = Table(header.digest, header.size, self.block_size, header.hashed)
+        tail_size = footer.tail_size(header.hashed)
+        if tail_size <= len(end):
+            table.feed(end[-tail_size:-FOOTER_BYTES])
         else:
-            at, stop = length - footer.tail_size, length - FOOTER_BYTES
+            at, stop = length - tail_size, length - FOOTER_BYTES
             while at < stop:
-                index.feed(self._source.read_at(at, min(INDEX_STEP, stop - at)))
-                at += INDEX_STEP
-        return index.finish(end[-FOOTER_BYTES:], length, self.block_size), index.ends
+                table.feed(self._source.read_at(at, min(_TABLE_STEP, stop - at)))
+                at += _TABLE_STEP
+        return table.finish(end[-FOOTER_BYTES:], length), table
+
+    @property
+    def table_digest(self) -> bytes:
+        """T of the format."""
+        return self._table.digest
 
     def size_of(self, index: int) -> int:
         """Bytes that block `index` decodes to."""
@@ -117,7 +136,11 @@ class BlockReader:
 
     def stored_size_of(self, index: int) -> int:
         """Bytes that block `index` takes in storage."""
-        return self._ends[index] - self.begin_of(index)
+        return self._table.ends[index] - self.begin_of(index)
+
+    def begin_of(self, index: int) -> int:
+        """Where block `index` begins in the container; for `count`, where the last one ends."""
+        return self._table.ends[index - 1] if index else self.header.size
 
     def decode(self, index: int, out: memoryview) -> None:
         """Decode block `index` into `out`, which has exactly its size.
@@ -167,15 +190,17 @@ class BlockReader:
             Where the block belongs, which has exactly its size. Without it the result lies in `scratch` or `stored`,
             and is at most a block long. Where there is no coder it is empty.
         """
-        head = parse_head(bytes(stored[:BLOCK_HEAD_BYTES]), index, self._stage_limit)
-        payload = stored[BLOCK_HEAD_BYTES:]
-        if head.stored_size != len(payload) or head.last != (index == self.count - 1):
-            raise BlockError("block does not end where the index says, or is last where it should not be", block=index)
-        check_payload(head, self._digest, index, payload)
+        last = index == self.count - 1
+        digest = self._table.hashes[index] if self.header.hashed else None
+        payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
         if self._coder is None:
             return memoryview(b"")
-        return self._coder.decode(payload, index, head.last, scratch, out)
+        return self._coder.decode(payload, index, last, scratch, out)
 
-    def begin_of(self, index: int) -> int:
-        """Where block `index` begins in the container; for `count`, where the last one ends."""
-        return self._ends[index - 1] if index else self._start
+    def decode_ends(self) -> None:
+        """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
+        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`.
+        """
+        if not self.size or (self.header.keyed and not self._size_known):
+            last = self.count - 1
+            self.decode(last, memoryview(bytearray(self.size_of(last))))

@@ -1,32 +1,32 @@
-"""`ChainOpener`: from the descriptors that storage gives to a chain, importing nothing that is not vouched for."""
+"""`ChainOpener`: from the descriptors that storage gives to a chain, importing nothing before a seal was right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from streamxf.chain import Chain
-from streamxf.codec import Codec
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
-from streamxf.container.header import Header
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.fileio.blocks import stream_info
-from streamxf.keys import KeyRing
+from streamxf.format.header import Header
+from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
+from streamxf.stream.blocks import stream_info
 
 
 class ChainOpener:
     """Rebuilds one chain, once, for all streams that have it.
 
-    The key is unwrapped first, and no other codec is imported before a header's seal has shown that the chain is
-    authentic.
+    No codec but `Encrypt` is imported before a header's seal has shown that the chain is authentic.
 
     Parameters
     ----------
     descriptors : sequence of Descriptor
         In save order.
-    keys : KeyRing
     registry : CodecRegistry
+    data_key : callable, optional
+        Gives the data key, where the chain encrypts; called once.
     providers : iterable of Provider
         What the data says about the packages of its codecs, for errors.
     """
@@ -34,15 +34,14 @@ class ChainOpener:
     def __init__(
         self,
         descriptors: Sequence[Descriptor],
-        keys: KeyRing,
         registry: CodecRegistry,
+        data_key: Callable[[], DataKey] | None = None,
         providers: Iterable[Provider] = (),
     ) -> None:
         self._descriptors = descriptors
-        self._keys = keys
         self._registry = registry
+        self._data_key = data_key
         self._providers = tuple(providers)
-        self._encryption: dict[Descriptor, Codec] = {}
         self._chain: Chain | None = None
 
     def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
@@ -57,10 +56,12 @@ class ChainOpener:
         """
         info = stream_info(header)
         if self._chain is None:
-            self._encryption = {item: self._build(item) for item in self._descriptors if item.name == ENCRYPT}
-            StreamCoder.open(Chain(self._encryption.values()), info, header.seal)
-            self._chain = Chain(self._encryption.get(item) or self._build(item) for item in self._descriptors)
+            encryption = [Encrypt.reading(self._data_key())] if self._data_key is not None else []
+            StreamCoder.open(Chain(encryption), info, header.seal)
+            self._chain = Chain(
+                encryption[0]
+                if encryption and item.name == ENCRYPT
+                else self._registry.build(item, providers=self._providers)
+                for item in self._descriptors
+            )
         return StreamCoder.open(self._chain, info, header.seal, meter=meter)
-
-    def _build(self, descriptor: Descriptor) -> Codec:
-        return self._registry.build(descriptor, self._keys, self._providers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamxf.fileio.source import Access
+from streamxf.stream.source import PositionalFile
 
 _STEP = 16 * 2**20  # bytes of a long read after which somebody hears of it
 
@@ -14,12 +14,12 @@ class Counted:
 
     Parameters
     ----------
-    access : Access
+    access : PositionalFile
     add : callable
         Is told of bytes, in the thread that reads.
     """
 
-    def __init__(self, access: Access, add: Callable[[int], None]) -> None:
+    def __init__(self, access: PositionalFile, add: Callable[[int], None]) -> None:
         self._access = access
         self._add = add
         self.parallel = access.parallel

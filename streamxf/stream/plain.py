@@ -6,7 +6,6 @@ import io
 import os
 from builtins import open as _builtin_open
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import IO, Literal, overload
 
@@ -15,20 +14,33 @@ from typing_extensions import Buffer
 from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike
 from streamxf.coder import StreamCoder
-from streamxf.container.header import Header
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
-from streamxf.descriptor import ENCRYPT, Descriptor, parse_parameters
+from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
-from streamxf.fileio.blocks import BlockReader, read_header
-from streamxf.fileio.draft import Draft
-from streamxf.fileio.opening import ChainOpener
-from streamxf.fileio.pipe import PipeReader
-from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
-from streamxf.fileio.reader import StreamReader
-from streamxf.fileio.source import FileSlice
-from streamxf.fileio.writer import StreamWriter
+from streamxf.format.header import Header
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.parser import End
+from streamxf.format.plain import (
+    PREFIX_START_BYTES,
+    SEAL_END_BYTES,
+    contents_digest,
+    pack_prefix,
+    pack_seal,
+    parse_prefix,
+    parse_seal,
+    prefix_size,
+    seal_size,
+)
 from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys.datakey import DataKey
 from streamxf.registry import CodecRegistry
+from streamxf.stream.blocks import BlockReader, read_header
+from streamxf.stream.draft import Draft
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.opening import ChainOpener
+from streamxf.stream.pipe import PipeReader
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
+from streamxf.stream.writer import StreamWriter
 
 PathOrFile = str | os.PathLike[str] | IO[bytes]
 
@@ -128,17 +140,25 @@ def decode(data: Buffer, *, keys: KeysLike = None, registry: CodecRegistry | Non
 
 
 def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWriter:
-    prefix = pack_prefix(chain)
+    encryption = chain.encryption
+    prefix = pack_prefix(encryption.wrapped if encryption is not None else "")
+    hashed = encryption is not None and encryption.hashed
+    encoder = ContainerEncoder(chain, hashed=hashed, block_log2=block_log2)
+    seal = partial(_seal, encoder, encryption) if encryption is not None else None
     if not isinstance(target, str | os.PathLike):
         write_all(target, prefix)
-        return StreamWriter(target, chain, block_log2=block_log2)
+        return StreamWriter(target, encoder, seal=seal)
     draft = Draft(target)
     try:
         write_all(draft.file, prefix)
-        return StreamWriter(draft.file, chain, block_log2=block_log2, finish=draft.finish)
+        return StreamWriter(draft.file, encoder, seal=seal, finish=draft.finish)
     except BaseException:
         draft.finish(False)
         raise
+
+
+def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
+    return pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))
 
 
 def block_log2_of(block_size: int) -> int:
@@ -181,33 +201,61 @@ def _read_file(
     name: str | None = None,
 ) -> StreamReader | PipeReader:
     if not file.seekable():
-        start = _read_exactly(file, START_BYTES)
-        fragment = parse_prefix(start + _read_exactly(file, prefix_size(start) - START_BYTES))
-        return PipeReader(file, partial(_coder, fragment=fragment, ring=ring, registry=registry), finish, name)
+        return _read_pipe(file, ring, registry, finish, name)
     whole = FileSlice(file, file.tell())
-    size = prefix_size(whole.read_at(0, min(START_BYTES, whole.length)))
-    fragment = parse_prefix(whole.read_at(0, size))
-    source = whole.rest(size)
-    header = read_header(source)
-    return StreamReader(BlockReader(source, header, _coder(header, fragment, ring, registry)), finish, name)
+    size = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
+    wrapped = parse_prefix(whole.read_at(0, size))
+    header = read_header(whole.slice(size, whole.length))
+    _check_header(header, wrapped, ring)
+    if not wrapped:
+        source, data_key = whole.slice(size, whole.length), None
+    else:
+        end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
+        stop = whole.length - seal_size(end)
+        vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
+        source = whole.slice(size, stop)
+        # first as it lies there, without a coder: what vouches is about the table
+        table_digest = BlockReader(source, header, None).table_digest
+        data_key = ring.open(wrapped, vouchers, contents_digest(table_digest))
+    coder = _opener(header, registry, data_key).coder(header)
+    return StreamReader(BlockReader(source, header, coder), finish, name)
 
 
-def _coder(header: Header, fragment: str, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+def _read_pipe(
+    file: IO[bytes], ring: KeyRing, registry: CodecRegistry, finish: Callable[[], None] | None, name: str | None
+) -> PipeReader:
+    start = _read_exactly(file, PREFIX_START_BYTES)
+    wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
+
+    def begin(header: Header) -> StreamCoder:
+        _check_header(header, wrapped, ring)
+        data_key = ring.open_pipe(wrapped) if wrapped else None
+        return _opener(header, registry, data_key).coder(header)
+
+    def end(event: End, rest: bytes) -> None:
+        if wrapped:
+            ring.open(wrapped, parse_seal(rest), contents_digest(event.table_digest))
+        elif rest:
+            raise ContainerError("something follows the container's end")
+
+    return PipeReader(file, begin, end, finish, name)
+
+
+def _check_header(header: Header, wrapped: str, ring: KeyRing) -> None:
     if header.identity is not None:
-        raise ContainerError("the file holds an item cut out of a checkpoint, which is no plain file")
+        raise ContainerError("the file holds an item cut out of a checkpoint")
     if len(ring) and not header.keyed:
         raise PolicyError(
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
             "keys= out if you know that it was not encrypted"
         )
-    if bool(fragment) != header.keyed:
-        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
+    if bool(wrapped) != header.keyed:
+        raise ContainerError("the file's prefix contradicts its header: only one of them has encryption")
+
+
+def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:
     descriptors = [Descriptor.parse(text) for text in header.chain]
-    keyed = [
-        replace(item, fragment=parse_parameters(fragment, repeatable=("w",))) if item.name == ENCRYPT else item
-        for item in descriptors
-    ]
-    return ChainOpener(keyed, ring, registry).coder(header)
+    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None)
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

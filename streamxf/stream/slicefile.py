@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from streamxf.fileio.source import FileSlice
+from streamxf.stream.source import FileSlice
 
 
 class SliceFile(io.RawIOBase):
