@@ -1,0 +1,198 @@
+"""`Elements`: the elements of a stored shard, wherever they stand, and how a part of them comes into an array.
+
+What is wanted of a shard is decoded block by block, each block once. Where the wanted elements stand in the stream as
+they do in the array, blocks are decoded straight into its memory; else into reused memory, from which the wanted parts
+are copied. Elements are moved as bytes, so any dtype will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from streamxf.checkpoint.boxes import Wanted
+from streamxf.stream.source import FileSlice
+
+Array = npt.NDArray[Any]
+
+# Bytes; up to here a stream of one block is decoded by whoever wants it: handing it over costs more than it brings.
+INLINE_BYTES = 128 * 1024
+
+_BARE_BLOCK = 2**20
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8"), 16: np.dtype("<c16")}
+
+
+class Blocks(Protocol):
+    """A stream, readable block by block from any thread.
+
+    Attributes
+    ----------
+    size, block_size, count : int
+        Bytes of the stream, bytes in every block but the last, and number of blocks.
+    """
+
+    size: int
+    block_size: int
+    count: int
+
+    def size_of(self, index: int) -> int:
+        """Bytes of a block."""
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        """What fills memory of exactly that size with the block; any thread may call it, once."""
+
+
+class BareBlocks:
+    """Bytes of a file as they are.
+
+    Parameters
+    ----------
+    source : FileSlice
+    """
+
+    def __init__(self, source: FileSlice) -> None:
+        self.size = source.length
+        self.block_size = _BARE_BLOCK
+        self.count = max(1, -(-self.size // _BARE_BLOCK))
+        self._source = source
+
+    def size_of(self, index: int) -> int:
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        if self._source.parallel:
+            return partial(self._source.read_into, index * self.block_size)
+        data = self._source.read_at(index * self.block_size, self.size_of(index))
+        return partial(_copy, data)
+
+
+class MemoryBlocks:
+    """Bytes that are in memory already, as a single block."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.size = self.block_size = len(data)
+        self.count = 1
+        self._data = data
+
+    def size_of(self, index: int) -> int:
+        return self.size
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        return partial(_copy, self._data)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a shard: a run of bytes of a stream, row-major.
+
+    Attributes
+    ----------
+    blocks : Blocks
+    origin : int
+        Where the first element stands in the stream, in bytes; a multiple of `itemsize`.
+    itemsize : int
+        Bytes of an element.
+    shape : tuple of int
+        The shard's.
+    """
+
+    blocks: Blocks
+    origin: int
+    itemsize: int
+    shape: tuple[int, ...]
+
+    def jobs(
+        self, offset: tuple[int, ...], lengths: tuple[int, ...], out: Array
+    ) -> Iterator[tuple[Callable[[], None], int]]:
+        """The calls that fill `out` with the box at `offset`, one for each block, and the bytes that each decodes.
+
+        Parameters
+        ----------
+        offset, lengths : tuple of int
+            The box, in elements of the shard.
+        out : array
+            Of the shape `lengths`, and of any dtype of `itemsize` bytes; any strides.
+        """
+        wanted = Wanted.of(self.shape, offset, lengths)
+        if wanted is None:  # it has no elements
+            return
+        begin = self.origin + wanted.start * self.itemsize
+        end = self.origin + wanted.stop * self.itemsize
+        memory = out.reshape(-1).view(np.uint8).data if wanted.is_run and out.flags.c_contiguous else None
+        size = self.blocks.block_size
+        for index in range(begin // size, -(-end // size)):
+            start, length = index * size, self.blocks.size_of(index)
+            decode = self.blocks.decoder(index)
+            if memory is not None and begin <= start and start + length <= end:
+                yield partial(decode, memory[start - begin : start - begin + length]), length
+            elif memory is not None:
+                yield partial(_fill_edge, decode, length, start, begin, end, memory), length
+            else:
+                yield partial(self._scatter, decode, length, start, wanted, out), length
+
+    def _scatter(
+        self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Wanted, out: Array
+    ) -> None:
+        buffer = _buffers.take(length)
+        data = memoryview(buffer)[:length]
+        decode(data)
+        first = max(wanted.start, (start - self.origin) // self.itemsize)
+        last = min(wanted.stop, (start + length - self.origin) // self.itemsize)
+        elements = np.frombuffer(data, np.uint8)[self.origin + first * self.itemsize - start :]
+        elements = elements[: (last - first) * self.itemsize].view(unsigned(self.itemsize))
+        for at, outer, inner in wanted.parts(first, last):
+            shape = [stop - begin for begin, stop in outer]
+            part = elements[at - first : at - first + math.prod(shape)].reshape(shape)
+            source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
+            target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, wanted.box, strict=True))
+            out[target] = part[source]
+        _buffers.give(buffer)
+
+
+def unsigned(itemsize: int) -> np.dtype[Any]:
+    """A dtype for elements of that many bytes that are moved and not looked at."""
+    return _UNSIGNED[itemsize]
+
+
+def _fill_edge(
+    decode: Callable[[memoryview], None], length: int, start: int, begin: int, end: int, memory: memoryview
+) -> None:
+    """Decode a block of which only a part is wanted."""
+    buffer = _buffers.take(length)
+    data = memoryview(buffer)[:length]
+    decode(data)
+    first, last = max(begin, start), min(end, start + length)
+    memory[first - begin : last - begin] = data[first - start : last - start]
+    _buffers.give(buffer)
+
+
+def _copy(data: bytes | memoryview, out: memoryview) -> None:
+    out[:] = data
+
+
+class _Buffers:
+    """Memory for decoded blocks, reused; any thread takes and gives."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._free: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            return bytearray(size)
+        return buffer if len(buffer) >= size else bytearray(size)
+
+    def give(self, buffer: bytearray) -> None:
+        if len(self._free) < self._keep:
+            self._free.append(buffer)
+
+
+_buffers = _Buffers(keep=16)
