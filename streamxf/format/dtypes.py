@@ -17,6 +17,36 @@ _BY_SIZE = {
 ITEMSIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
 """Bytes of an element, by the dtype's name as torch has it without ``torch.``."""
 
+WITHOUT_ELEMENTS = frozenset(
+    [
+        "quint8",
+        "qint8",
+        "qint32",
+        "quint4x2",
+        "quint2x4",
+        "bits1x8",
+        "bits2x4",
+        "bits4x2",
+        "bits8",
+        "bits16",
+        "uint1",
+        "uint2",
+        "uint3",
+        "uint4",
+        "uint5",
+        "uint6",
+        "uint7",
+        "int1",
+        "int2",
+        "int3",
+        "int4",
+        "int5",
+        "int6",
+        "int7",
+    ]
+)
+"""Other dtypes of torch: tensors of these are stored as ``torch.save`` writes them."""
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
 

@@ -19,7 +19,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
 from streamxf.format.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_path
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
 from streamxf.format.limits import (
     DIGEST_BYTES,
     MAX_CODECS,
@@ -400,14 +400,14 @@ class _Reader:
         made: dict[str, Item] = {}
         for name, entry in entries.items():
             try:
-                made[_string(name, "a name is not valid Unicode")] = self._item(name, entry)
+                made[check_name(name)] = self._item(name, entry)
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
         return made
 
     def _item(self, name: str, entry: Any) -> Item:
-        if type(entry) is not dict or not name:
-            _bad("an item is not an object, or has no name")
+        if type(entry) is not dict:
+            _bad("it is not an object")
         path = self._path(name, entry)
         if "dtype" not in entry:
             _exact(entry, _CHUNK, _OBJECT_OPTIONS, "it")

@@ -17,6 +17,7 @@ Path = tuple[str | int, ...]
 
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SHOWN = 120
 
 
@@ -123,6 +124,15 @@ class ObjectItem:
 
 
 Item = TensorItem | ObjectItem
+
+
+def check_name(name: object) -> str:
+    """Return the name of an item, if it can be one; raises MetadataError if it is not a string, empty, or not valid
+    Unicode.
+    """
+    if not isinstance(name, str) or not name or (not name.isascii() and _SURROGATE.search(name)):
+        raise MetadataError("the metadata has an item whose name is empty, not a string, or not valid Unicode")
+    return name
 
 
 def check_path(path: object) -> str:
