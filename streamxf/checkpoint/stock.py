@@ -118,6 +118,10 @@ class _Call:
         return self._call(*arguments)
 
 
+def _ignore(*parts: object) -> None:
+    """Where a path would be made."""
+
+
 _CLASSES = {
     name: _Frozen(name, (_Record,), {"__slots__": ()})
     for name in (
@@ -133,7 +137,7 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): dict,
 } | {
     # the folder's name, which torch's writers store as a path
-    ("pathlib", name): lambda *parts: None
+    ("pathlib", name): _ignore
     for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 }
 _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
@@ -179,9 +183,9 @@ def _number(value: object, what: str) -> int:
 
 
 def _numbers(value: object, what: str) -> tuple[int, ...]:
-    if type(value) not in (tuple, list) or len(value) > MAX_NDIM:  # type: ignore[arg-type]
+    if not isinstance(value, tuple | list) or len(value) > MAX_NDIM:
         _bad(what)
-    return tuple(_number(each, what) for each in value)  # type: ignore[attr-defined]
+    return tuple(_number(each, what) for each in value)
 
 
 class _Converter:

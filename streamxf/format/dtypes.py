@@ -18,32 +18,8 @@ ITEMSIZES = {name: size for size, names in _BY_SIZE.items() for name in names.sp
 """Bytes of an element, by the dtype's name as torch has it without ``torch.``."""
 
 WITHOUT_ELEMENTS = frozenset(
-    [
-        "quint8",
-        "qint8",
-        "qint32",
-        "quint4x2",
-        "quint2x4",
-        "bits1x8",
-        "bits2x4",
-        "bits4x2",
-        "bits8",
-        "bits16",
-        "uint1",
-        "uint2",
-        "uint3",
-        "uint4",
-        "uint5",
-        "uint6",
-        "uint7",
-        "int1",
-        "int2",
-        "int3",
-        "int4",
-        "int5",
-        "int6",
-        "int7",
-    ]
+    {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
+    | {"quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"}
 )
 """Other dtypes of torch: tensors of these are stored as ``torch.save`` writes them."""
 
