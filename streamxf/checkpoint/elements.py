@@ -26,12 +26,6 @@ INLINE_BYTES = 128 * 1024
 
 _BARE_BLOCK = 2**20
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
-    1: np.dtype("u1"),
-    2: np.dtype("<u2"),
-    4: np.dtype("<u4"),
-    8: np.dtype("<u8"),
-    16: np.dtype("<c16"),
-}
 
 
 class Blocks(Protocol):
