@@ -12,7 +12,7 @@ from streamxf.errors import DescriptorError
 
 ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
 
-MAX_BOUND = 4096
+MAX_BOUND = 1024
 MAX_FRAGMENT = 32768
 MAX_NAME = 64
 

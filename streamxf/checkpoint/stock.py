@@ -41,7 +41,7 @@ class StockMetadata:
     modules: tuple[str, ...]
 
 
-def read_stock(pickled: bytes, rank: int | None, is_codec: Callable[[str], bool]) -> StockMetadata:
+def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
     """Read DCP's pickle.
 
     Parameters
@@ -50,8 +50,6 @@ def read_stock(pickled: bytes, rank: int | None, is_codec: Callable[[str], bool]
         The whole file.
     rank : int or None
         Whose rank-local metadata it is; None for that of all ranks, whose chunks have to tile their tensors.
-    is_codec : callable
-        Whether a descriptor's name is that of a codec, and not of a stream transform.
 
     Raises
     ------
@@ -72,7 +70,7 @@ def read_stock(pickled: bytes, rank: int | None, is_codec: Callable[[str], bool]
             raise MetadataError(
                 "something follows the metadata that is not a trailer: the file is damaged, or was cut or continued"
             )
-        return _Converter(_state(content, "Metadata"), rank, is_codec).convert()
+        return _Converter(_state(content, "Metadata"), rank).convert()
 
 
 # -- unpickling ----------------------------------------------------------------------------------------------
@@ -129,17 +127,19 @@ _CLASSES = {
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
     )
 }
-_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
+_NAMED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): lambda sizes=(): tuple(sizes),
     ("torch.serialization", "_get_layout"): lambda name: _Layout(str(name).removeprefix("torch.")),
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
-} | {
+}
+_PATHS: dict[tuple[str, str], Callable[..., Any]] = {
     # the folder's name, which torch's writers store as a path
     ("pathlib", name): _ignore
     for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 }
+_CALLS = _NAMED | _PATHS
 _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
 
 
@@ -191,13 +191,12 @@ def _numbers(value: object, what: str) -> tuple[int, ...]:
 class _Converter:
     """From DCP's records to items."""
 
-    def __init__(self, content: Any, rank: int | None, is_codec: Callable[[str], bool]) -> None:
+    def __init__(self, content: Any, rank: int | None) -> None:
         if type(content) is not dict:
             _bad("Metadata has no attributes")
         self._content = content
         self._check = check_tiles if rank is None else check_apart
-        self._is_codec = is_codec
-        self._split: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._checked: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._known: set[str] = set()
 
     def convert(self) -> StockMetadata:
@@ -218,7 +217,7 @@ class _Converter:
     def _modules(self) -> tuple[str, ...]:
         meta = self._content.get("storage_meta")
         modules = _members(meta, "StorageMeta").get("modules") if type(meta) is _CLASSES["StorageMeta"] else None
-        return tuple(each for each in modules if type(each) is str) if type(modules) is list else ()
+        return tuple(each for each in modules if type(each) is str) if isinstance(modules, list) else ()
 
     def _read_places(self) -> dict[tuple[str, tuple[int, ...] | None], Place]:
         stored = self._content.get("storage_data")
@@ -240,25 +239,20 @@ class _Converter:
             self._known.add(check_path(path))
         at, size = _number(info.get("offset"), "an item's offset"), _number(info.get("length"), "an item's length")
         texts = info.get("transform_descriptors") or ()
-        if type(texts) not in (list, tuple) or len(texts) > 2 * MAX_CODECS or not all(type(t) is str for t in texts):
+        if type(texts) not in (list, tuple) or len(texts) > MAX_CODECS or not all(type(t) is str for t in texts):
             _bad("transform_descriptors")
-        transforms, chain = self._descriptors(tuple(texts))
-        return Place(str(path), at, size, chain, transforms)
+        return Place(str(path), at, size, self._descriptors(tuple(texts)))
 
-    def _descriptors(self, texts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Stream transforms and codecs, both in save order."""
-        known = self._split.get(texts)
+    def _descriptors(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        """The descriptors in save order; nearly all items have the same."""
+        known = self._checked.get(texts)
         if known is None:
-            names = []
             for text in texts:
                 try:
-                    names.append(Descriptor.parse(text).name)
+                    Descriptor.parse(text)
                 except DescriptorError as error:
                     _bad(f"a descriptor: {error.message}")
-            codecs = sum(map(self._is_codec, names))
-            if not all(map(self._is_codec, names[:codecs])):
-                _bad("a stream transform stands among the codecs of a chain")
-            known = self._split[texts] = texts[codecs:][::-1], texts[:codecs][::-1]
+            known = self._checked[texts] = texts[::-1]
         return known
 
     def _item(self, name: str, entry: object) -> Item:

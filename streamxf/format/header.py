@@ -142,7 +142,7 @@ class Header:
     block_log2 : int
         Blocks hold ``2**block_log2`` bytes.
     chain : tuple of str
-        Descriptors in save order, without fragments.
+        Descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before them.
     salt : bytes
         32 random bytes.
     identity : Identity or None
@@ -172,8 +172,15 @@ class Header:
             raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
         if len(self.chain) > MAX_CODECS or len(_chain_text(self.chain)) > MAX_CHAIN:
             raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
-        if self.published and self.identity is None:
+        identity = self.identity
+        if self.published and identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
+        if (
+            identity is not None
+            and identity.kind is Kind.TENSOR
+            and not (self.published and self.block_chain == self.chain)
+        ):
+            raise ContainerError("only a published container without stream transforms holds a tensor's elements")
 
     @property
     def block_size(self) -> int:
@@ -184,6 +191,11 @@ class Header:
     def size(self) -> int:
         """Bytes of the whole header."""
         return len(self.body) + (SEAL_BYTES if self.keyed else 0) + _CRC.size
+
+    @property
+    def block_chain(self) -> tuple[str, ...]:
+        """The codecs of the chain."""
+        return self.chain[_transforms(self.chain) :]
 
     @property
     def keyed(self) -> bool:
@@ -247,6 +259,16 @@ class Header:
 @lru_cache(16)
 def _is_keyed(chain: tuple[str, ...]) -> bool:
     return any(text.partition("/")[0] == ENCRYPT for text in chain)
+
+
+@lru_cache(16)
+def _transforms(chain: tuple[str, ...]) -> int:
+    """How many stream transforms come first; raises ContainerError if one stands behind a codec."""
+    marked = [text.startswith("!") for text in chain]
+    count = sum(marked)
+    if any(marked[count:]):
+        raise ContainerError("the header's chain has a stream transform behind a codec")
+    return count
 
 
 @lru_cache(16)

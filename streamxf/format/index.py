@@ -21,7 +21,6 @@ from streamxf.format.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
 from streamxf.format.limits import (
-    DIGEST_BYTES,
     MAX_CODECS,
     MAX_INDEX,
     MAX_INDEX_EXPANSION,
@@ -31,20 +30,18 @@ from streamxf.format.limits import (
     MAX_STEPS,
 )
 from streamxf.format.tiling import check_apart, check_tiles
-from streamxf.keys.b64url import decode_b64url, encode_b64url
 
 _LEVEL = 3
 _FREE = 65536  # bytes that any index may decompress to
 _SHOWN = 200
 
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
-_LAYOUT = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_MEMORY_FORMATS = ("preserve", "channels_last")
 
 _MEMBERS = {
-    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "flattened", "modules", "packages",
+    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages",
 }  # fmt: skip
 
 
@@ -100,8 +97,6 @@ class Index:
     files : dict of str to File
         By path relative to the checkpoint.
     items : dict of str to Item
-    flattened : bool
-        Whether the planner flattened a nested state dict, so that items have paths.
     modules : tuple of str
         Third-party packages that provide codecs.
     packages : dict of str to str
@@ -116,7 +111,6 @@ class Index:
     writers: tuple[Writer, ...]
     files: Mapping[str, File]
     items: Mapping[str, Item]
-    flattened: bool = True
     modules: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
 
@@ -138,8 +132,7 @@ class Index:
             "dek": _as_text(self.dek),
             "writers": [{"id": writer.id.hex(), "dek": _as_text(writer.dek)} for writer in self.writers],
             "files": [_file_content(path, file) for path, file in self.files.items()],
-            "items": {name: _item_content(item, numbers, self.flattened) for name, item in self.items.items()},
-            "flattened": self.flattened,
+            "items": {name: _item_content(item, numbers) for name, item in self.items.items()},
             "modules": self.modules,
             "packages": self.packages,
         }
@@ -185,7 +178,7 @@ def _most(packed_size: int) -> int:
 
 
 def _as_text(data: bytes | None) -> str | None:
-    return None if data is None else encode_b64url(data)
+    return None if data is None else data.hex()
 
 
 def _file_content(path: str, file: File) -> dict[str, Any]:
@@ -195,24 +188,21 @@ def _file_content(path: str, file: File) -> dict[str, Any]:
     return content
 
 
-def _item_content(item: Item, numbers: Mapping[str, int], flattened: bool) -> dict[str, Any]:
+def _item_content(item: Item, numbers: Mapping[str, int]) -> dict[str, Any]:
     content: dict[str, Any]
     if isinstance(item, ObjectItem):
         content = _place_content(item.place, numbers)
     else:
-        whole = len(item.chunks) == 1 and _is_whole(item.chunks[0], item.shape)
         chunks = []
         for chunk in item.chunks:
-            made = _place_content(chunk.place, numbers)
-            if not whole:
-                made |= {"offset": chunk.offset, "shape": chunk.shape}
+            made = _place_content(chunk.place, numbers) | {"offset": chunk.offset, "shape": chunk.shape}
             if chunk.framed:
                 made["framed"] = True
             chunks.append(made)
         content = {"dtype": item.dtype, "shape": item.shape, "chunks": chunks}
         if item.properties:
             content["properties"] = dict(item.properties)
-    if flattened and item.path is not None and item.path != (item.name,):
+    if item.path is not None:
         content["path"] = item.path
     return content
 
@@ -220,12 +210,8 @@ def _item_content(item: Item, numbers: Mapping[str, int], flattened: bool) -> di
 def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
     content: dict[str, Any] = {"file": numbers[place.file], "at": place.at, "bytes": place.size}
     if place.sha256 is not None:
-        content["sha256"] = encode_b64url(place.sha256)
+        content["sha256"] = place.sha256.hex()
     return content
-
-
-def _is_whole(chunk: Chunk, shape: tuple[int, ...]) -> bool:
-    return chunk.shape == shape and not any(chunk.offset)
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -294,16 +280,13 @@ def _exact(value: Any, required: set[str], optional: frozenset[str], what: str) 
 
 
 def _digest(value: Any, what: str) -> bytes:
-    try:
-        data = decode_b64url(_string(value, what))
-    except DescriptorError:
-        _bad(what)
-    return data if len(data) == DIGEST_BYTES else _bad(what)
+    return bytes.fromhex(_matching(_HEX64, value, what))
 
 
 _NONE: frozenset[str] = frozenset()
-_CHUNK = {"file", "at", "bytes"}
-_CHUNK_OPTIONS = frozenset({"offset", "shape", "framed", "sha256"})
+_OBJECT = {"file", "at", "bytes"}
+_CHUNK = {*_OBJECT, "offset", "shape"}
+_CHUNK_OPTIONS = frozenset({"framed", "sha256"})
 _TENSOR = {"dtype", "shape", "chunks"}
 _TENSOR_OPTIONS = frozenset({"properties", "path"})
 _OBJECT_OPTIONS = frozenset({"sha256", "path"})
@@ -320,16 +303,16 @@ class _Reader:
         save_id = _matching(_HEX32, content["save_id"], "save_id")
         rank = None if content["rank"] is None else _int(content["rank"], "rank", 2**31 - 1)
         self._keyed = False
-        self._transforms, self._chain = self._descriptors("transforms"), self._descriptors("chain")
+        self._transforms, self._chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
+        self._descriptors = (*(f"!{text}" for text in self._transforms), *self._chain)
+        if len(self._descriptors) > MAX_CODECS:
+            _bad("there are too many descriptors")
         self._framed = bool(self._transforms) or not self._chain
         dek = self._dek(content["dek"])
         self._writers = tuple(self._writer(entry) for entry in _list(content["writers"], "writers"))
         self._paths: list[str] = []
         files = self._files(_list(content["files"], "files"))
         self._check: Callable[..., None] = check_tiles if rank is None else check_apart
-        if type(content["flattened"]) is not bool:
-            _bad("flattened")
-        self._flattened = content["flattened"]
         modules = tuple(_string(entry, "modules") for entry in _list(content["modules"], "modules"))
         packages = content["packages"]
         if type(packages) is not dict:
@@ -347,15 +330,12 @@ class _Reader:
             self._writers,
             files,
             items,
-            self._flattened,
             modules,
             packages,
         )
 
-    def _descriptors(self, member: str) -> tuple[str, ...]:
+    def _read_descriptors(self, member: str) -> tuple[str, ...]:
         texts = _list(self._content[member], member)
-        if len(texts) > MAX_CODECS:
-            _bad(member)
         for text in texts:
             try:
                 descriptor = Descriptor.parse(_string(text, member))
@@ -408,9 +388,9 @@ class _Reader:
     def _item(self, name: str, entry: Any) -> Item:
         if type(entry) is not dict:
             _bad("it is not an object")
-        path = self._path(name, entry)
+        path = _path(entry)
         if "dtype" not in entry:
-            _exact(entry, _CHUNK, _OBJECT_OPTIONS, "it")
+            _exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
             return ObjectItem(name, self._place(entry), path)
         _exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
         dtype = entry["dtype"]
@@ -418,27 +398,24 @@ class _Reader:
             _bad("dtype")
         shape = _ints(entry["shape"], "shape")
         entries = _list(entry["chunks"], "chunks")
-        chunks = tuple(self._chunk(each, shape, alone=len(entries) == 1) for each in entries)
+        chunks = tuple(map(self._chunk, entries))
         if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
             _bad(f"the elements of {dtype} have no size")
         if len({chunk.offset for chunk in chunks}) < len(chunks):
             _bad("two chunks have the same offset")
         self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
-        properties = _properties(entry["properties"]) if "properties" in entry else {}
+        properties = entry.get("properties", {})
+        if type(properties) is not dict:
+            _bad("properties")
         return TensorItem(name, dtype, shape, chunks, path, properties)
 
-    def _chunk(self, entry: Any, shape: tuple[int, ...], *, alone: bool) -> Chunk:
+    def _chunk(self, entry: Any) -> Chunk:
         _exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
-        if "offset" in entry or "shape" in entry or not alone:
-            offset, size = _ints(entry.get("offset"), "a chunk's offset"), _ints(entry.get("shape"), "a chunk's shape")
-            if alone and size == shape and not any(offset):
-                _bad("the only chunk repeats the tensor's shape")
-        else:
-            offset, size = (0,) * len(shape), shape
         framed = "framed" in entry
         if (framed and entry["framed"] is not True) or (self._framed and not framed):
             _bad("framed")
-        return Chunk(offset, size, self._place(entry), framed)
+        offset, shape = _ints(entry["offset"], "a chunk's offset"), _ints(entry["shape"], "a chunk's shape")
+        return Chunk(offset, shape, self._place(entry), framed)
 
     def _place(self, entry: dict[str, Any]) -> Place:
         file = _int(entry["file"], "file", len(self._paths) - 1)
@@ -450,26 +427,13 @@ class _Reader:
             self._hashed = sha256 is not None
         if self._hashed != (sha256 is not None):
             _bad("some items have a sha256, and others do not")
-        return Place(self._paths[file], at, size, self._chain, self._transforms, sha256)
-
-    def _path(self, name: str, entry: dict[str, Any]) -> Path | None:
-        if "path" not in entry:
-            return (name,) if self._flattened else None
-        steps = _list(entry["path"], "path")
-        if not self._flattened or not 1 <= len(steps) <= MAX_STEPS:
-            _bad("path")
-        return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)
+        return Place(self._paths[file], at, size, self._descriptors, sha256)
 
 
-def _properties(value: Any) -> dict[str, bool | str]:
-    if type(value) is not dict or not value:
-        _bad("properties")
-    for name, each in value.items():
-        known = (
-            (name in ("requires_grad", "pin_memory") and each is True)
-            or (name == "memory_format" and each in _MEMORY_FORMATS)
-            or (name == "layout" and type(each) is str and _LAYOUT.fullmatch(each))
-        )
-        if not known:
-            _bad("properties")
-    return value
+def _path(entry: dict[str, Any]) -> Path | None:
+    if "path" not in entry:
+        return None
+    steps = _list(entry["path"], "path")
+    if not 1 <= len(steps) <= MAX_STEPS:
+        _bad("path")
+    return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)

@@ -30,11 +30,9 @@ class Place(NamedTuple):
         Path relative to the checkpoint.
     at, size : int
         The bytes are ``file[at : at + size]``.
-    chain : tuple of str
-        Descriptors of the codecs in save order, as the metadata has them. If there is one, the bytes are a container;
-        if not, they are bare.
-    transforms : tuple of str
-        Descriptors of the stream transforms that the data passed before, in save order.
+    descriptors : tuple of str
+        Of what the data passed on save, in that order, as the metadata has them. Stream transforms have a ``!`` before
+        them where the metadata tells them from codecs.
     sha256 : bytes or None
         T of the container, where the containers are hashed.
     """
@@ -42,8 +40,7 @@ class Place(NamedTuple):
     file: str
     at: int
     size: int
-    chain: tuple[str, ...]
-    transforms: tuple[str, ...] = ()
+    descriptors: tuple[str, ...]
     sha256: bytes | None = None
 
 
