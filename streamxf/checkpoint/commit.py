@@ -1,4 +1,4 @@
-"""Making a finished save visible: ``.metadata`` appears whole and in one step, after all data files."""
+"""One file replaced in one step, so that who reads sees the old one or the new one, whole."""
 
 from __future__ import annotations
 
@@ -9,64 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from streamxf.dcp.places import local_path, protocol_of
-from streamxf.dcp.publish.durable import sync_folder
+from streamxf.checkpoint.durable import sync_folder
 
 ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
-"""Storage where a put replaces an object in one step: who reads sees the old one or the new one, whole."""
+"""Storage where a put replaces an object in one step."""
 
-_RENAMES = frozenset({"sftp", "ssh"})  # by the extension posix-rename@openssh.com, which replaces in one step
+RENAMES = frozenset({"sftp", "ssh"})
+"""Where a rename does, by the extension posix-rename@openssh.com."""
 
-
-def publish(
-    filesystem: Any,
-    folder: str | os.PathLike[str],
-    name: str,
-    data: bytes,
-    sync: bool,
-    *,
-    check: Callable[[], None] | None = None,
-) -> None:
-    """Put `data` at `name`, replacing what is there in one step, where the storage has such a step.
-
-    Parameters
-    ----------
-    filesystem : torch FileSystemBase
-        Torch's own, or its wrapper around fsspec.
-    folder : path
-        The checkpoint.
-    name : str
-        ``.metadata`` or ``__<rank>.metadata``.
-    sync : bool
-        Whether the disk must have it when this returns.
-    check : callable, optional
-        Called last before that step, and may raise. With it, `data` is a new version of what is there: local files
-        keep their owner and permissions, as far as this process may give them away.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written. What was there before is then still there, unless the error came after the step: when
-        the folder could not be synced, or when the answer of a server was lost.
-    """
-    target = os.fspath(filesystem.concat_path(folder, name))
-    local = local_path(filesystem, target)
-    if local is not None:
-        _replace_local(Path(local), data, sync, check)
-    elif protocol_of(filesystem) in _RENAMES:
-        _replace_by_rename(filesystem.fs, target, data, check)
-    else:
-        if check is not None:
-            check()
-        filesystem.fs.pipe_file(target, data)
+Check = Callable[[], None]
 
 
-def one_step(filesystem: Any) -> bool:
-    """Whether `publish` replaces in one step there."""
-    return protocol_of(filesystem) in ONE_PUT | _RENAMES | {"file"}
-
-
-def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None] | None) -> None:
+def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None:
+    """In a local folder: a draft, synced, is renamed over the target; as `Storage.put`."""
+    path = Path(target)
     draft = _draft_of(path.name)
     draft_path = path.with_name(draft)
     try:
@@ -90,7 +46,8 @@ def _replace_local(path: Path, data: bytes, sync: bool, check: Callable[[], None
         sync_folder(path.parent)
 
 
-def _replace_by_rename(inner: Any, target: str, data: bytes, check: Callable[[], None] | None) -> None:
+def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> None:
+    """Where a file system of fsspec renames in one step; as `Storage.put`."""
     folder, _, name = target.rpartition("/")
     draft = f"{folder}/{_draft_of(name)}"
     try:

@@ -1,0 +1,324 @@
+"""`Storage`: a folder or a file, in the local file system or wherever fsspec reads.
+
+Everything that touches storage goes through four methods: `names`, `open`, `put` and `remove`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from streamxf.checkpoint.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.errors import ContainerError, MetadataError, ParameterError, UnsupportedError
+from streamxf.stream.source import FileSlice, PositionalFile, access_to
+
+_CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
+
+
+def is_url(path: object) -> bool:
+    """Whether `path` is a URL and not a path."""
+    return isinstance(path, str) and (_SCHEME.match(path) is not None or "::" in path)
+
+
+def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
+    """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs.
+
+    Raises
+    ------
+    ParameterError
+    """
+    if isinstance(path, str) and _SCHEME.match(path):
+        raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
+
+
+@dataclass
+class StoredFile:
+    """A file that is open for reading.
+
+    Attributes
+    ----------
+    name : str
+        For errors.
+    size : int
+        Bytes.
+    raw : binary file
+    access : PositionalFile
+        To the same file, by position; may be replaced by one that counts or measures.
+    """
+
+    name: str
+    size: int
+    raw: IO[bytes]
+    access: PositionalFile
+
+    def slice(self, at: int, size: int) -> FileSlice:
+        """A part of the file.
+
+        Raises
+        ------
+        ContainerError
+            If it reaches beyond the end.
+        """
+        if at + size > self.size:
+            raise ContainerError(
+                f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
+                file=self.name,
+            )
+        return FileSlice(self.access, at, size)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that the file takes on the disk, holes left out; its size where that is not known."""
+        try:
+            return min(self.size, os.fstat(self.raw.fileno()).st_blocks * 512)
+        except (OSError, AttributeError):
+            return self.size
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a checkpoint is.
+
+    Attributes
+    ----------
+    given : str
+        As the caller gave it.
+    path : str
+        As the file system takes it.
+    filesystem : Any
+        fsspec's; None for the local one.
+    """
+
+    given: str
+    path: str
+    filesystem: Any = None
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
+        """Nothing is read yet. A URL is for fsspec, and so is anything with `storage_options`."""
+        text = os.fspath(path)
+        if is_url(text) or storage_options:
+            from fsspec.core import url_to_fs
+
+            filesystem, inner = url_to_fs(text, **(storage_options or {}))
+            return cls(text, inner, filesystem)
+        return cls(text, text)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def local(self) -> str | None:
+        """The path in the local file system; None if it is in another one."""
+        if self.filesystem is None:
+            return self.path
+        for layer, path, names in self._layers():
+            if "file" in names:
+                return str(layer._strip_protocol(path))
+        return None
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the storage below all layers of fsspec's: ``file``, ``s3``, ..."""
+        found = "file"
+        for _, _, names in self._layers():
+            found = names[0]
+        return found
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether files are read through a cache of fsspec's, which may remember what has been replaced since."""
+        return any(_CACHES.intersection(names) for _, _, names in self._layers())
+
+    @property
+    def replaces_in_one_step(self) -> bool:
+        """Whether `put` does."""
+        return self.protocol in ONE_PUT | RENAMES | {"file"}
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path.rstrip("/"))
+
+    def full(self, name: str) -> str:
+        """The path of a file of this folder, for errors."""
+        return f"{self.given.rstrip('/')}/{name}" if name else self.given
+
+    def is_folder(self) -> bool:
+        """Whether it is a folder and not a file.
+
+        Raises
+        ------
+        FileNotFoundError
+            If it is neither.
+        UnsupportedError
+            If it is a device, a pipe or the like.
+        """
+        if self.filesystem is not None:
+            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            try:
+                return bool(self.filesystem.info(self.path)["type"] == "directory")
+            except FileNotFoundError:
+                raise self._missing() from None
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            raise self._missing() from None
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
+        return stat.S_ISDIR(mode)
+
+    # -- its files -----------------------------------------------------------------------------------
+
+    def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
+        """The names directly in the folder, without those of folders, each with its size in bytes.
+
+        The size is None for what is not a regular file, a link say, and where the file system does not tell. A folder
+        that is not there has no files.
+
+        Parameters
+        ----------
+        known : collection of str, optional
+            The only names whose sizes matter. In a local folder each size takes a call, over a network perhaps, and
+            every rank may ask in a folder that holds the files of all; the sizes of others are None there. They are
+            looked for one by one if they are not listed: this process may write to the folder and not list it, or its
+            listing is older than they are.
+        """
+        local = self.local
+        found: dict[str, int | None] = {}
+        if local is not None:
+            if known is not None and not os.access(local, os.R_OK):
+                return _look_for(local, known)
+            with suppress(FileNotFoundError), os.scandir(local) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        continue
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
+            return found | _look_for(local, [name for name in known or () if name not in found])
+        with suppress(FileNotFoundError):
+            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            for entry in self.filesystem.ls(self.path, detail=True):
+                if entry.get("type") != "directory":
+                    found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
+        return found
+
+    @contextmanager
+    def open(self, name: str = "", *, random: bool = False) -> Iterator[StoredFile]:
+        """Open a file of this folder, or this file itself, for reading.
+
+        Parameters
+        ----------
+        random : bool
+            Whether little is read, here and there, so that fetching what lies ahead would not pay.
+
+        Raises
+        ------
+        FileNotFoundError
+        MetadataError
+            If it is not a regular file, or a link that leads out of the folder; it was not opened then.
+        """
+        path = self._inner(name)
+        if self.filesystem is None:
+            self._check_regular(path, name)
+            raw: IO[bytes] = open(path, "rb", buffering=0)
+        else:
+            raw = self.filesystem.open(path, "rb", **({"cache_type": "none"} if random else {}))
+        with raw:
+            size = raw.seek(0, os.SEEK_END)
+            yield StoredFile(self.full(name), size, raw, access_to(raw))
+
+    def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
+        """Put `data` at `name`, replacing what is there in one step where the storage has such a step.
+
+        Parameters
+        ----------
+        sync : bool
+            Whether the disk must have it when this returns.
+        check : callable, optional
+            Called last before that step, and may raise. With it, `data` is a new version of what is there: local files
+            keep their owner and permissions, as far as this process may give them away.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. What was there before is then still there, unless the error came after the step:
+            when the folder could not be synced, or when the answer of a server was lost.
+        """
+        local = self.local
+        if local is not None:
+            put_local(os.path.join(local, name), data, sync, check)
+        elif self.protocol in RENAMES:
+            put_renamed(self.filesystem, self._inner(name), data, check)
+        else:
+            if check is not None:
+                check()
+            self.filesystem.pipe_file(self._inner(name), data)
+
+    def remove(self, names: Iterable[str]) -> dict[str, Exception]:
+        """Remove files; gives those that could not be removed, each with the reason."""
+        failed: dict[str, Exception] = {}
+        for name in names:
+            try:
+                if self.filesystem is None:
+                    os.unlink(self._inner(name))
+                else:
+                    self.filesystem.rm_file(self._inner(name))
+            except FileNotFoundError:
+                pass
+            except Exception as error:  # the others shall go all the same
+                failed[name] = error
+        return failed
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _inner(self, name: str) -> str:
+        return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+
+    def _check_regular(self, path: str, name: str) -> None:
+        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
+        device in place of a file, which might never end.
+        """
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise MetadataError(
+                "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
+            )
+        if not name:
+            return
+        folder, real = os.path.realpath(self.path), os.path.realpath(path)
+        if os.path.commonpath([folder, real]) != folder:
+            raise MetadataError(
+                f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
+                "there if you trust it",
+                file=self.full(name),
+            )
+
+    def _layers(self) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
+        """Fsspec's file systems, the outermost first: caches, and folders that pose as a root."""
+        layer, path = self.filesystem, self.path
+        while hasattr(layer, "_strip_protocol"):
+            path = layer._strip_protocol(path)
+            names = (layer.protocol,) if isinstance(layer.protocol, str) else tuple(layer.protocol)
+            yield layer, path, names
+            if "dir" in names:
+                path = layer._join(path)
+            layer = getattr(layer, "fs", None)
+
+
+def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            facts = os.lstat(os.path.join(folder, name))
+            found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
+    return found
