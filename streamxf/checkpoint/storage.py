@@ -225,13 +225,7 @@ class Storage:
         MetadataError
             If it is not a regular file, or a link that leads out of the folder; it was not opened then.
         """
-        path = self._inner(name)
-        if self.filesystem is None:
-            self._check_regular(path, name)
-            raw: IO[bytes] = open(path, "rb", buffering=0)
-        else:
-            raw = self.filesystem.open(path, "rb", **({"cache_type": "none"} if random else {}))
-        with raw:
+        with self._opened(name, random) as raw:
             size = raw.seek(0, os.SEEK_END)
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
@@ -264,11 +258,12 @@ class Storage:
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
         """Remove files; gives those that could not be removed, each with the reason."""
+        local = self.local
         failed: dict[str, Exception] = {}
         for name in names:
             try:
-                if self.filesystem is None:
-                    os.unlink(self._inner(name))
+                if local is not None:
+                    os.unlink(os.path.join(local, name))
                 else:
                     self.filesystem.rm_file(self._inner(name))
             except FileNotFoundError:
@@ -285,7 +280,17 @@ class Storage:
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
 
-    def _check_regular(self, path: str, name: str) -> None:
+    def _opened(self, name: str, random: bool) -> IO[bytes]:
+        local = self.local
+        if local is None:
+            options = {"cache_type": "none"} if random else {}
+            remote: IO[bytes] = self.filesystem.open(self._inner(name), "rb", **options)
+            return remote
+        path = os.path.join(local, name) if name else local
+        self._check_regular(local, path, name)
+        return open(path, "rb", buffering=0)
+
+    def _check_regular(self, folder: str, path: str, name: str) -> None:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
         device in place of a file, which might never end.
         """
@@ -293,10 +298,8 @@ class Storage:
             raise MetadataError(
                 "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
             )
-        if not name:
-            return
-        folder, real = os.path.realpath(self.path), os.path.realpath(path)
-        if os.path.commonpath([folder, real]) != folder:
+        base, real = os.path.realpath(folder), os.path.realpath(path)
+        if name and os.path.commonpath([base, real]) != base:
             raise MetadataError(
                 f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
                 "there if you trust it",
