@@ -1,0 +1,100 @@
+"""`Access`: with what keys and on what terms checkpoints are read; one frozen object that every reader is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, Self
+
+from streamxf.checkpoint.save_ids import SaveIds, as_save_ids, check_save_id
+from streamxf.checkpoint.transforms import known_transform
+from streamxf.errors import ParameterError, PolicyError
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.registry import CodecRegistry
+
+Require = Literal["published", "bound", "encrypted"]
+REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
+
+Transform = Callable[[str, Any], IO[bytes]]
+"""From a stream transform's descriptor and a stream that it made to what went into it."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """With what keys and on what terms a checkpoint is read.
+
+    Attributes
+    ----------
+    keys : KeyRing
+        Keys, and whose signatures are trusted.
+    require : str or None
+        The weakest item that is acceptable: ``"published"``, ``"bound"`` or ``"encrypted"``; None, without keys, takes
+        any.
+    expected_saves : frozenset of str or None
+        The only saves that are acceptable.
+    codecs : CodecRegistry
+        Where codecs are looked up.
+    transform : callable
+        Undoes stream transforms.
+    weights_only : bool
+        Whether objects are limited to what ``torch.load(weights_only=True)`` allows.
+    safe_globals : tuple
+        Classes and functions that objects may use besides.
+    """
+
+    keys: KeyRing = field(default_factory=KeyRing)
+    require: Require | None = None
+    expected_saves: frozenset[str] | None = None
+    codecs: CodecRegistry = field(default_factory=CodecRegistry)
+    transform: Transform = known_transform
+    weights_only: bool = True
+    safe_globals: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        keys: KeysLike = None,
+        *,
+        trust: TrustLike = None,
+        allow_unsigned: bool = False,
+        require: Require | None = None,
+        expect_save_id: SaveIds = None,
+        codecs: CodecRegistry | None = None,
+        transform: Transform = known_transform,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+    ) -> Self:
+        """What the keyword arguments of public functions say.
+
+        Raises
+        ------
+        ParameterError
+            If one of them is not what it should be, or `require` is given without keys.
+        """
+        ring = KeyRing.of(keys, trust, allow_unsigned)
+        if require is not None and require not in REQUIREMENTS:
+            raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
+        if require is not None and not len(ring):
+            raise ParameterError(f"require={require!r} needs keys=: only what is encrypted can be {require}")
+        required = require or ("published" if len(ring) else None)
+        saves = as_save_ids(expect_save_id)
+        return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
+
+    def check_save(self, save_id: str | None) -> None:
+        """Compare the id of a checkpoint with the expected ones.
+
+        Raises
+        ------
+        IdentityError
+            If it is another save's.
+        PolicyError
+            If it has none.
+        """
+        if self.expected_saves is None:
+            return
+        if save_id is None:
+            raise PolicyError(
+                f"the save {', '.join(sorted(self.expected_saves))} is expected, and this metadata has no index that "
+                "says which save it is; leave expect_save_id= out to read it"
+            )
+        check_save_id(save_id, self.expected_saves)

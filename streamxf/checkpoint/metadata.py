@@ -1,0 +1,231 @@
+"""A metadata file read: trailer, key and vouchers first, and only then what it says; docs/format.md, "Reading"."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.stock import read_stock
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
+from streamxf.format.index import File, Index
+from streamxf.format.items import Item
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.vouchers import Vouchers
+
+GLOBAL = ".metadata"
+MAX_METADATA = 2**30
+"""Bytes of a metadata file."""
+
+_RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
+_DEK = re.compile(r"dek=([0-9a-f]{64})&", re.ASCII)
+
+
+def metadata_name(rank: int | None) -> str:
+    """The name of a rank's metadata file, or of that of all ranks."""
+    return GLOBAL if rank is None else f"__{rank}.metadata"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank in the name of a metadata file; None for that of all ranks, and for other names."""
+    found = _RANK.fullmatch(name)
+    return int(found[1]) if found is not None else None
+
+
+def is_metadata_name(name: str) -> bool:
+    """Whether a file of this name is a checkpoint's metadata."""
+    return name == GLOBAL or _RANK.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a metadata file says.
+
+    Attributes
+    ----------
+    name : str
+        The file's.
+    rank : int or None
+        Whose it is; None for that of all ranks.
+    items : mapping of str to Item
+    index : Index or None
+        None for a checkpoint of another writer.
+    modules : tuple of str
+        Third-party packages that provide codecs.
+    authenticated : bool
+        Whether somebody vouches for it: false where it is encrypted and there are no keys, and where nothing could.
+    key_line : str
+        The wrapped data key of the process that published, as text; empty if there is none.
+    vouchers : str
+        As text; empty if there are none.
+    """
+
+    name: str
+    rank: int | None
+    items: Mapping[str, Item]
+    index: Index | None
+    modules: tuple[str, ...] = ()
+    authenticated: bool = False
+    key_line: str = ""
+    vouchers: str = ""
+    _others: Callable[[], Mapping[bytes, str]] = field(default=dict, repr=False)
+    _opened: DataKey | None = field(default=None, repr=False)
+
+    @property
+    def files(self) -> Mapping[str, File]:
+        """What is known of the data files; nothing where there is no index."""
+        return self.index.files if self.index is not None else {}
+
+    def data_key(self, dek: bytes, keys: KeyRing) -> DataKey:
+        """The data key that has the id `dek`.
+
+        Raises
+        ------
+        KeyMissingError, WrongKeyError, KeyServiceError
+            If it cannot be unwrapped.
+        MetadataError
+            If there is no such data key.
+        """
+        if self._opened is not None and self._opened.id == dek:
+            return self._opened
+        line = self.key_line if dek == self._dek else self._others().get(dek)
+        if line is None:
+            raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
+        return keys.unwrap(line)
+
+    @property
+    def _dek(self) -> bytes | None:
+        return self.index.dek if self.index is not None else None
+
+
+def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool = False) -> Metadata:
+    """Read a metadata file.
+
+    Parameters
+    ----------
+    name : str
+        ``.metadata`` or ``__<rank>.metadata``.
+    listing : bool
+        Whether it is only to be looked at: then an encrypted one needs no keys.
+
+    Raises
+    ------
+    FileNotFoundError
+    MetadataError
+        If the file is damaged, hostile or inconsistent.
+    AuthenticationError
+        If it was altered.
+    KeyMissingError, WrongKeyError, KeyServiceError
+        If it is encrypted and none of the keys opens it.
+    PolicyError
+        If it is weaker than what is required.
+    IdentityError
+        If it is another save than the expected one.
+    """
+    with located(file=storage.full(name)), storage.open(name) as file:
+        if file.size > MAX_METADATA:
+            raise MetadataError(
+                f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
+            )
+        if not file.size:
+            raise MetadataError("the file is empty: it was cut, or never written; restore it")
+        end = min(file.size, TRAILER_BYTES)
+        trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
+        if trailer is None:
+            return _stock(file, name, access)
+        tail = file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size)
+        return _own(trailer.split(tail), name, access, listing)
+
+
+def _own(sections: Sections, name: str, access: Access, listing: bool) -> Metadata:
+    lines = sections.key_lines()
+    opened: DataKey | None = None
+    if len(access.keys) or not (listing or lines is None):
+        opened = _opened(sections, lines, access)
+    index = Index.parse(sections.index)
+    if index.rank != rank_of(name):
+        raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
+    if (lines is None) != (index.dek is None) or (opened is not None and opened.id != index.dek):
+        raise MetadataError("the metadata's keys contradict its index")
+    if lines is not None and (Vouchers.parse(lines[1]).signature is not None) != index.hashed and index.items:
+        raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
+    access.check_save(index.save_id)
+    others = _once(lambda: {bytes.fromhex(dek): line for dek, line in map(_by_dek, sections.other_key_lines())})
+    key_line, vouchers = lines if lines is not None else ("", "")
+    authenticated = opened is not None or lines is None
+    return Metadata(
+        name, index.rank, index.items, index, index.modules, authenticated, key_line, vouchers, others, opened
+    )
+
+
+def _opened(sections: Sections, lines: tuple[str, str] | None, access: Access) -> DataKey | None:
+    if lines is None:
+        raise PolicyError(
+            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not encrypted"
+        )
+    try:
+        return access.keys.open(*lines, sections.digest)
+    except KeyMissingError as error:
+        raise KeyMissingError(f"this checkpoint is {error.message}") from None
+
+
+def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
+    if access.require == "published":
+        raise PolicyError(
+            "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
+            "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
+            "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
+        )
+    access.check_save(None)
+    rank = rank_of(name)
+    stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
+    return Metadata(name, rank, stock.items, None, stock.modules)
+
+
+def _by_dek(line: str) -> tuple[str, str]:
+    found = _DEK.match(line)
+    if found is None:
+        raise MetadataError("the metadata's keys are malformed")
+    return found[1], line
+
+
+def _once(make: Callable[[], Mapping[bytes, str]]) -> Callable[[], Mapping[bytes, str]]:
+    made: list[Mapping[bytes, str]] = []
+
+    def get() -> Mapping[bytes, str]:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
+
+
+def _whose(rank: int | None) -> str:
+    return "all ranks" if rank is None else f"rank {rank}"
+
+
+def metadata_files(storage: Storage) -> list[str]:
+    """The names of the metadata files that describe the checkpoint, in the order of ranks.
+
+    Raises
+    ------
+    MetadataError
+        If there are data files, and no metadata.
+    NoCheckpointError
+        If there is nothing of a checkpoint.
+    """
+    from streamxf.checkpoint.missing import no_metadata
+
+    names = storage.names()
+    if GLOBAL in names:
+        return [GLOBAL]
+    ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
+    if not ranks:
+        raise no_metadata(names, os.fspath(storage.given))
+    return ranks
