@@ -1,0 +1,304 @@
+"""From an item's place in a file to its stream: size, chain, identity, policy and seal are checked, in that order,
+before a block is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import BareBlocks, Blocks, MemoryBlocks
+from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.storage import StoredFile
+from streamxf.checkpoint.transforms import undone
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import ContainerError, IdentityError, KeyMissingError, MetadataError, PolicyError
+from streamxf.format.dtypes import ITEMSIZES, elements_size
+from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.keys.datakey import DataKey
+from streamxf.meter import Meter
+from streamxf.registry import providers_in
+from streamxf.stream.blocks import BlockReader, read_header
+from streamxf.stream.opening import ChainOpener
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.slicefile import SliceFile
+from streamxf.stream.source import FileSlice
+
+RAW_SLACK = 2**20
+"""Bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts."""
+
+MAX_TRANSFORMED = 64 * 2**30
+"""Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The item, or one shard of a tensor, that is to be opened.
+
+    Attributes
+    ----------
+    item : Item
+    chunk : Chunk or None
+        None for an object.
+    """
+
+    item: Item
+    chunk: Chunk | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it is stored."""
+        return self.chunk.place if self.chunk is not None else self.item.places[0]
+
+    @property
+    def kind(self) -> Kind:
+        """What its stream holds."""
+        if self.chunk is None:
+            return Kind.OBJECT
+        return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
+
+    def identity(self, writer_id: bytes) -> Identity:
+        """The identity that its container has to have."""
+        name = self.item.name
+        if self.chunk is None or not isinstance(self.item, TensorItem):
+            return Identity(writer_id, Kind.OBJECT, name)
+        chunk, item = self.chunk, self.item
+        return Identity(writer_id, self.kind, name, item.dtype, chunk.offset, chunk.shape, item.shape)
+
+    def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
+        """The most bytes that the stream may have; None for any number."""
+        if isinstance(self.item, ObjectItem) or self.chunk is None:
+            return object_limit(self.place.size)
+        if self.item.dtype not in ITEMSIZES:
+            return None
+        size = elements_size(self.item.dtype, self.chunk.shape)
+        return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
+
+
+class ItemOpener:
+    """Opens items that one metadata file describes.
+
+    Parameters
+    ----------
+    metadata : Metadata
+    access : Access
+    object_limit : callable
+        From the stored size of an object to the most bytes that it may decode to; None for any number.
+    """
+
+    def __init__(
+        self, metadata: Metadata, access: Access, object_limit: Callable[[int], int | None] = lambda _: None
+    ) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._object_limit = object_limit
+        self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
+        self._checked: set[str] = set()
+
+    def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+        """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
+
+        Parameters
+        ----------
+        file : StoredFile
+            The one in which the item is.
+        meter : Meter, optional
+            Is told what decoding takes.
+
+        Raises
+        ------
+        PolicyError
+            If the item is weaker than what is required.
+        ContainerError, IdentityError, AuthenticationError, MetadataError
+            If it is damaged, another item's, altered, or stripped of its descriptors.
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
+            If its chain cannot be rebuilt.
+        """
+        place = wanted.place
+        source = self.source(file, place)
+        limit = wanted.max_size(self._object_limit)
+        check_size = partial(_check_size, limit, wanted.kind)
+        if not self.in_container(source, place):
+            if self._access.require is not None:
+                raise self._not_encrypted()
+            if not place.descriptors:
+                check_size(source.length)
+                return BareBlocks(source)
+            return self._transformed(SliceFile(source), place.descriptors, limit)
+        header = read_header(source)
+        self.check_header(header, wanted)
+        transforms = [text[1:] for text in header.chain if text.startswith("!")]
+        coder = self._opener(header, place).coder(header, meter)
+        blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
+        blocks.decode_ends()
+        return self._transformed(StreamReader(blocks, meter=meter), transforms, limit) if transforms else blocks
+
+    def open_unkeyed(self, file: StoredFile, wanted: Wanted) -> BlockReader | None:
+        """Open a container to check what can be checked of it without a key; None for what has no container. Raises as
+        `open`.
+        """
+        source = self.source(file, wanted.place)
+        if not self.in_container(source, wanted.place):
+            return None
+        header = read_header(source)
+        self.check_header(header, wanted)
+        return BlockReader(source, header, None, wanted.place.sha256)
+
+    def source(self, file: StoredFile, place: Place) -> FileSlice:
+        """The stored bytes of an item, once the size of its file was compared."""
+        if place.file not in self._checked:
+            known = self._metadata.files.get(place.file)
+            if known is not None and known.size != file.size:
+                raise ContainerError(
+                    f"the file has {file.size} bytes, the metadata says {known.size}: it was cut or continued",
+                    file=file.name,
+                )
+            self._checked.add(place.file)
+        return file.slice(place.at, place.size)
+
+    def in_container(self, source: FileSlice, place: Place) -> bool:
+        """Whether an item's stored bytes are a container.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict the metadata.
+        """
+        index = self._metadata.index
+        found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
+        if index is not None:
+            if found and not index.chain:
+                raise MetadataError("the item is stored in a container, and the metadata says that it has no codecs")
+            return bool(index.chain)
+        if found and not place.descriptors:
+            raise MetadataError(
+                "the item is stored in a container, and the metadata gives it no codecs: its descriptors were removed"
+            )
+        if not found and any(text.startswith("streamxf.") for text in place.descriptors):
+            raise ContainerError(
+                "the metadata gives the item codecs, and it is not stored in a container: it was damaged"
+            )
+        return found
+
+    def check_header(self, header: Header, wanted: Wanted) -> None:
+        """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
+        stock = self._metadata.index is None
+        found = tuple(text.removeprefix("!") for text in header.chain) if stock else header.chain
+        recorded = tuple(text.partition("#")[0] for text in wanted.place.descriptors)
+        if found != recorded:
+            raise IdentityError(
+                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
+                "one of them was altered"
+            )
+        if stock:
+            self._check_unpublished(header, wanted)
+        else:
+            self._check_published(header, wanted)
+
+    # -- identity and policy -----------------------------------------------------------------------
+
+    def _check_published(self, header: Header, wanted: Wanted) -> None:
+        index = self._metadata.index
+        assert index is not None
+        identity = header.identity
+        if identity is None or not header.published:
+            raise IdentityError(
+                "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
+                "comes from elsewhere"
+            )
+        _compare(identity, wanted.identity(index.writers[index.files[wanted.place.file].writer].id))
+        if header.hashed != (wanted.place.sha256 is not None):
+            raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
+
+    def _check_unpublished(self, header: Header, wanted: Wanted) -> None:
+        require, identity = self._access.require, header.identity
+        if header.published:
+            raise MetadataError("the item was published with an index, and the metadata has none: it was removed")
+        if identity is not None:
+            _compare(identity, wanted.identity(identity.writer_id))
+        if require is None:
+            return
+        if not header.keyed:
+            raise self._not_encrypted()
+        if require != "encrypted" and identity is None:
+            raise PolicyError(
+                "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
+                "could be swapped; require='encrypted' accepts it"
+            )
+
+    def _not_encrypted(self) -> PolicyError:
+        return PolicyError(
+            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave keys= out "
+            "if you know that it was not encrypted"
+        )
+
+    # -- chains --------------------------------------------------------------------------------------
+
+    def _opener(self, header: Header, place: Place) -> ChainOpener:
+        dek = self._dek_of(place)
+        known = self._openers.get((place.descriptors, dek))
+        if known is None:
+            codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
+            descriptors = [Descriptor.parse(text) for text in codecs]
+            data_key = self._data_key(descriptors, dek) if header.keyed else None
+            providers = tuple(providers_in(self._metadata.modules))
+            known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
+            self._openers[place.descriptors, dek] = known
+        return known
+
+    def _dek_of(self, place: Place) -> bytes | None:
+        index = self._metadata.index
+        return index.writers[index.files[place.file].writer].dek if index is not None else None
+
+    def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
+        keys = self._access.keys
+        if not len(keys):
+            raise KeyMissingError("this checkpoint is encrypted, and no keys were given; pass keys=")
+        if dek is not None:
+            return partial(self._metadata.data_key, dek, keys)
+        fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
+        return partial(keys.unwrap_unvouched, fragment)
+
+    def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
+        made = undone(transforms, stream, self._access.transform)
+        return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
+
+
+def _compare(found: Identity, wanted: Identity) -> None:
+    if found.writer_id != wanted.writer_id:
+        raise IdentityError("the container was written by another process or save than its file: it was swapped")
+    if found != wanted:
+        raise IdentityError(
+            f"the container holds the {found.kind} {found.name!r} at {list(found.offset)}, {found.dtype or 'no dtype'} "
+            f"{list(found.shape)} of {list(found.tensor_shape)}, where the metadata has the {wanted.kind} "
+            f"{wanted.name!r} at {list(wanted.offset)}, {wanted.dtype or 'no dtype'} {list(wanted.shape)} of "
+            f"{list(wanted.tensor_shape)}: it was swapped"
+        )
+
+
+def _check_size(limit: int | None, kind: Kind, size: int) -> None:
+    if limit is not None and size > limit:
+        hint = "; weights_only=False lifts the limit for objects" if kind is Kind.OBJECT else ""
+        raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+
+
+def _read_capped(stream: IO[bytes], limit: int) -> bytearray:
+    """All of a stream, up to `limit` bytes: what it decompresses comes from outside, and it declares no size."""
+    data = bytearray()
+    try:
+        while part := stream.read(min(2**20, limit + 1 - len(data))):
+            data += part
+            if len(data) > limit:
+                raise ContainerError(
+                    f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+                )
+    except (ContainerError, MemoryError):
+        raise
+    except Exception as error:  # whatever somebody else's transform raises
+        raise ContainerError(f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}") from error
+    return data
