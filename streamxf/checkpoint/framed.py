@@ -1,0 +1,63 @@
+"""Framed tensors: what ``torch.save`` wrote of a shard, opened so that its elements can be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamxf.checkpoint.boxes import contiguous_strides
+from streamxf.checkpoint.elements import Blocks, Elements, MemoryBlocks, unsigned
+from streamxf.errors import MetadataError, UnsupportedError
+from streamxf.stream.reader import BlockStream
+from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.outline import StoredTensor, read_outline
+
+_RECORDS = 64  # a tensor alone has about six
+
+
+def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
+    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand.
+
+    Raises
+    ------
+    MetadataError
+        If it is not the tensor that the metadata says, or not one of torch.save at all.
+    UnsupportedError
+        If it is not a plain tensor, so that only torch can make it.
+    """
+    stream = BlockStream(blocks)
+    try:
+        archive = Archive.read(stream, blocks.size, _RECORDS)
+        found = read_outline(archive.pickled, archive.sizes).root
+    except NotSavedByTorch as error:
+        raise MetadataError(f"the item is not what torch.save writes: {error}") from None
+    if not isinstance(found, StoredTensor) or not archive.little:
+        raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
+    if (found.dtype, found.shape) != (dtype, shape):
+        raise MetadataError(
+            f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape {shape}: "
+            "one of them was altered, or comes from another save"
+        )
+    if not found.extent:
+        return Elements(MemoryBlocks(memoryview(b"")), 0, found.itemsize, shape)
+    start = archive.find(stream, found.record)[0] + found.start
+    if _is_row_major(found) and start % found.itemsize == 0:
+        return Elements(blocks, start, found.itemsize, shape)
+    return Elements(MemoryBlocks(_gathered(stream, start, found)), 0, found.itemsize, shape)
+
+
+def _is_row_major(tensor: StoredTensor) -> bool:
+    expected = contiguous_strides(tensor.shape)
+    sides = zip(tensor.shape, tensor.strides, expected, strict=True)
+    return all(size == 1 or stride == usual for size, stride, usual in sides)
+
+
+def _gathered(stream: Any, start: int, tensor: StoredTensor) -> memoryview:
+    """The elements of a tensor whose memory is in another order, row-major."""
+    data = bytearray(tensor.extent)
+    stream.readinto_at(start, data)
+    strides = tuple(stride * tensor.itemsize for stride in tensor.strides)
+    flat = np.frombuffer(data, unsigned(tensor.itemsize))
+    view = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
+    return memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8).data)
