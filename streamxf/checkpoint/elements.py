@@ -11,80 +11,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamxf.checkpoint.boxes import Wanted
-from streamxf.stream.source import FileSlice
+from streamxf.stream.blocks import Blocks
 
 Array = npt.NDArray[Any]
 
 # Bytes; up to here a stream of one block is decoded by whoever wants it: handing it over costs more than it brings.
 INLINE_BYTES = 128 * 1024
 
-_BARE_BLOCK = 2**20
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
-
-
-class Blocks(Protocol):
-    """A stream, readable block by block from any thread.
-
-    Attributes
-    ----------
-    size, block_size, count : int
-        Bytes of the stream, bytes in every block but the last, and number of blocks.
-    """
-
-    size: int
-    block_size: int
-    count: int
-
-    def size_of(self, index: int) -> int:
-        """Bytes of a block."""
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        """What fills memory of exactly that size with the block; any thread may call it, once."""
-
-
-class BareBlocks:
-    """Bytes of a file as they are.
-
-    Parameters
-    ----------
-    source : FileSlice
-    """
-
-    def __init__(self, source: FileSlice) -> None:
-        self.size = source.length
-        self.block_size = _BARE_BLOCK
-        self.count = max(1, -(-self.size // _BARE_BLOCK))
-        self._source = source
-
-    def size_of(self, index: int) -> int:
-        return min(self.block_size, self.size - index * self.block_size)
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        if self._source.parallel:
-            return partial(self._source.read_into, index * self.block_size)
-        data = self._source.read_at(index * self.block_size, self.size_of(index))
-        return partial(_copy, data)
-
-
-class MemoryBlocks:
-    """Bytes that are in memory already, as a single block."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.size = self.block_size = len(data)
-        self.count = 1
-        self._data = data
-
-    def size_of(self, index: int) -> int:
-        return self.size
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        return partial(_copy, self._data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +110,6 @@ def _fill_edge(
     first, last = max(begin, start), min(end, start + length)
     memory[first - begin : last - begin] = data[first - start : last - start]
     _buffers.give(buffer)
-
-
-def _copy(data: bytes | memoryview, out: memoryview) -> None:
-    out[:] = data
 
 
 class _Buffers:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from streamxf.checkpoint.boxes import contiguous_strides
-from streamxf.checkpoint.elements import Blocks, Elements, MemoryBlocks, unsigned
+from streamxf.checkpoint.elements import Elements, unsigned
 from streamxf.errors import MetadataError, UnsupportedError
-from streamxf.stream.reader import BlockStream
+from streamxf.stream.blocks import Blocks, MemoryBlocks
+from streamxf.stream.reader import StreamReader
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.outline import StoredTensor, read_outline
 
@@ -26,7 +27,7 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     UnsupportedError
         If it is not a plain tensor, so that only torch can make it.
     """
-    stream = BlockStream(blocks)
+    stream = StreamReader(blocks)
     try:
         archive = Archive.read(stream, blocks.size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes).root

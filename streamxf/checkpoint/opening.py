@@ -10,7 +10,6 @@ from functools import partial
 from typing import IO, Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import BareBlocks, Blocks, MemoryBlocks
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.checkpoint.transforms import undone
@@ -23,10 +22,10 @@ from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import providers_in
-from streamxf.stream.blocks import BlockReader, read_header
+from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
+from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.opening import ChainOpener
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.slicefile import SliceFile
 from streamxf.stream.source import FileSlice
 
 RAW_SLACK = 2**20
@@ -129,7 +128,7 @@ class ItemOpener:
             if not place.descriptors:
                 check_size(source.length)
                 return BareBlocks(source)
-            return self._transformed(SliceFile(source), place.descriptors, limit)
+            return self._transformed(StreamReader(BareBlocks(source)), place.descriptors, limit)
         header = read_header(source)
         self.check_header(header, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]

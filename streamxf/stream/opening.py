@@ -12,7 +12,7 @@ from streamxf.format.header import Header
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
-from streamxf.stream.blocks import stream_info
+from streamxf.stream.container import stream_info
 
 
 class ChainOpener:

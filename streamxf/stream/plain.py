@@ -33,7 +33,7 @@ from streamxf.format.plain import (
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.datakey import DataKey
 from streamxf.registry import CodecRegistry
-from streamxf.stream.blocks import BlockReader, read_header
+from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.draft import Draft
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.opening import ChainOpener
@@ -218,7 +218,9 @@ def _read_file(
         table_digest = BlockReader(source, header, None).table_digest
         data_key = ring.open(wrapped, vouchers, contents_digest(table_digest))
     coder = _opener(header, registry, data_key).coder(header)
-    return StreamReader(BlockReader(source, header, coder), finish, name)
+    blocks = BlockReader(source, header, coder)
+    blocks.decode_ends()
+    return StreamReader(blocks, finish, name)
 
 
 def _read_pipe(

@@ -1,4 +1,4 @@
-"""`StreamReader`: a seekable file to read from, over one container."""
+"""`StreamReader`: a seekable file to read from, over the blocks of a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.meter import Meter
-from streamxf.stream.blocks import BlockReader
+from streamxf.stream.blocks import Blocks
 from streamxf.stream.locks import ForkLock
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
@@ -21,7 +21,7 @@ _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
 class StreamReader(io.RawIOBase):
-    """Decodes a container at random: seekable, and parallel where a read spans several blocks.
+    """Decodes a stream at random: seekable, and parallel where a read spans several blocks.
 
     Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error`
     holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read. Threads may
@@ -29,8 +29,8 @@ class StreamReader(io.RawIOBase):
 
     Parameters
     ----------
-    blocks : BlockReader
-        Its `BlockReader.decode_ends` is called here.
+    blocks : Blocks
+        Of a container whose `decode_ends` was called.
     finish : callable, optional
         Called by `close`.
     name : str, optional
@@ -41,7 +41,7 @@ class StreamReader(io.RawIOBase):
 
     def __init__(
         self,
-        blocks: BlockReader,
+        blocks: Blocks,
         finish: Callable[[], Any] | None = None,
         name: str | None = None,
         *,
@@ -58,7 +58,6 @@ class StreamReader(io.RawIOBase):
         self._cached: dict[int, memoryview] = {}
         self.error: StreamxfError | None = None
         self.size = blocks.size
-        blocks.decode_ends()
 
     # -- file interface ----------------------------------------------------------------------------
 
@@ -188,7 +187,7 @@ class StreamReader(io.RawIOBase):
         data = self._cached.get(index)
         if data is None:
             data = memoryview(bytearray(self._blocks.size_of(index)))
-            self._blocks.decode(index, data)
+            self._blocks.decoder(index)(data)
             with self._moving.here():
                 while len(self._cached) >= _CACHED_BLOCKS:
                     del self._cached[next(iter(self._cached))]
