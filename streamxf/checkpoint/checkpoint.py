@@ -1,0 +1,241 @@
+"""`Checkpoint`: a checkpoint of DCP, streamxf's or another writer's, opened to be read without DCP."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any
+
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import framed_elements
+from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
+from streamxf.checkpoint.merging import merged
+from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
+from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.reading import BoxReader, itemsize_of
+from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.errors import ParameterError, located
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.registry import CodecRegistry
+from streamxf.stream.blocks import Blocks
+from streamxf.stream.reader import StreamReader
+
+# Files at a time. Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of it ahead.
+_OPEN_LOCAL, _OPEN_REMOTE = 256, 8
+
+
+class Checkpoint(BoxReader):
+    """A checkpoint of DCP, opened to be read: its items, tensors and parts of tensors.
+
+    Only metadata is read when it is opened. `items` says what there is; ``checkpoint[name]`` gives a handle, of which a
+    slice reads the blocks that it needs and no more::
+
+        with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
+            for name, item in checkpoint.items.items():
+                print(name, item)
+            rows = checkpoint["layers.0.weight"][10:20]
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or its URL.
+    keys : Key, bytes, location, several of them or a KeyRing, optional
+        For what is encrypted. With keys, what is not encrypted is refused.
+    trust, allow_unsigned, require, expect_save_id
+        As in `FileSystemReader`.
+    framework : {"torch", "numpy"}
+        What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
+    rank : int, optional
+        Whose metadata to use where each rank has its own; None takes those of all ranks together.
+    weights_only, safe_globals
+        As in `FileSystemReader`, for objects.
+    codecs : CodecRegistry, optional
+        Where codecs are looked up.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Attributes
+    ----------
+    items : mapping of str to TensorItem or ObjectItem
+        By name, in the order of the metadata: dtypes, shapes, and where each chunk is stored.
+    metadata : tuple of Metadata
+        What each metadata file says; one, or one for each rank.
+
+    Raises
+    ------
+    NoCheckpointError
+        If there is none.
+    MetadataError
+        If its metadata is damaged, hostile or inconsistent.
+    AuthenticationError, IdentityError
+        If it was altered, or is another save than the expected one.
+    KeyMissingError, WrongKeyError, KeyServiceError
+        If it is encrypted and none of the keys opens it.
+    PolicyError
+        If it is weaker than what is required.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keys: KeysLike = None,
+        trust: TrustLike = None,
+        allow_unsigned: bool = False,
+        require: Require | None = None,
+        expect_save_id: SaveIds = None,
+        framework: Framework = "torch",
+        rank: int | None = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        codecs: CodecRegistry | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        access = Access.of(
+            keys,
+            trust=trust,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            expect_save_id=expect_save_id,
+            codecs=codecs,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+        )
+        self._open(Storage.of(path, storage_options), access, rank=rank, framework=framework)
+
+    @classmethod
+    def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
+        """Open a checkpoint for streamxf's own tools.
+
+        Parameters
+        ----------
+        listing : bool
+            Whether it is only to be looked at: then an encrypted one needs no keys, and nothing of it is authenticated.
+        """
+        made = cls.__new__(cls)
+        made._open(storage, access, rank=rank, listing=listing, framework="numpy")
+        return made
+
+    def _open(
+        self, storage: Storage, access: Access, *, rank: int | None, framework: Framework, listing: bool = False
+    ) -> None:
+        self.storage = storage
+        self.access = access
+        self.framework = check_framework(framework)
+        names = metadata_files(storage) if rank is None else [metadata_name(rank)]
+        self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
+        self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
+        self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
+        self._openers: dict[str, ItemOpener] = {}
+        self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
+        self._most_open = _OPEN_LOCAL if storage.local is not None else _OPEN_REMOTE
+        self._last: tuple[Place, Elements] | None = None
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def save_ids(self) -> tuple[str, ...]:
+        """Which save it is, as ``writer.save_id`` gave it; one for each metadata file, and none for other writers'."""
+        return tuple(each.index.save_id for each in self.metadata if each.index is not None)
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether all of its metadata was vouched for, or is not encrypted."""
+        return all(each.authenticated for each in self.metadata)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
+        """A handle for an item, by which it is read; raises KeyError if there is none of that name."""
+        item = self.items[name]
+        if isinstance(item, TensorItem):
+            return TensorHandle(self, item, self.framework)
+        return ObjectHandle(self, item)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.items
+
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
+        if self._last is not None and self._last[0] == chunk.place:
+            return self._last[1]
+        self._last = None  # what had to be decoded whole is not held while the next one is
+        file = self.file(chunk.place.file)
+        with located(file=file.name, item=item.name):
+            blocks = self.blocks(item, chunk)
+            if chunk.framed:
+                made = framed_elements(blocks, item.dtype, chunk.shape)
+            else:
+                made = Elements(blocks, 0, itemsize_of(item), chunk.shape)
+        self._last = chunk.place, made
+        return made
+
+    def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
+        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks.
+
+        Raises
+        ------
+        StreamxfError
+            With file and item, if it is not as it was stored, or weaker than what is required.
+        """
+        wanted = Wanted(item, chunk)
+        file = self.file(wanted.place.file)
+        with located(file=file.name, item=item.name):
+            return self.opener(wanted.place).open(file, wanted)
+
+    def load_object(self, name: str) -> Any:
+        from streamxf.checkpoint.objects import Objects
+
+        item = self.items[name]
+        if not isinstance(item, ObjectItem):
+            raise ParameterError("this item is a tensor", item=name)
+        blocks = self.blocks(item)
+        with located(file=self.storage.full(item.place.file), item=name):
+            return Objects.of(self.access).load(StreamReader(blocks).read(), item.place.size)
+
+    def opener(self, place: Place) -> ItemOpener:
+        """What opens items of the metadata file that has this place."""
+        metadata = self._of_file[place.file]
+        if metadata.name not in self._openers:
+            self._openers[metadata.name] = ItemOpener(metadata, self.access)
+        return self._openers[metadata.name]
+
+    def file(self, name: str) -> StoredFile:
+        """A data file, open; it may be closed when others are opened, but not while blocks of it are under way."""
+        known = self._files.get(name)
+        if known is not None:
+            self._files.move_to_end(name)
+            return known[0]
+        while len(self._files) >= self._most_open:
+            _, (_, stack) = self._files.popitem(last=False)
+            stack.close()
+        stack = ExitStack()
+        try:
+            opened = stack.enter_context(self.storage.open(name))
+        except FileNotFoundError as error:
+            from streamxf.checkpoint.missing import no_file
+
+            raise no_file(self.storage.full(name)) from error
+        self._files[name] = opened, stack
+        return opened
+
+    def close(self) -> None:
+        self._last = None
+        while self._files:
+            _, (_, stack) = self._files.popitem()
+            stack.close()
+
+
+def _files_of(metadata: Metadata) -> list[str]:
+    return list(dict.fromkeys(place.file for item in metadata.items.values() for place in item.places))

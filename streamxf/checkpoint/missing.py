@@ -1,0 +1,44 @@
+"""Errors for what is not there: they say what was found instead, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from streamxf.errors import MetadataError, NoCheckpointError
+
+_SHOWN = 8
+
+
+def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
+    """Why a metadata file is not there.
+
+    Parameters
+    ----------
+    names : collection of str
+        Those of the files in the folder.
+    folder : str
+        For the error.
+    rank : int, optional
+        Whose metadata it would be; None for that of all ranks.
+    """
+    ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
+    if rank is not None and ranks:
+        shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+        return MetadataError(
+            f"the folder has metadata of single ranks ({shown}), and none of rank {rank}: such a checkpoint is loaded "
+            "by the ranks that saved it",
+            file=folder,
+        )
+    if any(name.endswith(".distcp") for name in names):
+        return MetadataError(
+            "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
+            "removes these files), or its .metadata was lost: then put back a copy, or see "
+            "streamxf.salvage(path, keys=keys, without_metadata=True)",
+            file=folder,
+        )
+    return NoCheckpointError("there is no checkpoint in the folder, or no such folder", file=folder)
+
+
+def no_file(path: str) -> MetadataError:
+    """The error for a data file that is missing."""
+    return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
