@@ -8,18 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.errors import MetadataError
 from streamxf.format.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.format.tiling import check_apart
+from streamxf.format.tiling import overlap
 
 _Each = tuple[int | None, Item]
 
 
 @collector_paused()
 def merged(files: Sequence[Metadata]) -> dict[str, Item]:
-    """All items by name. What several ranks have under one name, and is not shards of one tensor, has the rank behind
-    its name, but for that of the lowest.
+    """All items by name. What several ranks have under one name, and is not shards of one tensor, has a key with the
+    rank behind that name, but for that of the lowest rank.
     """
     if len(files) == 1:
         return dict(files[0].items)
@@ -31,7 +30,7 @@ def merged(files: Sequence[Metadata]) -> dict[str, Item]:
     for name, each in found.items():
         for level, (rank, item) in enumerate(_levels(each)):
             label = name if not level else _free(f"{name} (rank {rank})", found)
-            items[label] = replace(item, name=label) if level else item
+            items[label] = item
     return items
 
 
@@ -72,11 +71,7 @@ def _may_join(one: TensorItem, other: Item) -> bool:
 
 
 def _apart(item: TensorItem) -> bool:
-    try:
-        check_apart(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
-    except MetadataError:
-        return False
-    return True
+    return not overlap(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
 
 
 def _free(label: str, taken: Mapping[str, Any]) -> str:

@@ -167,7 +167,8 @@ def _own(sections: Sections, name: str, access: Access, listing: bool) -> Metada
 def _opened(sections: Sections, lines: tuple[str, str] | None, access: Access) -> DataKey | None:
     if lines is None:
         raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not encrypted"
+            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not "
+            "encrypted"
         )
     try:
         return access.keys.open(*lines, sections.digest)

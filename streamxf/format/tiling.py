@@ -60,15 +60,28 @@ def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
     Raises
     ------
     MetadataError
-        If they do not, or are more than the limit.
+        If they do not, or are more than a rank may have.
+    """
+    count = sum(0 not in sizes for _, sizes in chunks)
+    if count > MAX_RANK_CHUNKS:
+        raise MetadataError(f"a rank has {count} chunks of it; {MAX_RANK_CHUNKS} are allowed")
+    if overlap(shape, chunks):
+        raise MetadataError("its chunks overlap")
+
+
+def overlap(shape: Ints, chunks: Sequence[Chunk]) -> bool:
+    """Whether two chunks share an element.
+
+    Raises
+    ------
+    MetadataError
+        If a chunk reaches beyond the tensor's end.
     """
     axes, boxes = _cut(shape, chunks)
     if len(boxes) < 2:
-        return
+        return False
     if not axes:
-        raise MetadataError("its chunks overlap")
-    if len(boxes) > MAX_RANK_CHUNKS:
-        raise MetadataError(f"its {len(boxes)} chunks are of one rank; {MAX_RANK_CHUNKS} are allowed")
+        return True
     # along the dimension that parts them best, only neighbours need to be compared
     axis = max(range(len(axes)), key=lambda axis: len({begins[axis] for begins, _ in boxes}))
     boxes.sort(key=lambda box: box[0][axis])
@@ -80,8 +93,9 @@ def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
                 begin < other_end and other_begin < end
                 for begin, end, other_begin, other_end in zip(begins, ends, other_begins, other_ends, strict=True)
             ):
-                raise MetadataError("its chunks overlap")
+                return True
         open_boxes.append((begins, ends))
+    return False
 
 
 def _is_row(shape: Ints, chunks: Sequence[Chunk]) -> bool:
