@@ -41,7 +41,7 @@ _HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _MEMBERS = {
-    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages",
+    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages", "extra",
 }  # fmt: skip
 
 
@@ -101,6 +101,8 @@ class Index:
         Third-party packages that provide codecs.
     packages : dict of str to str
         Versions of what wrote the checkpoint.
+    extra : dict
+        What planners put into DCP's metadata besides, as `streamxf.format.extra` writes it.
     """
 
     save_id: str
@@ -113,6 +115,7 @@ class Index:
     items: Mapping[str, Item]
     modules: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @collector_paused()
     def pack(self) -> bytes:
@@ -135,6 +138,7 @@ class Index:
             "items": {name: _item_content(item, numbers) for name, item in self.items.items()},
             "modules": self.modules,
             "packages": self.packages,
+            "extra": self.extra,
         }
         text = json.dumps(content, separators=(",", ":")).encode("ascii")
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
@@ -319,6 +323,8 @@ class _Reader:
             _bad("packages")
         for name, version in packages.items():
             _string(name, "packages"), _string(version, "packages")
+        if type(content["extra"]) is not dict:
+            _bad("extra")
         self._hashed: bool | None = None
         items = self._items()
         return Index(
@@ -332,6 +338,7 @@ class _Reader:
             items,
             modules,
             packages,
+            content["extra"],
         )
 
     def _read_descriptors(self, member: str) -> tuple[str, ...]:

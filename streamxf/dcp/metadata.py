@@ -1,0 +1,236 @@
+"""Between DCP's ``Metadata``, as planners and torch's readers have it, and the items of the index."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from streamxf.dcp.compat import DCP_VERSION
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
+from streamxf.format.collector import collector_paused
+from streamxf.format.extra import from_json, to_json
+from streamxf.format.index import Index
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.limits import MAX_STEP, MAX_STEPS
+
+_FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
+_PLANNER_DATA = "planner_data"
+
+
+class Stored(NamedTuple):
+    """What a writer knows of an item that it stored, besides where: it travels on the item's ``_StorageInfo``."""
+
+    framed: bool
+    sha256: bytes | None
+
+
+STORED_ATTRIBUTE = "streamxf_stored"
+
+
+# -- from DCP --------------------------------------------------------------------------------------------------
+
+
+@collector_paused()
+def items_of(content: Metadata, descriptors: tuple[str, ...]) -> dict[str, Item]:
+    """The items of a save that is about to be published, whose ``storage_data`` was filled in.
+
+    Raises
+    ------
+    UnsupportedError
+        If something has no place in the index, or was not stored.
+    """
+    places = {(index.fqn, index.offset): info for index, info in content.storage_data.items()}
+    paths = content.planner_data if _has_paths(content) else {}
+    items: dict[str, Item] = {}
+    for name, entry in content.state_dict_metadata.items():
+        path = paths.get(name)
+        if isinstance(entry, BytesStorageMetadata):
+            items[name] = ObjectItem(name, _place(name, places.get((name, None)), descriptors)[0], path)
+            continue
+        chunks = []
+        for chunk in entry.chunks:
+            place, framed = _place(name, places.get((name, chunk.offsets)), descriptors)
+            chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), place, framed))
+        dtype = str(entry.properties.dtype).removeprefix("torch.")
+        properties = _properties(entry.properties)
+        items[name] = TensorItem(name, dtype, tuple(entry.size), tuple(chunks), path, properties)
+    return items
+
+
+def extra_of(content: Metadata) -> dict[str, Any]:
+    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own.
+
+    Raises
+    ------
+    UnsupportedError
+        If something of it is not plain data.
+    """
+    own = {field.name for field in fields(Metadata)}
+    found = {name: value for name, value in vars(content).items() if name not in own}
+    if content.planner_data is not None and not _has_paths(content):
+        found[_PLANNER_DATA] = content.planner_data
+    extra = {}
+    for name, value in found.items():
+        try:
+            extra[name] = to_json(value)
+        except MetadataError as error:
+            raise UnsupportedError(
+                f"the planner put {name!r:.80} into DCP's metadata, which cannot be stored: {error.message}. It takes "
+                "None, truth values, numbers, strings, bytes, lists, tuples and dicts of these"
+            ) from None
+    return extra
+
+
+def _has_paths(content: Metadata) -> bool:
+    """Whether the planner data says where items stand in a nested state dict, and nothing else."""
+    data = content.planner_data
+    return (
+        isinstance(data, dict)
+        and data.keys() <= content.state_dict_metadata.keys()
+        and all(_is_path(path) for path in data.values())
+    )
+
+
+def _is_path(path: Any) -> bool:
+    return (
+        type(path) is tuple
+        and 1 <= len(path) <= MAX_STEPS
+        and all(type(step) is str or (type(step) is int and 0 <= step <= MAX_STEP) for step in path)
+    )
+
+
+def _place(name: str, info: _StorageInfo | None, descriptors: tuple[str, ...]) -> tuple[Place, bool]:
+    if info is None:
+        raise UnsupportedError(
+            "the metadata has a part of an item that was not stored, so the checkpoint would not be whole; nothing was "
+            "published. Save shards together with all other ranks (no_dist=False), or each rank for itself with "
+            "use_collectives=False",
+            item=name,
+        )
+    stored: Stored = info.__dict__[STORED_ATTRIBUTE]
+    return Place(info.relative_path, info.offset, info.length, descriptors, stored.sha256), stored.framed
+
+
+def _properties(properties: TensorProperties) -> dict[str, bool | str]:
+    """What is not as in a plain tensor."""
+    found: dict[str, bool | str] = {}
+    if properties.requires_grad:
+        found["requires_grad"] = True
+    if properties.pin_memory:
+        found["pin_memory"] = True
+    if properties.layout != torch.strided:
+        found["layout"] = str(properties.layout).removeprefix("torch.")
+    for name, value in _FORMATS.items():
+        if properties.memory_format == value:
+            found["memory_format"] = name
+    return found
+
+
+# -- to DCP ----------------------------------------------------------------------------------------------------
+
+
+@collector_paused()
+def metadata_of(
+    items: Iterable[Item], *, extra: Mapping[str, Any] | None = None, descriptors: Mapping[str, list[str]] | None = None
+) -> Metadata:
+    """DCP's metadata for items.
+
+    Parameters
+    ----------
+    items : iterable of Item
+    extra : mapping, optional
+        As `extra_of` gives it.
+    descriptors : mapping of str to list of str, optional
+        For each file, what torch's readers need to read its items, in the order in which they apply it. Without it,
+        they are left out.
+    """
+    entries: dict[str, Any] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    paths: dict[str, Path] = {}
+    known = descriptors or {}
+    size = torch.Size
+    for item in items:
+        name = item.name
+        if item.path is not None:
+            paths[name] = item.path
+        if isinstance(item, ObjectItem):
+            entries[name] = BytesStorageMetadata()
+            stored[MetadataIndex(name)] = _info(item.place, known)
+            continue
+        chunks = []
+        for number, chunk in enumerate(item.chunks):
+            offset = size(chunk.offset)
+            chunks.append(ChunkStorageMetadata(offset, size(chunk.shape)))
+            stored[MetadataIndex(name, offset, number)] = _info(chunk.place, known)
+        entries[name] = TensorStorageMetadata(_torch_properties(item), size(item.shape), chunks)
+    made = Metadata(entries, paths or None, stored, StorageMeta())
+    made.version = DCP_VERSION
+    for name, value in (extra or {}).items():
+        setattr(made, name, from_json(value))
+    return made
+
+
+def pickled(index: Index, descriptors: Mapping[str, list[str]], checkpoint_id: Any) -> bytes:
+    """The pickle that torch's readers get, made of the index."""
+    content = metadata_of(index.items.values(), extra=index.extra, descriptors=descriptors)
+    content.storage_meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=index.save_id, modules=[*index.modules])
+    with collector_paused():
+        return pickle.dumps(content)
+
+
+def _info(place: Place, descriptors: Mapping[str, list[str]]) -> _StorageInfo:
+    return _StorageInfo(place.file, place.at, place.size, descriptors.get(place.file))
+
+
+def _torch_properties(item: TensorItem) -> TensorProperties:
+    dtype = getattr(torch, item.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
+    properties = TensorProperties(dtype)
+    for name, value in item.properties.items():
+        if name == "memory_format":
+            properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)
+        elif name == "layout":
+            layout = getattr(torch, str(value), None)
+            properties.layout = layout if isinstance(layout, torch.layout) else torch.strided
+        elif name in ("requires_grad", "pin_memory"):
+            setattr(properties, name, bool(value))
+    return properties
+
+
+class UnreadableMetadata(Metadata):
+    """Stands in for metadata that could not be read, and raises why as soon as anybody looks at it.
+
+    DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that
+    the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.
+    """
+
+    def __init__(self, error: StreamxfError) -> None:
+        object.__setattr__(self, "_error", error)
+
+    def raise_error(self) -> NoReturn:
+        """Raise what went wrong."""
+        raise object.__getattribute__(self, "_error")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _METADATA_FIELDS:
+            raise object.__getattribute__(self, "_error")
+        return object.__getattribute__(self, name)
+
+
+_METADATA_FIELDS = frozenset(field.name for field in fields(torch_metadata.Metadata))
