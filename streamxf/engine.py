@@ -317,6 +317,26 @@ class Pipeline(Generic[T]):
             raise
         return results
 
+    def put(self, result: T, size: int) -> list[T]:
+        """Let a result take its turn that is there already, and holds about `size` bytes; as `submit`.
+
+        For what is so small that waking a worker would take longer.
+        """
+        if not self._flying:
+            return [result]
+        budget = self._engine.budget
+        job = Job(lambda: result, size)
+        try:
+            results = self.collect()
+            self._flying.append(job)
+            while not budget.take(job, always=self._flying[0] is job):
+                results.append(self._take_out())
+            job.run(budget.finished)
+        except BaseException:
+            self.cancel()
+            raise
+        return results
+
     def narrow(self, most: int) -> list[T]:
         """Wait until at most `most` jobs are not handed out, and give the results of the others; raises as `submit`.
 

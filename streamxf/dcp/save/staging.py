@@ -13,8 +13,10 @@ import torch
 
 from streamxf import engine
 from streamxf.buffers import flat_view
-from streamxf.fileio.gather import SMALL
-from streamxf.fileio.ring import Buffer, Ring
+from streamxf.dcp.save.ring import Buffer, Ring
+from streamxf.stream.encoder import Load
+
+SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper
 
 
 class Copies(Protocol):
@@ -77,15 +79,15 @@ class Staging:
         """Whether `tensor` should go this way: it is on a device that can, and is worth it."""
         return tensor.device.type in COPIES and tensor.nbytes >= SMALL
 
-    def source(self, flat: torch.Tensor) -> tuple[DeviceBytes, Ring]:
-        """The bytes of a contiguous tensor of one dimension, and the ring for them."""
+    def source(self, flat: torch.Tensor) -> DeviceSource:
+        """The bytes of a contiguous tensor of one dimension."""
         if flat.device not in self._devices:
             copies = COPIES[flat.device.type](flat.device)
             # each worker has one, one is being filled, and one is put together
             self._devices[flat.device] = copies, Ring(self._maker(copies), engine.shared().workers + 2)
         copies, ring = self._devices[flat.device]
         copies.begin()
-        return DeviceBytes(flat.view(torch.uint8), copies), ring
+        return DeviceSource(flat.view(torch.uint8), copies, ring)
 
     def _maker(self, copies: Copies) -> Callable[[], Buffer]:
         def make() -> Buffer:
@@ -95,20 +97,45 @@ class Staging:
         return make
 
 
-class DeviceBytes:
-    """A `Source` on a device.
+class DeviceSource:
+    """Bytes on a device, which are copied block by block into the buffers of a ring.
 
     Parameters
     ----------
     flat : torch.Tensor
         Bytes.
     copies : Copies
+    ring : Ring
     """
 
-    def __init__(self, flat: torch.Tensor, copies: Copies) -> None:
+    def __init__(self, flat: torch.Tensor, copies: Copies, ring: Ring) -> None:
         self.size = flat.numel()
         self._flat = flat
         self._copies = copies
+        self._ring = ring
 
-    def copy(self, start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
-        return self._copies.copy(self._flat[start : start + count], target.handle[at : at + count])
+    def load(self, start: int, stop: int) -> Load:
+        buffer = self._ring.take()
+        wait = self._copies.copy(self._flat[start:stop], buffer.handle[: stop - start])
+        return _Copied(self._ring, buffer, stop - start, wait)
+
+
+class _Copied:
+    """A part of a buffer that is being filled."""
+
+    __slots__ = ("_buffer", "_ring", "_size", "_wait")
+
+    lent = True
+
+    def __init__(self, ring: Ring, buffer: Buffer, size: int, wait: Callable[[], None]) -> None:
+        self._ring = ring
+        self._buffer = buffer
+        self._size = size
+        self._wait = wait
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        self._wait()
+        return self._buffer.memory[: self._size]
+
+    def release(self) -> None:
+        self._ring.give(self._buffer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,21 +21,6 @@ class Buffer:
 
     memory: memoryview
     handle: Any
-
-
-class Source(Protocol):
-    """Bytes that lie where no codec can read them.
-
-    Attributes
-    ----------
-    size : int
-        In bytes.
-    """
-
-    size: int
-
-    def copy(self, start: int, count: int, target: Buffer, at: int) -> Callable[[], None]:
-        """Begin to copy `count` bytes from `start` to `at` in `target`; what it returns waits for them."""
 
 
 class Ring:
@@ -69,29 +54,3 @@ class Ring:
     def give(self, buffer: Buffer) -> None:
         """Say that `buffer` may be filled again."""
         self._free.put(buffer)
-
-
-class Loan:
-    """A part of a buffer that is being filled.
-
-    Attributes
-    ----------
-    memory : memoryview
-        Holds the data once `wait` has returned, until `give_back` is called.
-    """
-
-    __slots__ = ("_buffer", "_ring", "_wait", "memory")
-
-    def __init__(self, ring: Ring, buffer: Buffer, size: int, wait: Callable[[], None]) -> None:
-        self.memory = buffer.memory[:size]
-        self._ring = ring
-        self._buffer = buffer
-        self._wait = wait
-
-    def wait(self) -> None:
-        """Wait until the data is there."""
-        self._wait()
-
-    def give_back(self) -> None:
-        """Let the buffer be filled again; called once."""
-        self._ring.give(self._buffer)
