@@ -6,7 +6,10 @@ once for each of these, around a tensor whose memory nobody touches.
 
 from __future__ import annotations
 
+import mmap
+import os
 import pickle
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,6 +23,8 @@ from streamxf.format.dtypes import elements_size
 _FRAMES_KEPT = 1024
 _ALIGNMENT = 64
 _PROTOCOL = 2
+_MAPPED = 2**26  # bytes; a process may have some ten thousand mappings
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # of which Python knows from 3.13 on
 
 
 @lru_cache(_FRAMES_KEPT)
@@ -45,10 +50,18 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 def _shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """A contiguous CPU tensor that takes no memory: its storage is never looked at."""
-    storage = torch.UntypedStorage(elements_size(dtype, shape), device="meta")  # type: ignore[no-untyped-call]
-    meta = torch.empty(0, dtype=getattr(torch, dtype), device="meta").set_(storage, 0, tuple(shape))
-    return meta
+    """A contiguous tensor on the CPU whose memory nobody has touched, so that it takes none, however large it is.
+
+    ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
+    """
+    size = elements_size(dtype, shape)
+    storage = torch.UntypedStorage(size, device="cpu") if size < _MAPPED or os.name == "nt" else _mapped(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(storage, 0, tuple(shape))
+
+
+def _mapped(size: int) -> torch.UntypedStorage:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
+    return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
 
 
 class _Records:
