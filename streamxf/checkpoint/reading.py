@@ -210,10 +210,10 @@ def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
     """Cut a tensor into boxes of at most `limit` bytes, in row-major order: one after the other, their elements are the
     tensor's.
     """
-    yield from (Box(item, *part) for part in _cut(item.shape, max(1, limit // itemsize_of(item))))
+    yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // itemsize_of(item))))
 
 
-def _cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
+def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
     if math.prod(shape) <= most:
         if math.prod(shape) or not shape:
             yield (0,) * len(shape), shape
@@ -221,7 +221,7 @@ def _cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
     inner = math.prod(shape[1:])
     if inner > most:
         for row in range(shape[0]):
-            for offset, lengths in _cut(shape[1:], most):
+            for offset, lengths in cut(shape[1:], most):
                 yield (row, *offset), (1, *lengths)
         return
     step = most // inner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from streamxf.errors import (
@@ -17,7 +17,6 @@ from streamxf.errors import (
 
 _OF_METADATA = (AuthenticationError, DescriptorError, MetadataError)
 _OF_ITEMS = (*_OF_METADATA, CodecError, ContainerError, IdentityError)
-_SHOWN = 8
 
 _ITEMS = "next: streamxf.verify(path, keys) lists all that is damaged, streamxf.salvage(path, keys=keys) loads the rest"
 _METADATA = (
@@ -40,31 +39,3 @@ def advise_on_metadata(error: StreamxfError) -> None:
     """The same for what is wrong with metadata. An `IdentityError` says there that it is another save's."""
     if isinstance(error, _OF_METADATA):
         error.add_note(_METADATA)
-
-
-def why_missing(names: Collection[str], rank: int | None) -> str:
-    """Why a metadata file may not be there.
-
-    Parameters
-    ----------
-    names : collection of str
-        Those of the files that are in its folder.
-    rank : int or None
-        Whose it would be; None for that of all ranks.
-    """
-    if rank is None:
-        return "there is no .metadata"
-    ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
-    if ranks:
-        shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
-        return (
-            f"the folder has metadata of single ranks ({shown}), and none of rank {rank}: such a checkpoint is loaded "
-            "by the ranks that saved it"
-        )
-    if any(name.endswith(".distcp") for name in names):
-        return (
-            "the folder has data files and no metadata at all. Either no save to it was ever published (a later "
-            "save removes these files), or its .metadata was lost: then put back a copy, or see "
-            "streamxf.salvage(path, keys=keys, without_metadata=True)"
-        )
-    return "there is no checkpoint in the folder, or no such folder"

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
-from streamxf.dcp.metadata.tiling import Chunk, check_tiles
+from streamxf.format.tiling import Chunk, check_tiles
 from streamxf.errors import MetadataError
 
 _Target = tuple[str, torch.Size | None]
