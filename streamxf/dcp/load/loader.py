@@ -28,7 +28,7 @@ from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.dcp.objects.policy import Objects
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, located
+from streamxf.errors import MetadataError, StreamxfError
 from streamxf.meter import Meter
 
 PIECE_BYTES = 4 * 2**20
@@ -136,7 +136,9 @@ class Loader:
             filling = _Filling(file, item, target, lambda: self._planner.commit_tensor(request, tensor))
             self._fill(filling, elements.jobs(offset, lengths, array))
             return
-        for at, size in cut(lengths, max(1, PIECE_BYTES // dtype.itemsize)) if target.plain else [((0,) * len(lengths), lengths)]:
+        for at, size in (
+            cut(lengths, max(1, PIECE_BYTES // dtype.itemsize)) if target.plain else [((0,) * len(lengths), lengths)]
+        ):
             piece = np.empty(size, unsigned(dtype.itemsize))
             into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
             filling = _Filling(file, item, target, lambda piece=piece, into=into: into.copy_(_as_tensor(piece, dtype)))  # type: ignore[misc]
