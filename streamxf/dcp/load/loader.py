@@ -16,6 +16,7 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-from streamxf.checkpoint.elements import INLINE_BYTES, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.dcp.objects.policy import Objects
@@ -136,12 +137,11 @@ class Loader:
             filling = _Filling(file, item, target, lambda: self._planner.commit_tensor(request, tensor))
             self._fill(filling, elements.jobs(offset, lengths, array))
             return
-        for at, size in (
-            cut(lengths, max(1, PIECE_BYTES // dtype.itemsize)) if target.plain else [((0,) * len(lengths), lengths)]
-        ):
+        most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
+        for at, size in cut(lengths, most):
             piece = np.empty(size, unsigned(dtype.itemsize))
             into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
-            filling = _Filling(file, item, target, lambda piece=piece, into=into: into.copy_(_as_tensor(piece, dtype)))  # type: ignore[misc]
+            filling = _Filling(file, item, target, partial(_copy_into, into, piece, dtype))
             self._fill(filling, elements.jobs(tuple(map(int.__add__, offset, at)), size, piece))
         self._fill(_Filling(file, item, target, lambda: self._planner.commit_tensor(request, tensor)), ())
 
@@ -222,9 +222,9 @@ class noted:
             error.add_note(f"while reading item {self._item} of file {self._file}")
 
 
-def _as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
+def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return flat.view(dtype).view(array.shape)
+    target.copy_(flat.view(dtype).view(array.shape))
 
 
 def _check_size(target: torch.Tensor, wanted: Any) -> None:
