@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from torch.distributed.checkpoint._extension import StreamTransformExtension
-from typing_extensions import Buffer
 
 from streamxf.buffers import Writable
 from streamxf.chain import Chain
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.container.header import Identity
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.errors import ChainError, UnsupportedError
-from streamxf.fileio.outlet import Outlet
-from streamxf.fileio.writer import StreamWriter
+from streamxf.format.header import Identity
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.writer import StreamWriter
 
 
 @dataclass(frozen=True)
@@ -103,44 +102,52 @@ class Extensions:
         ]
         return save_order[::-1]
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether data goes through codecs alone, so that it need not be a stream."""
+        return len(self.chain) > 0 and not self.foreign
+
+    @property
+    def encryption(self) -> Encrypt | None:
+        """The chain's Encrypt codec, or None."""
+        return next((codec for codec in self.chain if isinstance(codec, Encrypt)), None)
+
+    @property
+    def hashed(self) -> bool:
+        """Whether containers carry a SHA-256 of each block, because somebody signs."""
+        encryption = self.encryption
+        return encryption is not None and encryption.hashed
+
     def open(
         self,
         raw: Writable,
         identity: Identity,
         *,
         published: bool = False,
-        dtype: str | None = None,
-        row: int | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
-        outlet: Outlet | None = None,
-        stored: Callable[[int, int], Any] | None = None,
         meter: Meter | None = None,
     ) -> SaveStream:
-        """Open the streams for one item.
+        """Open the streams for one item, into which its bytes are written.
 
         Parameters
         ----------
         raw : writable
             Gets what is stored.
-        dtype, row, block_log2, outlet, stored, meter
-            As in `StreamWriter`, for the container.
+        identity, published, block_log2, meter
+            As in `ContainerEncoder`.
         """
-        foreign_names = tuple(extension.get_descriptor() for extension in self.foreign)
         container = None
         if len(self.chain):
-            container = StreamWriter(
-                raw,
+            encoder = ContainerEncoder(
                 self.chain,
-                foreign=foreign_names,
+                transforms=tuple(f"!{extension.get_descriptor()}" for extension in self.foreign),
                 identity=identity,
                 published=published,
-                dtype=dtype,
-                row=row,
+                hashed=self.hashed and published,
                 block_log2=block_log2,
-                outlet=outlet,
-                stored=stored,
                 meter=meter,
             )
+            container = StreamWriter(raw, encoder, meter=meter)
         stream: Any = container if container is not None else _Unclosable(raw)
         for extension in reversed(self.foreign):
             stream = extension.transform_to(stream)
@@ -159,27 +166,8 @@ class SaveStream:
         Where the chain's blocks leave.
     """
 
-    stream: IO[bytes] | StreamWriter
+    stream: Any
     container: StreamWriter | None
-
-    def write(self, data: Buffer) -> None:
-        """Write `data`, whose memory may change afterwards.
-
-        Raises
-        ------
-        OSError
-            If a foreign stream does not take all of it.
-        """
-        size = memoryview(data).nbytes
-        if self.stream.write(data) not in (size, None):  # some streams return nothing
-            raise OSError("a stream extension took only a part of what was written to it")
-
-    def write_owned(self, data: memoryview) -> None:
-        """Write `data`, whose memory stays as it is until all has left; raises as `write`."""
-        if isinstance(self.stream, StreamWriter):
-            self.stream.write_owned(data)
-        else:
-            self.write(data)
 
     def close(self) -> None:
         """Finish the item."""

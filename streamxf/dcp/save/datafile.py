@@ -282,6 +282,4 @@ def identity_of(writer_id: bytes, item: WriteItem, kind: Kind) -> Identity:
     if kind is Kind.OBJECT or data is None:
         return Identity(writer_id, Kind.OBJECT, item.index.fqn)
     chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    return Identity(
-        writer_id, kind, item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes), tuple(data.size)
-    )
+    return Identity(writer_id, kind, item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes), tuple(data.size))

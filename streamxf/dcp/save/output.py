@@ -12,11 +12,7 @@ import crc32c
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
-from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.meter import Meter
-from streamxf.progress import Share
-
-_STEP = 16 * 2**20  # bytes that are written before somebody hears of them
 
 
 class OutputFile:
@@ -29,25 +25,26 @@ class OutputFile:
         Is told how long the calls of `raw` take.
     sync : bool
         Whether `finish` has to bring everything to the disk.
+    digest : bool
+        Whether to compute a CRC of the whole file.
 
     Attributes
     ----------
     size : int
         Bytes that were written.
+    crc : int or None
+        CRC-32C of what was written, if it was asked for.
     error : BaseException or None
         The first thing that went wrong.
-    share : Share or None
-        Is told what is written, meanwhile.
     """
 
-    def __init__(self, raw: IO[bytes], meter: Meter, sync: bool = False) -> None:
+    def __init__(self, raw: IO[bytes], meter: Meter, *, sync: bool = False, digest: bool = False) -> None:
         self._raw = raw
         self._meter = meter
         self._sync = sync
-        self._crc = 0
+        self.crc = 0 if digest else None
         self.size = 0
         self.error: BaseException | None = None
-        self.share: Share | None = None
 
     def write(self, data: Buffer, /) -> int:
         if self.error is not None:
@@ -55,21 +52,15 @@ class OutputFile:
         view = flat_view(data)
         begin = perf_counter()
         try:
-            if self.share is None:
-                write_all(self._raw, view)
-            else:
-                self._write_and_tell(view, self.share)
+            write_all(self._raw, view)
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
         self._meter.io(perf_counter() - begin)
-        self._crc = crc32c.crc32c(view, self._crc)
+        if self.crc is not None:
+            self.crc = crc32c.crc32c(view, self.crc)
         self.size += len(view)
         return len(view)
-
-    def _write_and_tell(self, view: memoryview, share: Share) -> None:
-        for start in range(0, len(view), _STEP):
-            share.advance(write_all(self._raw, view[start : start + _STEP]))
 
     def flush(self) -> None:
         """The file is flushed once, by `finish`."""
@@ -90,7 +81,3 @@ class OutputFile:
             ):  # an object store has no descriptor: closing the file stores it
                 os.fsync(self._raw.fileno())
         self._meter.io(perf_counter() - begin)
-
-    def facts(self, writer_id: bytes) -> FileFacts:
-        """The manifest's entry for the file."""
-        return FileFacts(self.size, writer_id.hex(), f"crc32c:{self._crc:08x}")

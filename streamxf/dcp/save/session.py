@@ -13,15 +13,14 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.container.header import WRITER_ID_BYTES
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.dcp.mounts import Place
 from streamxf.dcp.objects.archive import NotSavedByTorch
 from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
 from streamxf.errors import AbortedError, StreamxfError, located
+from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
@@ -38,7 +37,12 @@ class FileRecord:
     ----------
     path : str
         Relative to the checkpoint.
-    facts : FileFacts
+    size : int
+    crc : int or None
+        CRC-32C of the whole file, where its items have no containers.
+    writer_id : bytes
+    wrapped : str
+        The wrapped data key of the process, as text; empty where the chain does not encrypt.
     modules : tuple of str
         The third-party packages that provided its codecs.
     chain : str
@@ -48,7 +52,10 @@ class FileRecord:
     """
 
     path: str
-    facts: FileFacts
+    size: int
+    crc: int | None
+    writer_id: bytes
+    wrapped: str
     modules: tuple[str, ...]
     chain: str
     place: Place | None
@@ -97,9 +104,6 @@ class Save:
     keeps_files: bool = False
 
     def __post_init__(self) -> None:
-        self._descriptors = (
-            self.extensions.descriptors() or None
-        )  # one object for all items: pickle then stores it once
         self.modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -173,17 +177,8 @@ class Save:
         Exception
             Whatever went wrong. All other files of this save then stop, too.
         """
-        output = OutputFile(raw, self.meter, self.sync)
-        file = DataFile(
-            output,
-            path,
-            self.extensions,
-            self._descriptors,
-            self.writer_id,
-            self.block_log2,
-            self.meter,
-            self.progress,
-        )
+        output = OutputFile(raw, self.meter, sync=self.sync, digest=not len(self.extensions.chain))
+        file = DataFile(output, path, self.extensions, self.writer_id, self.block_log2, self.meter, self.progress)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         place = "nothing yet"
         try:
@@ -206,8 +201,10 @@ class Save:
             file.cancel()
             raise
         if file.results:
-            facts = output.facts(self.writer_id)
-            record = FileRecord(path, facts, self.modules, self.extensions.summary(), self.place)
+            encryption = self.extensions.encryption
+            wrapped = encryption.wrapped if encryption is not None else ""
+            about = (self.modules, self.extensions.summary(), self.place)
+            record = FileRecord(path, output.size, output.crc, self.writer_id, wrapped, *about)
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 
