@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from streamxf.checkpoint.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.publish.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, MetadataError, ParameterError, UnsupportedError
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 
@@ -250,11 +250,11 @@ class Storage:
         if local is not None:
             put_local(os.path.join(local, name), data, sync, check)
         elif self.protocol in RENAMES:
-            put_renamed(self.filesystem, self._inner(name), data, check)
+            put_renamed(self.filesystem, self.inner(name), data, check)
         else:
             if check is not None:
                 check()
-            self.filesystem.pipe_file(self._inner(name), data)
+            self.filesystem.pipe_file(self.inner(name), data)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
         """Remove files; gives those that could not be removed, each with the reason."""
@@ -265,7 +265,7 @@ class Storage:
                 if local is not None:
                     os.unlink(os.path.join(local, name))
                 else:
-                    self.filesystem.rm_file(self._inner(name))
+                    self.filesystem.rm_file(self.inner(name))
             except FileNotFoundError:
                 pass
             except Exception as error:  # the others shall go all the same
@@ -274,7 +274,8 @@ class Storage:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _inner(self, name: str) -> str:
+    def inner(self, name: str) -> str:
+        """The path of a file of this folder, as the file system takes it."""
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def _missing(self) -> FileNotFoundError:
@@ -284,7 +285,7 @@ class Storage:
         local = self.local
         if local is None:
             options = {"cache_type": "none"} if random else {}
-            remote: IO[bytes] = self.filesystem.open(self._inner(name), "rb", **options)
+            remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         path = os.path.join(local, name) if name else local
         self._check_regular(local, path, name)

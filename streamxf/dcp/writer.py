@@ -10,42 +10,36 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain
-from streamxf.codecs.encrypt import Encrypt
+from streamxf.checkpoint.metadata import GLOBAL, metadata_name
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.leftovers import find_leftovers, remove_leftovers
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish.present import check_free, check_present
+from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.border import told
-from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
+from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import Manifest
-from streamxf.dcp.metadata.whole import check_items
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.places import check_local, local_path, protocol_of
-from streamxf.dcp.publish.commit import one_step, publish
-from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
-from streamxf.dcp.publish.leftovers import find_leftovers, remove_files, remove_leftovers
-from streamxf.dcp.publish.listing import list_files
-from streamxf.dcp.publish.lock import locked
-from streamxf.dcp.publish.present import GLOBAL, check_free, check_present
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.dcp.save.publishing import Publication, prepare
+from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.dcp.save.storing import storing
 from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
-from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
-from streamxf.fileio.plain import block_log2_of
+from streamxf.errors import AbortedError, ParameterError, UnsupportedError
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.report import SaveReport
-from streamxf.version import __version__
+from streamxf.stream.plain import block_log2_of
 
 DEFAULT_CHAIN = (FloatZip(),)
 
@@ -60,6 +54,7 @@ class ChainWriterMixin:
 
     fs: Any
     path: Any
+    checkpoint_id: str | os.PathLike[str]
     rank: int | None
     use_collectives: bool
     thread_count: int
@@ -78,6 +73,7 @@ class ChainWriterMixin:
     #: Which save was published last, on a rank that publishes; None before the first one, and after turning to another
     #: checkpoint. Text otherwise; torch's class says that it always is.
     save_id: Any
+    _coming: tuple[int, str] | None
 
     def _set_up_chain(
         self,
@@ -100,15 +96,24 @@ class ChainWriterMixin:
         self._warned = set()
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
-        if not one_step(self.fs):
+        self._coming = None
+        if not self._storage().replaces_in_one_step:
             warnings.warn(
-                f"nobody knows whether {protocol_of(self.fs)} replaces a file in one step: a "
+                f"nobody knows whether {self._storage().protocol} replaces a file in one step: a "
                 "crash while .metadata is written may leave neither the old checkpoint nor the new one. Save into a "
                 "new folder each time, or to a local or mounted file system, or to an object store",
                 stacklevel=3,
             )
 
     # -- what DCP calls, in this order -------------------------------------------------------------
+
+    def storage_meta(self) -> StorageMeta:
+        """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it.
+
+        As with torch's writers each rank has an id of its own, and that of the rank that publishes counts. Once it has,
+        this is the next save's, and `save_id` has that of the last.
+        """
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint."""
@@ -128,7 +133,7 @@ class ChainWriterMixin:
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         made = missing_folders(local) if local is not None and self.sync_files else []
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         if local is not None and self.sync_files:
@@ -155,9 +160,9 @@ class ChainWriterMixin:
         """
         save = self._current_save()
         save.begin()
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         if local is not None:
-            save.place = Place.of(local)
+            save.place = Mount.of(local)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         buckets = (
             _split_by_size_and_type(self.thread_count, plan.items)
@@ -178,7 +183,7 @@ class ChainWriterMixin:
             self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException as error:
-            left = remove_files(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+            left = self._storage().remove(name for name, _ in files)  # those that were finished, too
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
@@ -193,40 +198,19 @@ class ChainWriterMixin:
 
     @told
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the save: metadata and manifest in one step, then remove what the previous save left."""
+        """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._current_save()
-        flat = [result for rank_results in results for result in rank_results]
-        records = [_take_record(result.storage_data) for result in flat]
-        known = [record for record in records if record is not None]
-        _check_agreement(known)
-        save_id = os.urandom(16).hex()
-        metadata.version = DCP_VERSION
-        metadata.storage_data = {result.index: result.storage_data for result in flat}
-        modules = sorted({module for record in known for module in record.modules})
-        metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=save_id, modules=modules)
+        save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
-        encryption = save.extensions.chain.encryption
-        data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
-        packages = {"streamxf": __version__, "torch": torch.__version__}
-        manifest = Manifest(
-            save_id,
-            rank,
-            encryption.get_descriptor() if encryption is not None else None,
-            packages,
-            {record.path: record.facts for record in known},
-        )
-        _check_whole(metadata, rank)
-        local = local_path(self.fs, self.path)
-        own = Place.of(local) if local is not None and os.path.isdir(local) else None
-        elsewhere = {record.path for record in known if own and record.place and record.place.is_other_than(own)}
-        data = metadata_file.dump(metadata, manifest, data_key)
-        named = {metadata_name(rank), *manifest.files}
-        with locked(self.fs, self.path) as alone:
-            old = self._publish(manifest, data, elsewhere, named, alone)
+        flat = [result for rank_results in results for result in rank_results]
+        made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path))
+        storage = self._storage()
+        with locked(storage) as alone:
+            old = self._publish(made, alone)
             self.save_id = save_id
             self.report = save.report
             try:
-                remove_leftovers(self.fs, self.path, old, encryption is not None)
+                remove_leftovers(storage, old, made.index.keyed)
             except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
                 _log.warning("%s", warning)
 
@@ -234,27 +218,41 @@ class ChainWriterMixin:
         """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
         need not know of them, and may be nothing that can be sent to another process.
         """
-        return {**self.__dict__, "_save": None, "report": None, "_progress": self._progress is True}
+        return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
+    def _storage(self) -> Storage:
+        path = os.fspath(self.path)
+        return Storage(path, path, getattr(self.fs, "fs", None))
+
+    def _coming_id(self) -> str:
+        """That of the save under way, or of the next; a forked child has others than its parent."""
+        if self._coming is None or self._coming[0] != os.getpid():
+            self._coming = os.getpid(), os.urandom(16).hex()
+        return self._coming[1]
+
+    def _publish(self, made: Publication, alone: bool) -> list[str]:
         """Publish, and give the files that nothing needs after it."""
-        name = metadata_name(manifest.rank)
+        storage, index = self._storage(), made.index
+        name = metadata_name(index.rank)
+        local = storage.local
+        own = Mount.of(local) if local is not None and os.path.isdir(local) else None
+        elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
         save = self._current_save()
         begun = False
         try:
-            found = list_files(self.fs, self.path, manifest.files)
+            found = storage.names(index.files)
             check_free(self.path, found, name, self.overwrite)
-            check_present(self.fs, self.path, found, manifest.files, elsewhere)
-            old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
+            check_present(storage, found, index.files, elsewhere)
+            old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
             if save.before_publish is not None:
                 save.before_publish()
             begun = True
-            publish(self.fs, self.path, name, data, self.sync_files)
+            storage.put(name, made.data, sync=self.sync_files)
         except BaseException:
-            if not save.keeps_files and (not begun or self._surely_unpublished(name, data)):
-                remove_files(self.fs, self.path, manifest.files)
+            if not save.keeps_files and (not begun or self._surely_unpublished(name, made.data)):
+                storage.remove(index.files)
             raise
         return old
 
@@ -263,11 +261,11 @@ class ChainWriterMixin:
 
         The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
         """
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         if local is None:
             return False
         try:
-            if not Place.of(local).of_one_machine:  # which may remember what was there before
+            if not Mount.of(local).of_one_machine:  # which may remember what was there before
                 return False
             return Path(local, name).read_bytes() != data
         except FileNotFoundError:
@@ -277,7 +275,7 @@ class ChainWriterMixin:
 
     def _sync_names(self) -> None:
         """Bring the names of this process's files to the disk: the process that publishes may be on another host."""
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         if local is not None and self.sync_files:
             sync_folder(local)
 
@@ -361,31 +359,3 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         """Turn to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecWriter")
         super().reset(checkpoint_id)
-
-
-def _check_whole(metadata: Metadata, rank: int | None) -> None:
-    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
-    try:
-        check_items(metadata, rank)
-    except MetadataError as error:
-        raise UnsupportedError(
-            f"the checkpoint would not be whole, so it was not published: {error.message}. Save shards together with "
-            "all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
-            item=error.item,
-        ) from error
-
-
-def _check_agreement(records: list[FileRecord]) -> None:
-    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
-    chains = {record.chain for record in records}
-    if len(chains) > 1:
-        raise ChainError(
-            "the ranks saved with different chains or keys, so nothing was published: "
-            + "; ".join(sorted(chains))
-            + ". Give every rank the same extensions and the same key"
-        )
-
-
-def _take_record(info: _StorageInfo) -> FileRecord | None:
-    record: FileRecord | None = info.__dict__.pop(RECORD_ATTRIBUTE, None)
-    return record

@@ -13,8 +13,8 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.mounts import Place
 from streamxf.dcp.objects.archive import NotSavedByTorch
 from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
@@ -47,7 +47,7 @@ class FileRecord:
         The third-party packages that provided its codecs.
     chain : str
         The extensions and the ids of the keys, for people; all ranks must have the same.
-    place : Place or None
+    place : Mount or None
         Where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
@@ -58,7 +58,7 @@ class FileRecord:
     wrapped: str
     modules: tuple[str, ...]
     chain: str
-    place: Place | None
+    place: Mount | None
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Save:
     sync : bool
         Whether each file must be on the disk before the save goes on.
     writer_id : bytes
-    place : Place or None
+    place : Mount or None
         Where the checkpoint's folder is, once it is there; None if it is not local.
     meter : Meter
         What all threads of the save count in.
@@ -97,7 +97,7 @@ class Save:
     block_log2: int
     sync: bool
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
-    place: Place | None = None
+    place: Mount | None = None
     report: SaveReport | None = None
     progress: Progress | None = None
     before_publish: Callable[[], None] | None = None

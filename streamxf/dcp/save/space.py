@@ -23,11 +23,13 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import identity_of, planned_bytes, row_length
+from streamxf.dcp.save.datafile import identity_of, planned_bytes
+from streamxf.dcp.save.sources import has_elements, memory_of
 from streamxf.dcp.save.volume import Volume
-from streamxf.dcp.tensors.framing import save_tensor
-from streamxf.dcp.tensors.payload import is_plain
 from streamxf.errors import NoSpaceError
+from streamxf.format.header import Kind
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.writer import StreamWriter
 
 SAMPLE_BYTES = 1 << 24
 MAX_SAMPLES, MIN_SAMPLES = 16, 8
@@ -181,7 +183,7 @@ class _Tensors:
             if item.tensor_data is None:
                 continue
             data = planner.resolve_data(item)
-            if isinstance(data, torch.Tensor) and is_plain(data.detach()):
+            if isinstance(data, torch.Tensor) and has_elements(data.detach()):
                 self.items.append((item, data.detach()))
         self._ends = list(accumulate(tensor.nbytes for _, tensor in self.items))
         self.size = self._ends[-1] if self._ends else 0
@@ -224,19 +226,16 @@ def _stored(
     item: WriteItem, tensor: torch.Tensor, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool
 ) -> float:
     """The bytes that a piece takes."""
+    memory = memory_of(piece.cpu().contiguous())
     sink = io.BytesIO()
-    if extensions:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        row = row_length(tensor.shape, tensor.dtype)
-        stream = extensions.open(
-            sink, identity_of(bytes(16), item), published=True, dtype=dtype, row=row, block_log2=block_log2
+    if len(extensions.chain):
+        identity = replace(
+            identity_of(bytes(16), item, Kind.TENSOR), offset=(0,) * piece.dim(), shape=tuple(piece.shape)
         )
-        try:
-            save_tensor(piece.cpu().contiguous(), stream)
-            stream.close()
-        except BaseException:
-            stream.abort()
-            raise
+        identity = replace(identity, tensor_shape=tuple(piece.shape))
+        encoder = ContainerEncoder(extensions.chain, identity=identity, published=True, block_log2=block_log2)
+        with StreamWriter(sink, encoder) as stream:
+            stream.write(memory)
     else:
-        sink.write(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        sink.write(memory)
     return sink.tell() if plain else min(sink.tell(), _STRONGER * len(zlib.compress(sink.getbuffer(), 1)))

@@ -22,7 +22,7 @@ _OF_ONE_MACHINE = frozenset(
 
 
 @dataclass(frozen=True)
-class Place:
+class Mount:
     """Where a process finds a folder, in words that processes on other machines can compare.
 
     Attributes
@@ -39,7 +39,7 @@ class Place:
     inode: int
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str]) -> Place:
+    def of(cls, folder: str | os.PathLike[str]) -> Mount:
         """That of a folder which is there."""
         facts = os.stat(folder)
         return cls(socket.gethostname(), *mounted(facts.st_dev), facts.st_ino)
@@ -51,7 +51,7 @@ class Place:
         """
         return self.kind in _OF_ONE_MACHINE
 
-    def is_other_than(self, other: Place) -> bool:
+    def is_other_than(self, other: Mount) -> bool:
         """Whether these are surely two folders, though they may have one path."""
         if self.host == other.host:
             return False

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from streamxf.checkpoint.durable import sync_folder
+from streamxf.checkpoint.publish.durable import sync_folder
 
 ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Storage where a put replaces an object in one step."""

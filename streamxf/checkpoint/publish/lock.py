@@ -7,10 +7,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.places import local_path
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
 
 try:
@@ -26,7 +25,7 @@ _LONGEST_PAUSE = 0.25
 
 
 @contextmanager
-def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
+def locked(storage: Storage) -> Iterator[bool]:
     """Hold the folder's advisory lock; gives whether there is one.
 
     The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
@@ -38,13 +37,13 @@ def locked(filesystem: Any, folder: str | os.PathLike[str]) -> Iterator[bool]:
     AbortedError
         If somebody else keeps it.
     """
-    local = local_path(filesystem, folder)
+    local = storage.local
     descriptor = _acquire(local) if local is not None and fcntl is not None else None
     if descriptor is None or local is None:
         yield False
         return
     try:
-        yield Place.of(local).of_one_machine
+        yield Mount.of(local).of_one_machine
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
         os.close(descriptor)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from streamxf.dcp.places import local_path
+from streamxf.checkpoint.storage import Storage
 
 DAY = 86_400.0
 """Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
@@ -18,7 +18,7 @@ DAY = 86_400.0
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
 
 
-def settled(filesystem: Any, folder: str | os.PathLike[str], names: Collection[str], age: float) -> set[str]:
+def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
     """Those of the files `names` that were last written at least `age` seconds ago.
 
     A file of which the storage does not tell is not among them, unless `age` is 0.
@@ -26,8 +26,8 @@ def settled(filesystem: Any, folder: str | os.PathLike[str], names: Collection[s
     if not age or not names:
         return set(names)
     now = time.time()
-    local = local_path(filesystem, folder)
-    listed = {} if local is not None else _listed(filesystem, folder)
+    local = storage.local
+    listed = {} if local is not None else _listed(storage)
     found = set()
     for name in names:
         with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or nobody can tell
@@ -38,15 +38,15 @@ def settled(filesystem: Any, folder: str | os.PathLike[str], names: Collection[s
             ) is not None:
                 written = _seconds(told)
             else:  # a request for each
-                written = _seconds(filesystem.fs.modified(os.fspath(filesystem.concat_path(folder, name))))
+                written = _seconds(storage.filesystem.modified(storage.inner(name)))
             if now - written >= age:
                 found.add(name)
     return found
 
 
-def _listed(filesystem: Any, folder: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
+def _listed(storage: Storage) -> dict[str, Mapping[str, Any]]:
     """What a listing tells of each file. A file system that remembers the one of a moment ago asks for none."""
-    entries = filesystem.fs.ls(os.fspath(folder), detail=True)
+    entries = storage.filesystem.ls(storage.path, detail=True)
     return {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
 
 

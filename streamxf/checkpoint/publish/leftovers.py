@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import warnings
 from collections.abc import Collection, Iterable
-from typing import Any
 
-from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.metadata.file import read_file
-from streamxf.dcp.metadata.manifest import split
-from streamxf.dcp.places import local_path
-from streamxf.dcp.publish.listing import DRAFT, OWN_FILE, made_by_writers, rank_of
-from streamxf.dcp.publish.settled import DAY, settled
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import metadata_name, read_metadata
+from streamxf.checkpoint.publish.names import DRAFT, OWN_FILE, made_by_writers, rank_of
+from streamxf.checkpoint.publish.settled import DAY, settled
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 
 _SHOWN = 5
@@ -39,12 +35,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
 
 
 def find_leftovers(
-    filesystem: Any,
-    folder: str | os.PathLike[str],
-    files: Iterable[str],
-    named: Collection[str],
-    rank: int | None,
-    locked: bool,
+    storage: Storage, files: Iterable[str], named: Collection[str], rank: int | None, locked: bool
 ) -> list[str]:
     """What a save that is about to be published will leave behind, asked for before that.
 
@@ -60,20 +51,20 @@ def find_leftovers(
     found = leftovers(files, named, rank)
     if locked:
         return found
-    replaced = _files_of(filesystem, filesystem.concat_path(folder, metadata_name(rank)))
+    replaced = _files_of(storage, metadata_name(rank))
     doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
-    kept = set(doubtful) - settled(filesystem, folder, doubtful, DAY)
+    kept = set(doubtful) - settled(storage, doubtful, DAY)
     return [name for name in found if name not in kept]
 
 
-def remove_leftovers(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str], encrypted: bool) -> None:
+def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
     """Remove what a save that was published just now leaves behind.
 
     Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
     """
-    failed = remove_files(filesystem, folder, names)
+    failed = storage.remove(names)
     if failed:
-        shown = [os.fspath(filesystem.concat_path(folder, name)) for name in list(failed)[:_SHOWN]]
+        shown = [storage.full(name) for name in list(failed)[:_SHOWN]]
         more = f" and {len(failed) - len(shown)} more" if len(failed) > len(shown) else ""
         plain = "; unlike the new checkpoint, they may be unencrypted" if encrypted else ""
         warnings.warn(
@@ -84,35 +75,10 @@ def remove_leftovers(filesystem: Any, folder: str | os.PathLike[str], names: Ite
         )
 
 
-def remove_files(filesystem: Any, folder: str | os.PathLike[str], names: Iterable[str]) -> dict[str, Exception]:
-    """Remove files; gives those that could not be removed, each with the reason."""
-    failed: dict[str, Exception] = {}
-    for name in names:
-        try:
-            _remove(filesystem, filesystem.concat_path(folder, name))
-        except FileNotFoundError:
-            pass
-        except Exception as error:  # the others shall go all the same
-            failed[name] = error
-    return failed
-
-
-def _remove(filesystem: Any, path: str | os.PathLike[str]) -> None:
-    inner = getattr(filesystem, "fs", None)
-    if inner is None:
-        filesystem.rm_file(path)
-    else:  # torch would have it expand what looks like a pattern, so that run[1] becomes run1
-        inner.rm_file(inner._strip_protocol(path))
-
-
-def _files_of(filesystem: Any, path: str | os.PathLike[str]) -> Collection[str]:
+def _files_of(storage: Storage, name: str) -> Collection[str]:
     """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
     try:
-        local = local_path(filesystem, path)
-        if local is not None and not stat.S_ISREG(os.lstat(local).st_mode):
-            return ()  # a pipe, say, which would be waited for
-        with filesystem.create_stream(path, "rb") as file:
-            manifest = split(read_file(file)).manifest
+        index = read_metadata(storage, name, Access(), listing=True).index
     except (StreamxfError, OSError):
         return ()  # it is damaged, or there is none
-    return manifest.files.keys() if manifest is not None else ()
+    return index.files.keys() if index is not None else ()

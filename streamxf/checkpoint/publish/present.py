@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from streamxf.dcp.compat import metadata_name
-from streamxf.dcp.metadata.manifest import FileFacts
-from streamxf.dcp.places import local_path
+from streamxf.checkpoint.metadata import GLOBAL
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, ContainerError, UnsupportedError
-
-GLOBAL = metadata_name(None)
+from streamxf.format.index import File
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
@@ -48,10 +45,9 @@ def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) ->
 
 
 def check_present(
-    filesystem: Any,
-    folder: str | os.PathLike[str],
+    storage: Storage,
     found: Mapping[str, int | None],
-    files: Mapping[str, FileFacts],
+    files: Mapping[str, File],
     elsewhere: Collection[str],
 ) -> None:
     """Refuse to publish a save some of whose files have gone, or are not as long as they were written.
@@ -59,9 +55,9 @@ def check_present(
     Parameters
     ----------
     found : mapping of str to int or None
-        What `list_files` found in the folder.
-    files : mapping of str to FileFacts
-        The manifest's.
+        What `Storage.names` found in the folder.
+    files : mapping of str to File
+        The index's.
     elsewhere : collection of str
         Those that other hosts wrote, to folders that surely are their own. Where people copy these together later, none
         of them is here.
@@ -74,7 +70,7 @@ def check_present(
         If one is shorter or longer than what was written.
     """
     missing = [path for path in files if path not in found]
-    local = local_path(filesystem, folder) is not None
+    local = storage.local is not None
     if missing and local and len(missing) < len(files) and not any(path in found for path in elsewhere):
         missing = [path for path in missing if path not in elsewhere]
     if missing:
@@ -82,7 +78,7 @@ def check_present(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
             "this folder was published meanwhile, or somebody cleaned it up. This one was not published, and what is "
             "there stays as it is. Save into a folder of its own",
-            file=os.fspath(filesystem.concat_path(folder, missing[0])),
+            file=storage.full(missing[0]),
         )
     for path, facts in files.items():
         if path not in found:
@@ -93,5 +89,5 @@ def check_present(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
                 "storage lost some of them, or another program writes to it. The save was not published, and what is "
                 "there stays as it is",
-                file=os.fspath(filesystem.concat_path(folder, path)),
+                file=storage.full(path),
             )
