@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from streamxf.dcp.verify.verify import verify
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
-    from streamxf.fileio import decode, encode
-    from streamxf.fileio import open as open  # exported by its name alone
     from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
     from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, SaveReport
+    from streamxf.stream import decode, encode
+    from streamxf.stream import open as open  # exported by its name alone
     from streamxf.summary.inspect import inspect
     from streamxf.summary.summary import Summary
     from streamxf.tuning.recommendation import Recommendation
@@ -99,11 +99,11 @@ _HOME = {
     "add_recipient": "streamxf.dcp.rekey.rekey",
     "attach": "streamxf.dcp.attach",
     "clean": "streamxf.dcp.clean",
-    "decode": "streamxf.fileio",
+    "decode": "streamxf.stream",
     "diff": "streamxf.compare.diff",
-    "encode": "streamxf.fileio",
+    "encode": "streamxf.stream",
     "inspect": "streamxf.summary.inspect",
-    "open": "streamxf.fileio",
+    "open": "streamxf.stream",
     "pack": "streamxf.convert.pack",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Union
+from typing import TYPE_CHECKING, Union, cast
 
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ChainError
 from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys.datakey import DataKey
 from streamxf.registry import BUILTINS, CodecRegistry
+
+if TYPE_CHECKING:
+    from streamxf.codecs.encrypt import Encrypt
 
 MAX_CODECS = 8
 
@@ -68,8 +72,8 @@ class Chain:
         UnknownCodecError
             If a name is unknown.
         """
-        registry = registry or CodecRegistry()
-        return cls(_parse_codec(part.strip(), keys, registry) for part in text.split("+")) if text.strip() else cls()
+        registry, ring = registry or CodecRegistry(), KeyRing.of(keys)
+        return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
 
     def __str__(self) -> str:
         return "+".join(_format_codec(codec) for codec in self.codecs)
@@ -92,28 +96,38 @@ class Chain:
 
     @classmethod
     def from_descriptors(
-        cls, descriptors: Iterable[Descriptor | str], keys: KeysLike = None, registry: CodecRegistry | None = None
+        cls,
+        descriptors: Iterable[Descriptor | str],
+        keys: KeysLike | DataKey = None,
+        registry: CodecRegistry | None = None,
     ) -> Chain:
         """Rebuild a chain from its descriptors in save order.
 
+        Parameters
+        ----------
+        descriptors : iterable of Descriptor or str
+        keys : DataKey, or as for every reader
+            With a data key, the descriptor of `Encrypt` has no wrapped one; with other keys it must.
+        registry : CodecRegistry, optional
+
         Raises
         ------
-        UnknownCodecError, DescriptorError, KeyMissingError, WrongKeyError
+        UnknownCodecError, DescriptorError, KeyMissingError, WrongKeyError, PolicyError, KeyServiceError
             As `CodecRegistry.build`.
         """
         registry = registry or CodecRegistry()
-        ring = KeyRing.of(keys)
+        opener = keys if isinstance(keys, DataKey) else KeyRing.of(keys)
         parsed = (Descriptor.parse(item) if isinstance(item, str) else item for item in descriptors)
-        return cls(registry.build(descriptor, ring) for descriptor in parsed)
+        return cls(registry.build(descriptor, opener) for descriptor in parsed)
 
     def renew(self) -> Chain:
-        """The chain for one save: whatever is drawn at random for each save is drawn anew."""
+        """The chain for one save: whatever is random for each save is drawn again."""
         return Chain(codec.renew() for codec in self.codecs)
 
     @property
-    def encryption(self) -> Codec | None:
+    def encryption(self) -> Encrypt | None:
         """The chain's Encrypt codec, or None."""
-        return next((codec for codec in self.codecs if codec.name == ENCRYPT), None)
+        return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
 
 
 def _check_order(codecs: tuple[Codec, ...]) -> None:
@@ -122,7 +136,7 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
     encrypted = False
     for codec in codecs:
         if not isinstance(codec, Codec):
-            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is none")
+            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
         if encrypted and codec.role == "encryption":
             raise ChainError(
                 "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
@@ -135,7 +149,7 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
         encrypted = encrypted or codec.role == "encryption"
 
 
-def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
+def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not name or (colon and not rest):
         raise ChainError(f"chain text: {text!r} is not name or name:key=value,key=value")
@@ -144,32 +158,17 @@ def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
     for pair in rest.split(",") if rest else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key or key in parameters:
-            raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or stands twice")
+            raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or is given twice")
         parameters[key] = value
-    if full == ENCRYPT:
-        return _parse_encrypt(parameters, KeyRing.of(keys))
     if "." not in full:
         shorts = ", ".join(known.removeprefix("streamxf.") for known in BUILTINS)
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )
-    return registry.find(full).from_parameters(parameters)
-
-
-def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
-    from streamxf.codecs.encrypt import Encrypt
-
-    if parameters:
-        raise ChainError("chain text: encrypt takes no parameters")
-    if len(ring) != 1:
-        raise ChainError(f"chain text: 'encrypt' needs exactly one key in keys=, and there are {len(ring)}")
-    return Encrypt(ring)
+    return registry.find(full).from_text(parameters, keys)
 
 
 def _format_codec(codec: Codec) -> str:
-    name = codec.name.removeprefix("streamxf.")
-    if codec.name == ENCRYPT:
-        return name
-    descriptor = codec.descriptor()
+    name, descriptor = codec.name.removeprefix("streamxf."), codec.descriptor()
     parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
     return f"{name}:{parameters}" if parameters else name

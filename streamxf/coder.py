@@ -59,7 +59,7 @@ class StreamCoder:
             then.
         """
         encryption = chain.encryption
-        started = {} if encryption is None else {encryption: encryption.start(stream)}
+        started: dict[Codec, Any] = {} if encryption is None else {encryption: encryption.start(stream)}
         expected = None if encryption is None else started[encryption].seal
         if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
             raise AuthenticationError(

@@ -1,4 +1,4 @@
-"""Descriptors: the text by which a codec is recorded, ``streamxf.checksum/1?algorithm=sha256``; docs/format.md,
+"""Descriptors: the text that records a codec, ``streamxf.checksum/1?algorithm=sha256``; docs/format/codecs.md,
 "Descriptors".
 """
 
@@ -37,7 +37,8 @@ class Descriptor:
     parameters : tuple of (str, str)
         What a decoder needs; sorted by key, without those that equal their defaults.
     fragment : tuple of (str, str)
-        What may change while the stored blocks stay: encoding parameters and wrapped keys. Never bound to the data.
+        What may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of torch's
+        writers. Never bound to the data.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Descriptor:
 
     @property
     def bound(self) -> str:
-        """The descriptor without its fragment, as it stands in a container's header."""
+        """The descriptor without its fragment, as a container's header has it."""
         return f"{self.name}/{self.version}" + ("?" + format_parameters(self.parameters) if self.parameters else "")
 
     def __str__(self) -> str:
@@ -73,8 +74,12 @@ class Descriptor:
                 f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535"
             )
         if (question and not query) or (marker and not fragment):
-            raise DescriptorError(f"descriptor {shorten(text)!r}: nothing stands after '?' or '#'")
-        return cls(name, int(version), parse_parameters(query), parse_parameters(fragment, repeatable=("w",)))
+            raise DescriptorError(f"descriptor {shorten(text)!r}: nothing follows '?' or '#'")
+        parameters = parse_parameters(query)
+        if list(parameters) != sorted(parameters):
+            raise DescriptorError(f"descriptor {shorten(text)!r}: the parameters after '?' are not sorted by key")
+        repeatable = ("w",) if name == ENCRYPT else ()
+        return cls(name, int(version), parameters, parse_parameters(fragment, repeatable))
 
 
 def check_name(name: str) -> str:
@@ -103,7 +108,7 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
-    """Read ``k=v&k=v``; a key stands once, except those in `repeatable`.
+    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`.
 
     Raises
     ------
@@ -119,12 +124,12 @@ def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise DescriptorError(f"descriptor parameter {shorten(part)!r} is not of the form key=value")
         if key in seen and key not in repeatable:
-            raise DescriptorError(f"descriptor parameter {shorten(key)!r} stands twice")
+            raise DescriptorError(f"descriptor parameter {shorten(key)!r} is given twice")
         seen.add(key)
         pairs.append((key, value))
     return tuple(pairs)
 
 
 def shorten(text: str, width: int = 80) -> str:
-    """Cut text from an untrusted place to a length that fits an error message."""
+    """Cut untrusted text to a length that fits an error message."""
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -18,7 +18,8 @@ PACKAGE = Path(streamxf.__file__).parent
 LAYERS = [
     ["errors", "version"],
     ["buffers", "descriptor", "engine", "meter", "progress", "wording"],
-    ["bar", "keys", "codec", "report"],
+    ["bar", "keys", "report"],
+    ["codec"],
     ["codecs"],
     ["registry"],
     ["chain"],

@@ -57,7 +57,6 @@ def keygen(
     """
     from streamxf.cli.keys import new_passphrase
     from streamxf.keys.file import write_key
-    from streamxf.keys.text import kind_of
 
     other = _public_place(file, kind, public)
     for place in (file, other):
@@ -73,10 +72,10 @@ def keygen(
             os.unlink(file)
             raise
     if json:
-        show.as_json({"kind": kind_of(key), "id": key.id, "secret": file, "public": other})
+        show.as_json({"kind": key.kind, "id": key.id, "secret": file, "public": other})
     else:
         out = show.console()
-        out.print(f"{kind_of(key)} key {key.id}")
+        out.print(f"{key.kind} key {key.id}")
         out.print(f"secret  {file}  keep it, and a copy in a safe place")
         if other is not None:
             out.print(f"public  {other}  give it away: {_use_of(kind)}")

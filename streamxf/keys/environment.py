@@ -6,11 +6,10 @@ import os
 import re
 
 from streamxf.errors import KeyMissingError, ParameterError
-from streamxf.keys.text import AnyKey
-from streamxf.keys.written import MAX_TEXT, key_line, read_line
+from streamxf.keys.text import MAX_TEXT, AnyKey, key_line, read_line
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_SHOWN = 40  # shorter than a key as text, in case one was given in place of a name
+_SHOWN = 40  # shorter than any key as text, in case one was given in place of a name
 
 
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
@@ -21,7 +20,7 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     name : str
         The variable's. Child processes inherit it, and other processes of the same user can read it.
     passphrase : str, optional
-        For a key that one protects.
+        For a key that is protected by one.
 
     Returns
     -------
@@ -30,14 +29,14 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     Raises
     ------
     KeyMissingError
-        If there is no such variable, or the key is protected by a passphrase and there is none.
+        If there is no such variable, or a passphrase protects the key and none is given.
     WrongKeyError
-        If there is another passphrase.
+        If the passphrase is wrong.
     ParameterError
         If the variable holds no key. What it holds is not shown.
     """
     if not _NAME.fullmatch(name):
-        raise ParameterError("this is no name of an environment variable, which has letters, digits and _")
+        raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")
     text = os.environ.get(name)
     if text is None:
         raise KeyMissingError(f"{_shown(name)} should hold a key, and is not set")

@@ -1,7 +1,7 @@
 """Key pairs for public-key encryption of data keys, by HPKE (RFC 9180): `PublicKey` wraps, `PrivateKey` unwraps.
 
-A training node that has only the public key can write checkpoints that it cannot read. Nothing then says who wrote one,
-since anybody may have the public key: see `SigningKey`.
+A training node that has only the public key can write checkpoints that it cannot read. Nothing then shows who wrote
+them, since anyone may have the public key: see `SigningKey`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PublicKey(KeyProvider):
     Raises
     ------
     ParameterError
-        If there is no such kind, or `data` is no such key.
+        If there is no such kind, or `data` is not such a key.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """
@@ -66,9 +66,9 @@ class PublicKey(KeyProvider):
                 f"a public key of kind {kind} is {kem.public_size} bytes long; this one has {len(key)}"
             )
         try:
-            kem.suite.encrypt(b"", kem.public(key))  # it fails for points of low order, which would keep no secret
+            kem.suite.encrypt(b"", kem.public(key))  # fails for points of low order, which keep no secret
         except ValueError as error:
-            raise ParameterError(f"this is no public key of kind {kind}: {error}") from None
+            raise ParameterError(f"this is not a public key of kind {kind}: {error}") from None
         object.__setattr__(self, "data", key)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "id", public_id(key, kind))
@@ -121,7 +121,7 @@ class PrivateKey(Secret, KeyProvider):
 
     @property
     def public(self) -> PublicKey:
-        """The half to give away."""
+        """The public half."""
         return PublicKey(_kem(self.kind).public_bytes(self._material), self.kind)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
@@ -145,5 +145,5 @@ def _kem(kind: str) -> Kem:
     from streamxf.keys.kem import KEMS
 
     if kind not in KEMS:
-        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; there are {', '.join(sorted(KEMS))}")
+        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; the kinds are {', '.join(sorted(KEMS))}")
     return KEMS[kind]

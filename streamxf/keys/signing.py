@@ -1,9 +1,9 @@
-"""Who wrote a checkpoint: a `SigningKey` (Ed25519) signs the data key's id, a `VerifyKey` checks that."""
+"""Who wrote: a `SigningKey` (Ed25519) signs contents, and a `VerifyKey` checks the signature."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import Buffer
 
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ED25519 = "ed25519"
-_CONTEXT = b"streamxf/1 dek\0"
-
 _PRIME = 2**255 - 19
-# the y of all points whose order is 1, 2, 4 or 8: signatures by such a "key" can be made without any secret
+# the y of all points of order 1, 2, 4 and 8: anyone can make signatures that such a "key" verifies
 _LOW_ORDER = frozenset(
     {
         0,
@@ -47,8 +45,10 @@ class VerifyKey:
     Raises
     ------
     ParameterError
-        If `data` is no Ed25519 public key, or one of low order.
+        If `data` is not an Ed25519 public key, or is one of low order.
     """
+
+    kind: ClassVar[str] = ED25519
 
     data: bytes = field(repr=False)
     id: str = field(init=False, compare=False)
@@ -62,31 +62,31 @@ class VerifyKey:
         except ValueError:
             raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
         if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
-            raise ParameterError("this Ed25519 public key is one for which anybody can make signatures")
+            raise ParameterError("anyone can make signatures for this Ed25519 public key: it is a point of low order")
         object.__setattr__(self, "data", key)
         object.__setattr__(self, "id", public_id(key, ED25519))
 
-    def verify(self, signature: bytes, dek_id: bytes) -> None:
-        """Check the signature of a data key's id.
+    def verify(self, signature: bytes, statement: bytes) -> None:
+        """Check a signature.
 
         Raises
         ------
         AuthenticationError
-            If this key did not make it for this data key.
+            If this key did not make it for this statement.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         try:
-            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, _CONTEXT + dek_id)
+            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
         except InvalidSignature:
             raise AuthenticationError(
-                f"the signature by {self.id} is not one of this data key: the descriptor was altered"
+                f"the signature by {self.id} is not for these contents: they were altered, or the signature was"
             ) from None
 
 
 class SigningKey(Secret):
-    """Signs the data keys of the checkpoints that a process writes (Ed25519).
+    """Signs what a process publishes (Ed25519).
 
     Parameters
     ----------
@@ -115,12 +115,12 @@ class SigningKey(Secret):
 
     @property
     def verify_key(self) -> VerifyKey:
-        """The half to give away."""
+        """The public half."""
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
-    def sign(self, dek_id: bytes) -> bytes:
-        """Sign a data key's id: 64 bytes."""
-        return self._private().sign(_CONTEXT + dek_id)
+    def sign(self, statement: bytes) -> bytes:
+        """Sign a statement: 64 bytes."""
+        return self._private().sign(statement)
 
     def _private(self) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

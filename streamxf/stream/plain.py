@@ -13,6 +13,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located

@@ -63,9 +63,9 @@ class Case:
             registry.register(cls)
         return registry
 
-    def rebuild(self, descriptor: Descriptor) -> Codec:
-        """The codec that a reader makes of `descriptor`, by way of its text."""
-        return self.registry.build(Descriptor.parse(str(descriptor)), self.keys)
+    def rebuild(self, descriptor: str) -> Codec:
+        """The codec that a reader makes of a descriptor."""
+        return self.registry.build(Descriptor.parse(descriptor), self.keys)
 
     def for_all(self, property: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
         """Run `property` on what hypothesis draws from `strategies`."""
