@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.format.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import overlap
 

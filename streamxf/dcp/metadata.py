@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from streamxf.dcp.compat import DCP_VERSION
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
-from streamxf.format.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem

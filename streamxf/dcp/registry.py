@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.chain import MAX_CODECS
+from streamxf.checkpoint.transforms import known_transform
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError, UnsupportedError
@@ -122,6 +123,19 @@ class Registry(ExtensionRegistry):
                     self.codecs.find(descriptor.name, providers)  # raises, and says what to install
                 codecs.append(descriptor)
         return codecs, foreign
+
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes]:
+        """Undo the stream transform that `descriptor` names.
+
+        Raises
+        ------
+        UnknownCodecError
+            If it is neither torch's own nor registered here.
+        """
+        if descriptor.partition("/")[0] not in self.extensions:
+            return known_transform(descriptor, stream)
+        (extension,) = self.foreign([descriptor])
+        return extension.transform_from(stream)
 
     def foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
         """Build foreign extensions, as torch's registry does.

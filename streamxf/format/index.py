@@ -17,7 +17,7 @@ import zstandard
 from streamxf.codecs import frames
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
-from streamxf.format.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
 from streamxf.format.limits import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from streamxf.format.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch

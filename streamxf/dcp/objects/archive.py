@@ -9,14 +9,19 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import torch
 
 PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
+_STEP = 2**20
 _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
+_BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -41,10 +46,13 @@ class Archive:
         The record that is unpickled.
     sizes : dict of str to int
         Bytes of each record, by its name inside of the archive.
+    native : bool
+        Whether numbers in it have this machine's order of bytes.
     """
 
     pickled: bytes
     sizes: dict[str, int]
+    native: bool
     _places: dict[str, _Place]
     _stop: int
 
@@ -57,6 +65,8 @@ class Archive:
         NotSavedByTorch
             If torch did not write it. What `file` raises passes through.
         """
+        if _read_at(file, 0, min(size, len(_BEGIN))) != _BEGIN:
+            raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
         tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL))
         if len(tail) < _TAIL or tail[-_END.size :][:4] != b"PK\x05\x06" or _END.unpack(tail[-_END.size :])[-1]:
             raise NotSavedByTorch("it does not end as a file of torch.save does")
@@ -77,7 +87,10 @@ class Archive:
         if PICKLE not in places:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
         sizes = {name: place.size for name, place in places.items()}
-        return cls(_read_record(file, places[PICKLE], start), sizes, places, start)
+        if sum(sizes.values()) > start:
+            raise NotSavedByTorch("its records lie over one another")
+        native = _order_in(file, places, start) == sys.byteorder.encode("ascii")
+        return cls(_read_record(file, places[PICKLE], start), sizes, native, places, start)
 
     def find(self, file: Any, name: str) -> tuple[int, int]:
         """Where a record's bytes begin in `file`, and their CRC-32; 0 where torch was told to write none.
@@ -90,11 +103,35 @@ class Archive:
         place = self._places[name]
         return _begin_of(file, place, self._stop), place.crc
 
-    def is_native(self, file: Any) -> bool:
-        """Whether numbers in it have this machine's order of bytes; raises as `find`."""
-        if _BYTEORDER not in self._places:
-            return True  # of a torch that wrote none other
-        return _read_record(file, self._places[_BYTEORDER], self._stop) == sys.byteorder.encode("ascii")
+    def check_crcs(self, file: Any) -> bool:
+        """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any.
+
+        Raises
+        ------
+        NotSavedByTorch
+            If one does not match, or is not where the directory says. What `file` raises passes through.
+        """
+        if not any(place.crc for place in self._places.values()):
+            return False
+        for name, place in self._places.items():
+            file.seek(_begin_of(file, place, self._stop), io.SEEK_SET)
+            left, crc = place.size, 0
+            while left and (part := file.read(min(left, _STEP))):
+                left -= len(part)
+                crc = zlib.crc32(part, crc)
+            if left or crc != place.crc:
+                raise NotSavedByTorch(f"its record {name!r:.80} does not match its CRC-32")
+        return True
+
+    def read_into(self, file: Any, name: str, out: memoryview) -> None:
+        """Fill `out` with a record, which has its size; raises as `find`."""
+        file.seek(self.find(file, name)[0], io.SEEK_SET)
+        done = 0
+        while done < len(out):
+            count = file.readinto(out[done:])
+            if not count:
+                raise NotSavedByTorch("it ends inside of a record")
+            done += count
 
 
 class _Place(NamedTuple):
@@ -149,6 +186,19 @@ def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
             return tuple(next(wide, value) if value == _WIDE else value for value in values)
         at += 4 + size
     return values
+
+
+def _order_in(file: Any, places: dict[str, _Place], stop: int) -> bytes:
+    """The order of bytes, as torch takes it: old versions did not write it."""
+    if _BYTEORDER in places:
+        order = _read_record(file, places[_BYTEORDER], stop)
+        if order not in (b"little", b"big"):
+            raise NotSavedByTorch("it has an order of bytes that torch does not know")
+        return order
+    chosen = torch.serialization.get_default_load_endianness()
+    if chosen is torch.serialization.LoadEndianness.NATIVE:
+        return sys.byteorder.encode("ascii")
+    return b"big" if chosen is torch.serialization.LoadEndianness.BIG else b"little"
 
 
 def _read_record(file: Any, place: _Place, stop: int) -> bytes:

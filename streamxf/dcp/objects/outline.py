@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import _weights_only_unpickler as torchs
 
 from streamxf.dcp.objects.archive import Archive
-from streamxf.dcp.tensors.payload import is_plain
+from streamxf.dcp.objects.unpickle import unpickle
+
+
+def is_plain(tensor):
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
 
 
 @dataclass(frozen=True)
@@ -32,25 +34,18 @@ class Outline:
     @classmethod
     def of(cls, archive: Archive) -> Outline:
         """Unpickle an archive, which was vetted, as ``torch.load(weights_only=True)`` does; raises what that raises."""
-        storages: dict[str, Any] = {}
+        storages: dict[str, torch.UntypedStorage] = {}
 
-        def find_storage(reference: tuple[Any, ...]) -> Any:
-            _, kind, key, _, count = reference
-            if key not in storages:
-                dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-                empty = torch.UntypedStorage(count * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
-                storages[key] = _typed(empty, dtype)
-            return storages[key]
+        def hollow(record: str, size: int, *_: Any) -> torch.UntypedStorage:
+            storages[record] = torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
+            return storages[record]
 
-        unpickler: Any = torchs.Unpickler(io.BytesIO(archive.pickled), encoding="utf-8")
-        unpickler.persistent_load = find_storage
         try:
-            root = unpickler.load()
+            root = unpickle(archive, hollow)
         finally:
             _forget_sparse_tensors()
-        kept = {key: storage._untyped_storage for key, storage in storages.items()}
-        records = {storage._cdata: f"data/{key}" for key, storage in kept.items()}
-        return cls(root, records, tuple(kept.values()))
+        records = {storage._cdata: record for record, storage in storages.items()}
+        return cls(root, records, tuple(storages.values()))
 
     def record_of(self, tensor: torch.Tensor) -> str | None:
         """The record that holds the memory of one of the tensors; None if its elements do not stand there as they are,
@@ -63,10 +58,6 @@ class Outline:
         reach = tensor.storage_offset() + steps + 1 if math.prod(tensor.shape) else 0
         inside = reach * tensor.dtype.itemsize <= storage.nbytes()
         return self._records.get(storage._cdata) if inside else None
-
-
-def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def _forget_sparse_tensors() -> None:

@@ -1,9 +1,9 @@
 """Items that are no tensors: what DCP's planner may unpickle of them.
 
-The planner unpickles whatever it is given, and a pickle can call anything. So the object is loaded here first, by
-``torch.load(weights_only=True)``, and the planner is given a new serialization of what came of it. It never sees the
-stored bytes, so nothing depends on whether its unpickler reads them as this one does. `plain` does the same, without
-torch, for the many small objects that need no class.
+The planner unpickles whatever it is given, and a pickle can call anything. So the object is loaded here first, as
+``torch.load(weights_only=True)`` does it, and the planner is given a new serialization of what came of it. It never
+sees the stored bytes, so nothing depends on whether its unpickler reads them as this one does. `plain` does the same,
+without torch, for the many small objects that need no class.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from streamxf.dcp.objects.outline import Outline
 from streamxf.dcp.objects.plain import renew_plain
 from streamxf.dcp.objects.stand_ins import ALL as STAND_INS
 from streamxf.dcp.objects.stand_ins import stand_ins
+from streamxf.dcp.objects.unpickle import load
 from streamxf.dcp.objects.vet import vet
 from streamxf.dcp.objects.vet_values import NeverLoads, TooMuch
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
-from streamxf.fileio.locks import ForkLock
-from streamxf.fileio.reader import StreamReader
+from streamxf.stream.locks import ForkLock
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Objects:
         MetadataError
             If ``torch.save`` did not write it, or it is damaged, or holds no tensor.
         StreamxfError, OSError
-            Those of `file`. Where that is a `StreamReader`, also those that torch's zip reader replaces by its own.
+            Those of `file`.
         """
         try:
             archive = Archive.read(file, size)
@@ -124,11 +124,12 @@ class Objects:
         except (StreamxfError, OSError, MemoryError):
             raise
         except Exception as error:  # torch raises anything for a pickle that it cannot load
-            if isinstance(file, StreamReader) and file.error is not None:
-                raise file.error from None
             raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
         if not isinstance(tensor, torch.Tensor):
             raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
+            kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
     def outline(self, archive: Archive, stored: int) -> Outline:
@@ -202,14 +203,8 @@ class _NotAllowed(ValueError):
     """Torch refuses the pickle under weights_only; says why."""
 
 
-def _load(file: Any, archive: Archive, stored: int, trusted: Set[str], **options: Any) -> Any:
-    def load() -> Any:
-        file.seek(0)
-        # indices of sparse tensors that lead out of them would be found only when they are used
-        with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-            return torch.load(file, weights_only=True, **options)
-
-    return _unpickled(load, archive, stored, trusted)
+def _load(file: Any, archive: Archive, stored: int, trusted: Set[str], map_location: str | None = None) -> Any:
+    return _unpickled(partial(load, file, archive, map_location), archive, stored, trusted)
 
 
 def _unpickled(load: Callable[[], T], archive: Archive, stored: int, trusted: Set[str]) -> T:

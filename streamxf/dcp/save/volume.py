@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamxf.dcp.mounts import SHARED, mounted
+from streamxf.checkpoint.mounts import SHARED, mounted
 
 # They store each byte that a file has. Others may compress what they are given, or may lie on one that does.
 _PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "exfat"})

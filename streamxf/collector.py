@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while metadata is built, written or walked through."""
+"""Python's garbage collector, paused while a million objects are made or gone through, as for metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Half the time would go into looking for garbage among a million objects that are all in use."""
+    """Half the time would go into looking for garbage among a million objects, of which none is."""
     enabled = gc.isenabled()
     gc.disable()
     try:
