@@ -1,7 +1,9 @@
 """Everything streamxf raises on purpose: one class for each layer that can fail.
 
 Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while
-the error travels outwards. All classes survive a pickle round trip, because DCP sends errors between ranks by pickle,
+the error travels outwards. Names come from checkpoints and messages may quote them, so the text of an error has every
+character that would end a line or steer a terminal escaped; the attributes ``file`` and ``item`` keep names as they
+are. All classes survive a pickle round trip, because DCP sends errors between ranks by pickle,
 and one that fails to unpickle leaves the other ranks waiting for their time-out.
 """
 
@@ -11,6 +13,11 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+def escaped(text: str) -> str:
+    """Text in which every character that would end the line or steer a terminal is written as in Python's strings."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class StreamxfError(Exception):
@@ -27,6 +34,7 @@ class StreamxfError(Exception):
     """
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
+        message = escaped(message)
         super().__init__(message)
         self.message = message
         self.file = file
@@ -43,7 +51,7 @@ class StreamxfError(Exception):
     def __str__(self) -> str:
         known = (("file", self.file), ("item", self.item), ("block", self.block))
         place = ", ".join(f"{label} {value}" for label, value in known if value is not None)
-        return f"{self.message} [{place}]" if place else self.message
+        return escaped(f"{self.message} [{place}]" if place else self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = _rebuild, (type(self), self.message, self.file, self.item, self.block)

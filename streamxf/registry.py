@@ -17,6 +17,9 @@ from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
+NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
+"""What `CodecRegistry.find` raises: the codec cannot be had here, which says nothing about the data."""
+
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
     "streamxf.lz4": "streamxf.codecs.lz4:LZ4",

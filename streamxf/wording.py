@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
+from streamxf.errors import escaped
+
 SHOWN = 20
 WIDTH = 1000
 
@@ -40,5 +42,5 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[s
 
 def printable(text: str, width: int = WIDTH) -> str:
     """Text in one line, for a terminal: what would steer it is escaped, and what is longer than `width` is cut."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: width + 1])
+    shown = escaped(text[: width + 1])
     return shown if len(shown) <= width else f"{shown[: width - 3]}..."

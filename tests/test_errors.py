@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import traceback
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_pickle_round_trip(cls, protocol):
 )
 def test_text(place, text):
     assert str(StreamxfError("oh", **place)) == text
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_nothing_in_it_ends_a_line_or_steers_a_terminal(cls):
+    name = "w\n\x1b[2J\u202e\udc80\r"
+    error = cls(f"the item {name} is damaged", file=f"{name}/__0_0.distcp", item=name)
+    error.message = f"while {name} was read: {error.message}"
+    again = pickle.loads(pickle.dumps(error))
+    for text in (str(error), repr(error), str(again), "".join(traceback.format_exception_only(error)).rstrip("\n")):
+        assert text.isprintable()
+        assert r"w\n\x1b[2J\u202e\udc80\r" in text.replace("\\\\", "\\")
+    assert (error.file, error.item) == (f"{name}/__0_0.distcp", name)  # the name itself, for a program that looks it up
 
 
 def test_places_are_filled_in_from_within():

@@ -10,7 +10,7 @@ from streamxf.errors import IdentityError, ParameterError
 SaveIds = str | Collection[str] | None
 """One id, or those of several ranks whose metadata is their own."""
 
-UNKNOWN_RANKS = "how many ranks there were, each with its own metadata; if all are of one save"
+UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
 """What nobody can check without these ids, where ranks have metadata of their own."""
 
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)

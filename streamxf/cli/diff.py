@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "streamxf diff /checkpoints/step-1000 /checkpoints/step-2000",
     "streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.",
-    "streamxf diff before after --only '*.weight'",
+    "streamxf diff before after --only '*.weight' --values",
 )
 
 
@@ -41,6 +41,12 @@ def diff(
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=0, help="How many items of a kind to list; --json has all.")
     ] = 20,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
+        ),
+    ] = False,
     key: KeyOption = None,
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
@@ -51,8 +57,10 @@ def diff(
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
-    Tensors are the same if all their bits are. What pack keeps of the files that it packed is left out, so a checkpoint
-    is the same as the file that it was packed from.
+    Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
+    and is counted separately. What pack keeps of the files that it packed is left out, so a checkpoint
+    is the same as the file that it was packed from. An item that cannot be read is listed with the reason, and the
+    others are compared.
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
     """
@@ -70,6 +78,7 @@ def diff(
                 encrypted=(not plain_a, not plain_b),
                 only=only or (),
                 prefixes=(prefix_a, prefix_b),
+                values=values,
                 progress=bar,
             )
         except PolicyError as error:
@@ -80,6 +89,8 @@ def diff(
         show.as_json({"same": found.same, **asdict(found)})
     else:
         _print(found, top)
+        if values:
+            _differences(found.changed, top)
     return FINE if found.same else FAILED
 
 
@@ -116,14 +127,33 @@ def _changes(changed: Sequence[Change], top: int) -> None:
 
 
 def _cells(change: Change) -> Iterable[str]:
-    from streamxf.compare.difference import number_text
+    from streamxf.compare.difference import number_text, without_text
 
     distance = change.distance
     if distance is None:
         return change.what, "", "", ""
+    what = ", ".join([change.what, *without_text(distance)])
     share = f"{distance.differing:,} of {distance.elements:,}"
-    without = f", {distance.without:,} without a distance" if distance.without else ""
-    return change.what + without, share, number_text(distance.largest), number_text(distance.mean)
+    if distance.largest is None:
+        return what, share, "-", "-"
+    return what, share, number_text(distance.largest), number_text(distance.mean)
+
+
+def _differences(changed: Sequence[Change], top: int) -> None:
+    """Statistics of B minus A."""
+    from streamxf.cli.values import Rows
+
+    found = [
+        (change.name, change.distance.statistics)
+        for change in changed
+        if change.distance is not None and change.distance.statistics is not None
+    ]
+    if not found or not top:
+        return
+    rows = Rows("B minus A")
+    for name, statistics in found[:top]:
+        rows.add(name, statistics)
+    rows.print()
 
 
 def _names(sign: str, names: Sequence[str], top: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from streamxf.cli import show
+from streamxf.cli.values import HEADINGS, cells
 from streamxf.formats.contents import Entry
 from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
 from streamxf.summary.tally import Tally
@@ -94,23 +95,26 @@ def items(summary: Summary) -> None:
     """Every item in a line of its own. A table would have to measure all of them at once; names come last, so that
     long ones need no folding.
     """
-    rows = list(_item_rows(summary.contents.entries.values()))
+    rows = list(_item_rows(summary))
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
-    lines = (
-        f"{dtype:<{widths[0]}}  {shape:<{widths[1]}}  {raw:>{widths[2]}}  {stored:>{widths[3]}}  "
-        f"{ratio:>{widths[4]}}  {name}\n"
-        for dtype, shape, raw, stored, ratio, name in rows
-    )
+    sides = ("<", "<", *(">" * (len(widths) - 2)))
     sys.stdout.write("\n")
-    sys.stdout.writelines(lines)
+    for *row, name in rows:
+        padded = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
+        sys.stdout.write("  ".join([*padded, name]) + "\n")
 
 
-def _item_rows(entries: Iterable[Entry]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    yield "dtype", "shape", "in memory", "stored", "ratio", "name"
-    for entry in entries:
+def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
+    values = summary.values
+    headings = ("NaN", "Inf", *HEADINGS) if values is not None else ()
+    yield "dtype", "shape", "in memory", "stored", "ratio", *headings, "name"
+    for entry in summary.contents.entries.values():
         raw = "-" if entry.raw_bytes is None else size_text(entry.raw_bytes)
         stored, ratio = size_text(entry.stored_bytes), ratio_text(ratio_of(entry))
-        yield entry.dtype or "object", _shape(entry), raw, stored, ratio, printable(entry.name)
+        found = values.statistics.get(entry.name) if values is not None else None
+        counts = (f"{found.nan:,}", f"{found.inf:,}") if found is not None else ("-", "-")
+        more = (*counts, *cells(found)) if values is not None else ()
+        yield entry.dtype or "object", _shape(entry), raw, stored, ratio, *more, printable(entry.name)
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:

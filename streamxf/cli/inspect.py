@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamxf.cli import show
-from streamxf.cli.exits import FINE
+from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
+from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 
 if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
@@ -20,9 +20,20 @@ EXAMPLES = (
     "streamxf inspect /checkpoints/step-1000",
     "streamxf inspect model.safetensors --tree --depth 3",
     "streamxf inspect /checkpoints/step-1000 --html step-1000.html",
+    "streamxf inspect /checkpoints/step-1000 --fail-on nan,inf",
 )
 
 _PAGE = b"<!doctype html>"
+_FAILURES = ("nan", "inf", "zeros")
+
+
+def _chosen(text: str | None) -> str | None:
+    """Check what ``--fail-on`` names."""
+    if text is not None:
+        for word in text.split(","):
+            if word not in _FAILURES:
+                raise typer.BadParameter(f"{word!r:.40} is unknown; choose from {', '.join(_FAILURES)}")
+    return text
 
 
 def inspect(
@@ -41,43 +52,83 @@ def inspect(
             "--html", metavar="FILE", help="Write a page to look at: a treemap of sizes, and the ratio layer by layer."
         ),
     ] = None,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Also read all tensors, and show NaN, infinities, zeros, range, mean, standard deviation and "
+            "distribution.",
+        ),
+    ] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on",
+            metavar="WHAT",
+            callback=_chosen,
+            help="Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate "
+            "several with commas. Implies --values.",
+        ),
+    ] = None,
     key: KeyOption = None,
     trust: TrustOption = None,
     allow_unsigned: UnsignedOption = False,
+    require: RequireOption = None,
     json: JsonOption = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
     It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, or a folder of Hugging Face. Only
-    metadata is read, so it takes a moment, and no keys are needed.
+    metadata is read, so it takes a moment, and no keys are needed. With --values, all tensors are read as well.
 
     Ratio is stored bytes over bytes in memory, of tensors.
+
+    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
     """
     from streamxf.summary.inspect import inspect as look
 
     if html is not None:
         _check_page(html)
-    summary = look(path, keys_at(key), trust=keys_at(trust), allow_unsigned=allow_unsigned)
+    values = values or fail_on is not None
+    with show.progress("Counting values", json or not values) as bar:
+        summary = look(
+            path,
+            keys_at(key),
+            trust=keys_at(trust),
+            allow_unsigned=allow_unsigned,
+            require=require,
+            values=values,
+            progress=bar,
+        )
+    found = summary.values
+    failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
+    code = FAILED if failed else FINE
     module = _tree(summary) if tree else None
     if html is not None:
         _write_page(html, summary)
     if json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         show.as_json(summary.as_dict(largest=top, items=items) | more)
-        return FINE
+        return code
     from streamxf.cli import figures
 
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
-    elif not items and top:
+    elif not items and top and found is None:
         figures.largest(summary, top)
+    if found is not None:
+        from streamxf.cli.values import flagged, table
+
+        flagged(found)
+        if not items and top and module is None:
+            table(summary, top)
     figures.about(summary)
     if items:
         figures.items(summary)
     if html is not None:
         show.console().print(f"the page is in {html}", soft_wrap=True)
-    return FINE
+    return code
 
 
 def _tree(summary: Summary) -> Module:

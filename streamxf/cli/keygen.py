@@ -84,7 +84,7 @@ def keygen(
 
 def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
     if file.startswith("file:"):
-        raise ParameterError(f"this takes a path; write {file.removeprefix('file:')!r}")
+        raise ParameterError("this takes a path, without 'file:' before it")
     if kind == "symmetric":
         if public is not None:
             raise ParameterError("a symmetric key has no public half: leave --public out, or take --kind hybrid")

@@ -26,6 +26,7 @@ def diff(
     encrypted: tuple[bool, bool] = (True, True),
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
+    values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Difference:
@@ -47,6 +48,8 @@ def diff(
     prefixes : tuple of str
         One for each: only items whose names begin with it are compared, by the rest of their names. So a model that was
         saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
+    values : bool
+        Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
     storage_options : mapping, optional
         fsspec's, for both.
     progress : Progress, optional
@@ -57,7 +60,8 @@ def diff(
     NoCheckpointError, UnsupportedError
         If one is no checkpoint, or nothing that streamxf can read.
     StreamxfError
-        If one is damaged, or needs another key.
+        If the metadata of one is damaged or needs another key, or nothing in it can be read. A single item that cannot
+        be read is not comparable, and the others are compared.
     OSError
         If the storage does not give it.
     """
@@ -69,4 +73,4 @@ def diff(
         return open_source(path, keys=ring, require=require, storage_options=storage_options)
 
     with opened(first, encrypted[0]) as one, opened(second, encrypted[1]) as other:
-        return compare(one, other, only=only, prefixes=prefixes, progress=progress)
+        return compare(one, other, only=only, prefixes=prefixes, values=values, progress=progress)

@@ -138,12 +138,24 @@ def distance_text(distance: Distance) -> str:
     """How far two tensors are apart, in words."""
     if not distance.differing:
         return "the same values"
-    text = f"{distance.differing:,} of {many(distance.elements, 'element')} differ"
-    if distance.largest is not None:
-        text += f", by {number_text(distance.largest)} at most and {number_text(distance.mean)} on average"
-    if distance.without:
-        text += f", and {distance.without:,} of them are a NaN or an infinity beside something else"
-    return text
+    parts = [f"{distance.differing:,} of {many(distance.elements, 'element')} differ"]
+    if distance.largest:
+        parts.append(f"by {number_text(distance.largest)} at most and {number_text(distance.mean)} on average")
+    elif distance.largest is not None:
+        parts.append("in the sign of zero alone" if not distance.without else "some in the sign of zero alone")
+    return ", ".join([*parts, *without_text(distance)])
+
+
+def without_text(distance: Distance) -> list[str]:
+    """What elements without a distance are, in words."""
+    rest = distance.without - distance.to_nan - distance.from_nan - distance.other_nan
+    counts = {
+        "became NaN": distance.to_nan,
+        "no longer NaN": distance.from_nan,
+        "NaN with other bits": distance.other_nan,
+        "infinitely far apart": rest,
+    }
+    return [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
 def number_text(value: float | int | None) -> str:

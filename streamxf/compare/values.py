@@ -4,8 +4,8 @@ Elements of the same dtype are the same if all their bits are; so a NaN is the s
 element than -0.0, at a distance of 0. Elements of two dtypes are the same if they are the same number, or both NaN.
 
 Integers are subtracted exactly, whatever their dtypes. Beside a floating-point number an integer counts as the float64
-that is nearest to it. Two NaNs, and two infinities of the same sign, are at a distance of 0; a NaN or an infinity
-beside anything else has no distance, and is counted by itself.
+that is nearest to it. Two infinities of the same sign are at a distance of 0. An infinity beside anything else has no
+distance. Neither has a NaN beside a number, or beside a NaN with other bits. These elements are counted separately.
 """
 
 from __future__ import annotations
@@ -16,25 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-# So few that torch does not wake its threads for them, which would take longer, and that a cache holds several slices.
-SLICE = 2**15
-_FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
+from streamxf.values.numbers import INTEGERS, WORDS, floats, integers, is_number
+from streamxf.values.statistics import SLICE, Statistics, ValueCounter
 
-_INTEGERS = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    }
-)
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-_PACKED = frozenset({"float4_e2m1fn_x2"})  # two numbers in a byte, which torch does not unpack
+_FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +33,29 @@ class Distance:
     differing : int
         How many of them are not the same.
     without : int
-        How many have no distance: a NaN or an infinity beside something else, and numbers that are farther apart than
-        float64 goes.
+        How many of those have no distance: NaN or an infinity beside something else, and numbers whose difference
+        overflows a float64.
+    to_nan, from_nan, other_nan : int
+        How many of those are NaN in the second tensor only, in the first only, and in both with different bits.
     largest : int or float or None
-        The largest absolute difference; exact for integers. None if no element has one, or the dtypes are no numbers.
+        The largest absolute difference; exact for integers. None if no differing element has a distance, or the dtypes
+        are not numbers.
     mean : float or None
         The mean absolute difference over all elements that have one, those that are the same among them.
+    statistics : Statistics or None
+        Of the second tensor minus the first, in float64, if requested. Complex differences count by their absolute
+        values, and elements without a distance as NaN or infinities.
     """
 
     elements: int
     differing: int
-    without: int
-    largest: int | float | None
-    mean: float | None
+    without: int = 0
+    to_nan: int = 0
+    from_nan: int = 0
+    other_nan: int = 0
+    largest: int | float | None = None
+    mean: float | None = None
+    statistics: Statistics | None = None
 
 
 class Tally:
@@ -70,15 +65,20 @@ class Tally:
     ----------
     first, second : torch.dtype
         Of the two. If they are not the same, both have to be numbers (`is_number`).
+    statistics : bool
+        Whether to collect statistics of the differences, too; that takes about as long again.
     """
 
-    def __init__(self, first: torch.dtype, second: torch.dtype) -> None:
+    def __init__(self, first: torch.dtype, second: torch.dtype, statistics: bool = False) -> None:
         self._alike = first == second
-        self._exact = first in _INTEGERS and second in _INTEGERS
+        self._exact = first in INTEGERS and second in INTEGERS
         self._numbers = is_number(first) and is_number(second)
         self._elements = self._differing = self._without = 0
+        self._to_nan = self._from_nan = self._other_nan = 0
         self._largest: int | float = 0
         self._sum: Any = 0 if self._exact else np.longdouble(0)
+        self._counter = ValueCounter(self._exact) if statistics and self._numbers else None
+        self._counted = 0
 
     def add(self, first: torch.Tensor, second: torch.Tensor) -> None:
         """Count the elements of two contiguous CPU tensors of the same shape."""
@@ -91,25 +91,41 @@ class Tally:
 
     def result(self) -> Distance:
         """What was counted."""
-        measured = self._elements - self._without
-        if not self._numbers or not measured:
-            return Distance(self._elements, self._differing, self._without, None, None)
-        mean = float(self._sum / measured)
-        return Distance(self._elements, self._differing, self._without, self._largest, mean)
+        largest, mean, statistics = None, None, None
+        if self._numbers and (self._differing > self._without or (self._elements and not self._differing)):
+            largest, mean = self._largest, float(self._sum / (self._elements - self._without))
+        if self._counter is not None:
+            self._counter.add_zeros(self._elements - self._counted)  # the elements that are the same
+            self._counted = self._elements
+            statistics = self._counter.result()
+        return Distance(
+            self._elements,
+            self._differing,
+            self._without,
+            self._to_nan,
+            self._from_nan,
+            self._other_nan,
+            largest,
+            mean,
+            statistics,
+        )
 
     def _add_slice(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        differ: np.ndarray | None = None
         if self._alike:
-            differ = _other_bits(first, second)
-            count = int(differ.count_nonzero())
+            bits = _other_bits(first, second)
+            count = int(bits.count_nonzero())
             self._differing += count
             if not self._numbers or not count:
                 return
             if count * _FEW < len(first):  # those that are the same are at a distance of 0 anyway
-                first, second = _chosen(first, differ), _chosen(second, differ)
+                first, second = _chosen(first, bits), _chosen(second, bits)
+            else:
+                differ = bits.numpy()
         if self._exact:
-            self._add_integers(_integers(first), _integers(second))
+            self._add_integers(integers(first), integers(second))
         else:
-            self._add_floats(_floats(first), _floats(second))
+            self._add_floats(floats(first), floats(second), differ)
 
     def _add_integers(self, first: np.ndarray, second: np.ndarray) -> None:
         apart, over = _exact_distances(first, second)
@@ -126,37 +142,64 @@ class Tally:
         if not self._alike:
             self._differing += int(np.count_nonzero(differ))
         self._largest = max(self._largest, largest)
+        if self._counter is not None:
+            numbers = apart.astype(np.float64)
+            if over is not None:
+                numbers[over] += 2.0**64
+            numbers[_less(second, first)] *= -1
+            self._count(numbers)
 
-    def _add_floats(self, first: np.ndarray, second: np.ndarray) -> None:
+    def _add_floats(self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None) -> None:
+        """Count numbers. All of them differ, or those in `differ`; for two dtypes that is determined here."""
         if first.shape != second.shape:  # a complex number beside a real one
             first, second = _complex_of(first), _complex_of(second)
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.abs(first - second)
-            lengths = apart if apart.ndim == 1 else np.hypot(apart[:, 0], apart[:, 1])
+            apart = second - first
+            lengths = np.abs(apart) if apart.ndim == 1 else np.hypot(*apart.T)
             total = lengths.sum()
         if self._alike and np.isfinite(total):  # nearly always
             self._largest = max(float(self._largest), float(lengths.max()))
             self._sum += total
-            return
-        with np.errstate(over="ignore"):
-            same = (first == second) | (np.isnan(first) & np.isnan(second))
-            apart[same] = 0
-            if apart.ndim == 2:
-                apart, same = np.hypot(apart[:, 0], apart[:, 1]), same.all(axis=1)
+        else:
+            apart, lengths = self._add_unusual(first, second, differ, apart)
+        self._count(apart if apart.ndim == 1 else lengths)
+
+    def _add_unusual(
+        self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None, apart: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
+        nan, other_nan = np.isnan(first), np.isnan(second)
+        same = (first == second) | (nan & other_nan)
+        apart[same] = 0
+        lengths = np.abs(apart)
+        if apart.ndim == 2:
+            with np.errstate(over="ignore"):
+                lengths = np.hypot(*apart.T)
+            nan, other_nan, same = nan.any(axis=1), other_nan.any(axis=1), same.all(axis=1)
         if not self._alike:
-            self._differing += int(np.count_nonzero(~same))
-        measured = apart[np.isfinite(apart)]
-        self._without += len(apart) - len(measured)
+            differ = ~same
+            self._differing += int(np.count_nonzero(differ))
+        if differ is not None:
+            nan, other_nan = nan & differ, other_nan & differ
+        self._to_nan += int(np.count_nonzero(other_nan & ~nan))
+        self._from_nan += int(np.count_nonzero(nan & ~other_nan))
+        self._other_nan += int(np.count_nonzero(nan & other_nan))
+        apart[nan | other_nan] = lengths[nan | other_nan] = np.nan
+        measured = lengths[np.isfinite(lengths)]
+        self._without += len(lengths) - len(measured)
         if len(measured):
             self._largest = max(float(self._largest), float(measured.max()))
             self._sum += measured.sum(dtype=np.longdouble)  # whose range the sum of the largest numbers does not leave
+        return apart, lengths
 
-
-def is_number(dtype: torch.dtype) -> bool:
-    """Whether elements of a dtype are numbers that torch can tell."""
-    if dtype in _INTEGERS:
-        return True
-    return (dtype.is_floating_point or dtype.is_complex) and str(dtype).removeprefix("torch.") not in _PACKED
+    def _count(self, differences: np.ndarray) -> None:
+        if self._counter is not None and len(differences):
+            self._counted += len(differences)
+            if self._exact:
+                least, most = int(differences.min()), int(differences.max())
+                self._counter.add_numbers(differences, least=least, most=most)
+            else:
+                self._counter.add_numbers(differences)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -171,19 +214,14 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _other_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Which elements differ in any bit."""
-    word = _WORDS[first.element_size()]
+    word = WORDS[first.element_size()]
     differ = first.view(word) != second.view(word)
     return differ if len(differ) == len(first) else differ.view(len(first), -1).any(dim=1)
 
 
 def _chosen(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """The elements that are chosen; as words, because torch cannot index some of the dtypes."""
-    return tensor.view(_WORDS[tensor.element_size()]).view(len(tensor), -1)[chosen].view(-1).view(tensor.dtype)
-
-
-def _integers(tensor: torch.Tensor) -> np.ndarray:
-    """As int64, or as uint64 where they are."""
-    return (tensor if tensor.dtype == torch.uint64 else tensor.to(torch.int64)).numpy()
+    return tensor.view(WORDS[tensor.element_size()]).view(len(tensor), -1)[chosen].view(-1).view(tensor.dtype)
 
 
 def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -197,12 +235,13 @@ def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
     return apart, (first < 0) & (apart < below)
 
 
-def _floats(tensor: torch.Tensor) -> np.ndarray:
-    """As float64; complex numbers as pairs of it."""
-    if tensor.dtype.is_complex:
-        parts = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-        return tensor.view(parts[tensor.dtype]).to(torch.float64).view(-1, 2).numpy()
-    return tensor.to(torch.float64).numpy()
+def _less(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Where the first integers are less. NumPy compares int64 with uint64 as float64."""
+    if first.dtype == second.dtype:
+        return first < second
+    if first.dtype == np.uint64:
+        return (second >= 0) & (first < second.view(np.uint64))
+    return (first < 0) | (first.view(np.uint64) < second)
 
 
 def _complex_of(values: np.ndarray) -> np.ndarray:

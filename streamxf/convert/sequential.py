@@ -7,7 +7,9 @@ import zlib
 from collections.abc import Callable
 from typing import IO
 
-from streamxf.dcp.tensors.framing import Frame
+from streamxf.dcp.load.stored import Geometry
+from streamxf.dcp.tensors.framing import frame_of
+from streamxf.dcp.verify.archive import Hole, find_payload
 from streamxf.errors import ChecksumError, ContainerError, located
 from streamxf.fileio.ring import Buffer
 
@@ -16,40 +18,44 @@ _END = 2**16  # bytes; torch writes about a thousand behind the elements
 _CRCS = re.compile(re.escape(_DESCRIPTOR) + b"(.{4})", re.DOTALL)
 
 
-def find_framed(stream: IO[bytes], frame: Frame, size: int, *, file: str, item: str) -> SequentialFeed | None:
-    """The elements of a tensor that torch saved as `frame` says, but for the CRC-32 of records; None if it is framed in
-    another way. Then some of the stream has been read.
+def find_framed(stream: IO[bytes], geometry: Geometry, *, file: str, item: str) -> SequentialFeed | None:
+    """The elements of a plain tensor, if the stream begins as torch saves one, but for the CRC-32 of records; None if
+    it begins in another way. Then some of it has been read.
 
     Parameters
     ----------
-    size : int
-        Bytes of the elements.
     file, item : str
         For errors.
     """
+    frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
     with located(file=file, item=item):
-        found = _read(stream, len(frame.prefix)) if size else b""
+        found = _read(stream, len(frame.prefix)) if geometry.nbytes else b""
     if _CRCS.sub(_DESCRIPTOR, found) != _CRCS.sub(_DESCRIPTOR, frame.prefix):
         return None
-    return SequentialFeed(stream, size, file, item)
+    return SequentialFeed(stream, found, geometry, file, item)
 
 
 class SequentialFeed:
-    """The elements, read from their beginning to their end.
+    """The elements, read from their beginning to their end. Only then comes the zip file's directory, which says where
+    a reader finds them: in any other place they are another tensor's.
 
     Parameters
     ----------
     stream : binary file
         At the first element.
-    size : int
+    prefix : bytes
+        What was read before.
+    geometry : Geometry
     file, item : str
         For errors.
     """
 
-    def __init__(self, stream: IO[bytes], size: int, file: str, item: str) -> None:
-        self.size = size
+    def __init__(self, stream: IO[bytes], prefix: bytes, geometry: Geometry, file: str, item: str) -> None:
+        self.size = geometry.nbytes
         self._stream = stream
-        self._left = size
+        self._prefix = prefix
+        self._geometry = geometry
+        self._left = self.size
         self._crc = 0
         self._place = {"file": file, "item": item}
 
@@ -67,9 +73,10 @@ class SequentialFeed:
 
     def _finish(self) -> None:
         end = _read(self._stream, _END)
-        if not end.startswith(_DESCRIPTOR) or len(end) == _END:
+        whole = Hole(self._prefix, self.size, end)
+        begin, expected = find_payload(whole, whole.size, self._geometry) or (None, 0)
+        if begin != len(self._prefix) or len(end) == _END:
             raise ContainerError("what follows the tensor's bytes is not what torch saves there: the item is damaged")
-        expected = int.from_bytes(end[4:8], "little")
         if expected and self._crc != expected:
             raise ChecksumError(
                 "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "

@@ -216,10 +216,10 @@ class _Source:
         source = FileSlice(file.access, place.offset, place.length)
         expected = self._reader._expected(request)
         stream = self._reader._opener.open_foreign(source, place.transform_descriptors or (), expected)
-        frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
-        feed = find_framed(stream, frame, geometry.nbytes, file=file.name, item=request.storage_index.fqn)
+        feed = find_framed(stream, geometry, file=file.name, item=request.storage_index.fqn)
         if feed is None:
             return None
+        frame = frame_of(geometry.dtype, geometry.shape, geometry.strides)
         return Streamed(geometry.dtype, geometry.shape, (frame.prefix, feed, frame.suffix))
 
 

@@ -26,6 +26,7 @@ from streamxf.dcp.save.datafile import identity_of
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.fileio.blocks import BlockReader
+from streamxf.fileio.locks import ForkLock
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.source import FileSlice
 from streamxf.keys import KeysLike
@@ -91,7 +92,9 @@ def attach(
         for_readers = (registry, keys, require, safe_globals or None, weights_only or None)
         if extensions is None or for_readers != (None, None, None, None, True):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
-        target.transforms = _WriterTransforms(Extensions.of(list(extensions)))  # type: ignore[attr-defined]
+        made = _WriterTransforms(Extensions.of(list(extensions)))
+        made.begin()  # rather than in the middle of the first save
+        target.transforms = made  # type: ignore[attr-defined]
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
@@ -103,9 +106,9 @@ def attach(
                 "an attached reader does not see the manifest, so it cannot tell what was published: use "
                 "streamxf.FileSystemReader, or require='bound'"
             )
-        made = Registry.of(registry, keys)
-        required = check_require(require, made, default="bound")
-        target.transforms = _ReaderTransforms(made, required, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
+        known = Registry.of(registry, keys)
+        required = check_require(require, known, default="bound")
+        target.transforms = _ReaderTransforms(known, required, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
@@ -123,19 +126,27 @@ class _WriterTransforms(_StorageWriterTransforms):
     def __init__(self, extensions: Extensions) -> None:
         super().__init__([*extensions.foreign, *extensions.chain])
         self._extensions = extensions
-        self._begin()
+        self._lock = ForkLock()
+        self._begun: tuple[int, bytes, list[str]] | None = None
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._descriptors = self._extensions.descriptors()  # one object for all items: pickle then stores it once
-        self._writer_id = os.urandom(WRITER_ID_BYTES)
+    def begin(self) -> tuple[bytes, list[str]]:
+        """This process's writer id, and the descriptors of all items, which are one object: pickle then stores it once.
+
+        Raises
+        ------
+        KeyMissingError, KeyServiceError
+            If the data key cannot be wrapped: a copy that went through a pickle has lost the keys, say.
+        """
+        with self._lock.here():
+            if self._begun is None or self._begun[0] != os.getpid():  # a forked child draws a data key of its own
+                self._begun = os.getpid(), os.urandom(WRITER_ID_BYTES), self._extensions.descriptors()
+            return self._begun[1:]
 
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
-        if self._pid != os.getpid():  # a forked child draws a data key of its own
-            self._begin()
+        writer_id, descriptors = self.begin()
         raw = cast("Any", raw_stream)
-        target = self._extensions.open(raw, identity_of(self._writer_id, write_item))
-        return cast("IO[bytes]", target.stream), self._descriptors
+        target = self._extensions.open(raw, identity_of(writer_id, write_item))
+        return cast("IO[bytes]", target.stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _WriterTransforms, (self._extensions,)

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from streamxf.collector import collector_paused
 from streamxf.dcp.load.advice import why_missing
 from streamxf.dcp.load.items import Require
-from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.file import key_fragment
 from streamxf.dcp.metadata.manifest import Manifest
 from streamxf.dcp.metadata.tiling import check_apart

@@ -86,7 +86,7 @@ def _extent(stream: Any, size: int, geometry: Geometry, stored: int) -> Extent |
         outline = Objects().outline(archive, stored)
         tensor = outline.root
         record = outline.record_of(tensor) if isinstance(tensor, torch.Tensor) else None
-        if record is None or not archive.is_native(stream):
+        if record is None or not archive.native:
             return None
         geometry.check(tensor)
         start = archive.find(stream, record)[0] + int(tensor.storage_offset()) * tensor.dtype.itemsize

@@ -97,7 +97,7 @@ def read(location: Location, name: str, *, alone: bool) -> TorchFile:
             archive = Archive.read(file, size, MAX_RECORDS)
             if _OF_TORCHSCRIPT in archive.sizes:
                 raise _torchscript()
-            if not archive.is_native(file):
+            if not archive.native:
                 raise UnsupportedError("the file was written on a machine with another order of bytes")
             outline = Objects().outline(archive, size)
             starts = {record: archive.find(file, record)[0] for record in archive.sizes if record.startswith("data/")}

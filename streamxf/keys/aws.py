@@ -67,7 +67,10 @@ class AwsKms(KeyProvider):
         In boto3's configuration files.
     endpoint_url : str, optional
         Of the service, if it is not that of the ARN's region; boto3 also reads ``AWS_ENDPOINT_URL_KMS``. Data keys are
-        sent there, so it must be https, or on this machine.
+        sent there, so it must be https.
+    allow_http : bool
+        Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
+        unprotected, and never through a proxy.
 
     Attributes
     ----------
@@ -89,14 +92,14 @@ class AwsKms(KeyProvider):
     arn: str
     profile: str | None = field(default=None, kw_only=True)
     endpoint_url: str | None = field(default=None, kw_only=True)
+    allow_http: bool = field(default=False, kw_only=True)
     id: str = field(init=False, compare=False)
     _client: tuple[int, Any] | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.arn, str) or not _ARN.fullmatch(self.arn):
             raise ParameterError(
-                f"{self.arn!r:.100} is not the full ARN of a key in AWS KMS, arn:aws:kms:REGION:ACCOUNT:key/ID; an "
-                "alias is not accepted"
+                "this is not the full ARN of a key in AWS KMS, arn:aws:kms:REGION:ACCOUNT:key/ID; an alias is not one"
             )
         if find_spec("boto3") is None:
             raise KeyServiceError("a key in AWS KMS needs boto3: pip install 'streamxf[kms]'")
@@ -125,7 +128,8 @@ class AwsKms(KeyProvider):
         return f"AwsKms({self.arn!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(AwsKms, self.arn, profile=self.profile, endpoint_url=self.endpoint_url), ()
+        named = {"profile": self.profile, "endpoint_url": self.endpoint_url, "allow_http": self.allow_http}
+        return partial(AwsKms, self.arn, **named), ()
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
         """The part `wanted` of KMS's answer."""
@@ -177,10 +181,22 @@ class AwsKms(KeyProvider):
         return made[1]
 
     def _connect(self) -> Any:
+        client = self._new_client()
+        url = urlsplit(client.meta.endpoint_url)
+        if url.scheme == "https":
+            return client
+        if url.scheme == "http" and self.allow_http and _is_loopback(url.hostname or ""):
+            return self._new_client(proxies={})  # one that the environment names would read the data key
+        raise KeyServiceError(
+            f"data keys are not sent to {url.scheme}://{url.hostname}: that needs https. For tests, allow_http=True "
+            "accepts http on this machine's loopback address"
+        )
+
+    def _new_client(self, **config: Any) -> Any:
         import boto3
         from botocore.config import Config
 
-        client = boto3.session.Session(profile_name=self.profile).client(
+        return boto3.session.Session(profile_name=self.profile).client(
             "kms",
             region_name=self.arn.split(":")[3],
             endpoint_url=self.endpoint_url,
@@ -188,24 +204,20 @@ class AwsKms(KeyProvider):
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
                 retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+                **config,
             ),
         )
-        url = client.meta.endpoint_url
-        if not _is_private(url):
-            raise KeyServiceError(f"data keys are not sent to {url}: it must be https, or an address of this machine")
-        return client
 
 
 def _context(what: str, data: bytes) -> dict[str, str]:
     return {f"streamxf:{what}": data.hex()}
 
 
-def _is_private(url: str) -> bool:
-    parts = urlsplit(url)
-    if parts.scheme == "https" or parts.hostname == "localhost":
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from streamxf.formats.opening import contents_of
-from streamxf.keys import KeysLike, TrustLike
+from streamxf.formats.opening import contents_of, open_source
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
 from streamxf.summary.summary import Summary
+from streamxf.summary.values import Values
 
 
 def inspect(
@@ -17,9 +19,12 @@ def inspect(
     *,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
+    require: Literal["published", "bound", "encrypted"] | None = None,
+    values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
-    """Add up what is in a checkpoint: by dtype, by chain, item by item. Only metadata is read.
+    """Add up what is in a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
 
     Parameters
     ----------
@@ -29,8 +34,15 @@ def inspect(
     keys, trust, allow_unsigned
         As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
         authentic.
+    require
+        As in `FileSystemReader`; for `values` only.
+    values : bool
+        Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
+        memory; an encrypted checkpoint then needs keys.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    progress : Progress, optional
+        Is told the size of the tensors as they are counted.
 
     Raises
     ------
@@ -39,10 +51,19 @@ def inspect(
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
     WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
-        If there are keys, and they do not fit.
+        If there are keys, and they do not fit; with `values` also if keys are missing.
+    StreamxfError
+        With `values`, if a tensor cannot be read.
     OSError, ForeignError
         If the storage cannot be read.
     """
-    return Summary.of(
-        contents_of(path, keys=keys, trust=trust, allow_unsigned=allow_unsigned, storage_options=storage_options)
-    )
+    if not values:
+        return Summary.of(
+            contents_of(path, keys=keys, trust=trust, allow_unsigned=allow_unsigned, storage_options=storage_options)
+        )
+    from streamxf.values.survey import statistics_of  # imports torch, which takes seconds
+
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    with open_source(path, keys=ring, require=require, storage_options=storage_options) as source:
+        entries = source.contents.entries.values()
+        return Summary.of(source.contents, Values(statistics_of(source, entries, progress)))

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streamxf.formats.contents import Entry
-from streamxf.summary.tally import Tally
 from streamxf.summary.tree import MAX_DEPTH, number_of
 
 
@@ -23,19 +22,19 @@ class Stack:
     roles : list of str
         What tensors are inside of a layer, ``self_attn.q_proj.weight``; numbers in them are stars, so that all experts
         are one.
-    cells : dict of (int, str) to Tally
-        By layer and role.
+    cells : dict of (int, str) to list of Entry
+        The tensors, by layer and role.
     """
 
     name: str
     layers: list[int]
     roles: list[str]
-    cells: dict[tuple[int, str], Tally]
+    cells: dict[tuple[int, str], list[Entry]]
 
     @property
     def stored_bytes(self) -> int:
         """Of all cells."""
-        return sum(tally.stored_bytes for tally in self.cells.values())
+        return sum(entry.stored_bytes for entries in self.cells.values() for entry in entries)
 
 
 def stacks_of(entries: Iterable[Entry]) -> list[Stack]:
@@ -50,7 +49,7 @@ def stacks_of(entries: Iterable[Entry]) -> list[Stack]:
         for place, part in enumerate(parts):
             if (number := number_of(part)) is not None:
                 numbers.setdefault(tuple(parts[:place]), set()).add(number)
-    cells: dict[tuple[str, ...], dict[tuple[int, str], Tally]] = {}
+    cells: dict[tuple[str, ...], dict[tuple[int, str], list[Entry]]] = {}
     for entry, parts in names:
         for place, part in enumerate(parts):
             number, holder = number_of(part), tuple(parts[:place])
@@ -58,13 +57,13 @@ def stacks_of(entries: Iterable[Entry]) -> list[Stack]:
                 continue
             role = ".".join("*" if number_of(inner) is not None else inner for inner in parts[place + 1 :])
             stack = cells.setdefault(holder, {})
-            stack.setdefault((number, role), Tally()).add(entry, entry.parts)
+            stack.setdefault((number, role), []).append(entry)
             break
     found = [_stack(".".join(holder), stack) for holder, stack in cells.items()]
     return sorted(found, key=lambda stack: stack.stored_bytes, reverse=True)
 
 
-def _stack(name: str, cells: dict[tuple[int, str], Tally]) -> Stack:
+def _stack(name: str, cells: dict[tuple[int, str], list[Entry]]) -> Stack:
     layers = sorted({layer for layer, _ in cells})
     roles = list(dict.fromkeys(role for _, role in cells))
     return Stack(name, layers, roles, cells)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from streamxf.formats.contents import Contents, Entry, Format
 from streamxf.summary.tally import Tally
+from streamxf.summary.values import Values
 from streamxf.wording import many
 
 _K = TypeVar("_K")
@@ -35,6 +36,8 @@ class Summary:
         Parts of tensors.
     notes : tuple of str
         Those of the contents, and that some bytes were counted more than once.
+    values : Values or None
+        Statistics of the tensors, if they were read.
     """
 
     contents: Contents
@@ -43,9 +46,10 @@ class Summary:
     chains: dict[tuple[str, ...], Tally]
     shards: int
     notes: tuple[str, ...]
+    values: Values | None = None
 
     @classmethod
-    def of(cls, contents: Contents) -> Summary:
+    def of(cls, contents: Contents, values: Values | None = None) -> Summary:
         """Add up what a checkpoint holds."""
         dtypes: dict[str, Tally] = {}
         chains: dict[tuple[str, ...], Tally] = {}
@@ -60,7 +64,7 @@ class Summary:
                 parts = entry.parts if len(used) == 1 else [part for part in entry.parts if part.chain == chain]
                 chains.setdefault(chain, Tally()).add(entry, parts)
         notes = (*contents.notes, *_shared(contents))
-        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes)
+        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
 
     def largest(self, count: int = LARGEST) -> list[Entry]:
         """The tensors with the most stored bytes, the largest first."""
@@ -86,7 +90,7 @@ class Summary:
             "file_bytes": sum(contents.files.values()),
             "dtypes": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
             "chains": [{"chain": list(chain), **tally.as_dict()} for chain, tally in self.chains.items()],
-            "largest": [item_facts(entry) for entry in self.largest(largest)],
+            "largest": [self.item(entry) for entry in self.largest(largest)],
             "packages": dict(contents.packages),
             "save_ids": list(contents.save_ids),
             "key_ids": list(contents.key_ids),
@@ -94,9 +98,18 @@ class Summary:
             "notes": list(self.notes),
             "extra": dict(contents.extra),
         }
+        if self.values is not None:
+            found["values"] = self.values.as_dict()
         if items:
-            found["items"] = [item_facts(entry) for entry in contents.entries.values()]
+            found["items"] = [self.item(entry) for entry in contents.entries.values()]
         return found
+
+    def item(self, entry: Entry) -> dict[str, Any]:
+        """One item, for JSON."""
+        if self.values is None:
+            return item_facts(entry)
+        found = self.values.statistics.get(entry.name)
+        return {**item_facts(entry), "values": None if found is None else found.as_dict()}
 
 
 def ratio_of(entry: Entry) -> float | None:
@@ -105,7 +118,7 @@ def ratio_of(entry: Entry) -> float | None:
 
 
 def item_facts(entry: Entry) -> dict[str, Any]:
-    """One item, for JSON."""
+    """One item, for JSON, without its values."""
     return {
         "name": entry.name,
         "dtype": entry.dtype,

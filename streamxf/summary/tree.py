@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.formats.contents import Entry
 from streamxf.summary.tally import Tally
 

@@ -89,7 +89,7 @@ CASES = [
     *(Case(on("plain without metadata", command), 1, "") for command in ("inspect", "diff", "unpack")),
     *(Case(on("plain with cut metadata", command), 1, "") for command in ("inspect", "diff", "unpack")),
     *(Case(on("plain without data", command), 1, "missing") for command in ("diff", "unpack", "transcode")),
-    *(Case(on("plain with a flipped bit", command), 1, "layers.") for command in ("diff", "unpack", "transcode")),
+    *(Case(on("plain with a flipped bit", command), 1, "layers.") for command in ("unpack", "transcode")),
     *(Case(on("stock with cut metadata", command), 1, "") for command in ("inspect", "pack", "diff")),
     *(Case(on("cut.safetensors", command), 1, "cut.safetensors") for command in ("inspect", "diff", "pack")),
     *(Case(on("huge header.safetensors", command), 1, "header") for command in ("inspect", "pack")),

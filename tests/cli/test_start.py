@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cli.command import Run
 from streamxf.cli.app import COMMANDS, app
@@ -35,6 +37,25 @@ def test_help_imports_nothing_heavy(arguments: list[str]):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: streamxf" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("view", [[], ["--tree"], ["--items"], ["--json", "--items"], ["--html", "page.html"]])
+def test_inspecting_safetensors_imports_no_torch(tmp_path: Path, kind: str, view: list[str]):
+    """Importing torch and its distributed packages takes seconds, and the answer a few milliseconds."""
+    file = tmp_path / "model" / "model.safetensors"
+    file.parent.mkdir()
+    save_file({f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, file)
+    path = file if kind == "file" else file.parent
+    view = [str(tmp_path / word) if word == "page.html" else word for word in view]
+    done = python(
+        "import sys; from streamxf.cli.__main__ import main\n"
+        f"code = main(['inspect', {str(path)!r}, *{view!r}])\n"
+        "assert 'torch' not in sys.modules\n"
+        "raise SystemExit(code)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(path) in done.stdout
 
 
 def test_the_list_of_commands(run: Run):

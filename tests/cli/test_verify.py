@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from cli.command import Run
 from cli.conftest import flip_bit
@@ -15,21 +18,39 @@ from streamxf.keys.file import write_key
 def test_a_whole_checkpoint(run: Run, plain: Path):
     done = run("verify", plain)
     assert done.code == 0
-    assert done.out.startswith("whole, as far as it could be checked\n")
+    assert done.out.startswith("OK: no damage found\n1 data file, ")
     assert done.err == ""
+
+
+def test_a_packed_file_is_whole_without_reservation(run: Run, tmp_path: Path):
+    torch.save({"weight": torch.arange(1000.0), "step": 7, "names": ["a", "b"]}, tmp_path / "model.pt")
+    assert run("pack", tmp_path / "model.pt", tmp_path / "packed", "--chain", "zstd").code == 0
+    done = run("verify", tmp_path / "packed")
+    assert done.out.startswith("OK: no damage found\n1 data file, ")
+    assert run("verify", tmp_path / "packed", "--json").json["unchecked"] == []
+
+
+def test_what_was_skipped_is_in_the_first_line(run: Run, tmp_path: Path):
+    save({"weight": torch.ones(10), "step": 7}, storage_writer=StockWriter(tmp_path / "stock"))
+    done = run("verify", tmp_path / "stock")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == (
+        "OK: no damage found (2 checks skipped: digests of the metadata and of whole files, which only streamxf's "
+        "writer makes; whether any were exchanged of 2 items that are not bound to their places)"
+    )
 
 
 def test_with_its_key(run: Run, encrypted: Path, key_file: Path):
     done = run("verify", encrypted, "--key", f"file:{key_file}", "--json")
     assert done.code == 0
     assert done.json["ok"]
-    assert not any("for want of a key" in sentence for sentence in done.json["unchecked"])
+    assert not any("needs a key" in sentence for sentence in done.json["unchecked"])
 
 
 def test_without_its_key_it_says_what_was_not_checked(run: Run, encrypted: Path):
     done = run("verify", encrypted, "--json")
     assert done.code == 0
-    assert any("for want of a key" in sentence for sentence in done.json["unchecked"])
+    assert any("needs a key" in sentence for sentence in done.json["unchecked"])
 
 
 def test_damage_names_the_item_and_exits_with_1(run: Run, plain: Path):
@@ -45,7 +66,7 @@ def test_damage_names_the_item_and_exits_with_1(run: Run, plain: Path):
 
 def test_a_key_from_the_environment(run: Run, encrypted: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMXF_KEYS", f"file:{key_file}")
-    assert not any("for want of a key" in sentence for sentence in run("verify", encrypted, "--json").json["unchecked"])
+    assert not any("needs a key" in sentence for sentence in run("verify", encrypted, "--json").json["unchecked"])
 
 
 def test_a_key_behind_a_passphrase(run: Run, encrypted: Path, key: Key, monkeypatch: pytest.MonkeyPatch):
@@ -58,8 +79,9 @@ def test_a_key_behind_a_passphrase(run: Run, encrypted: Path, key: Key, monkeypa
     assert run("verify", encrypted, "--key", f"file:{protected}").code == 0
 
 
-def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path, key: Key):
+@pytest.mark.parametrize("prefix", ["", "file:", "aws-kms:", "env:"])
+def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path, key: Key, prefix: str):
     secret = key.reveal().hex()
-    done = run("verify", encrypted, "--key", secret)
+    done = run("verify", encrypted, "--key", f"{prefix}{secret}")
     assert done.code == 2
     assert secret not in done.out + done.err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+
 import pytest
 import torch
 from compare.memory import Memory
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 from streamxf.compare import items
 from streamxf.compare.items import compare
 from streamxf.convert.origin import ITEM
-from streamxf.errors import BlockError, ParameterError, PolicyError
+from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.formats import source
+from streamxf.formats.source import Box
 
 
 class Bar:
@@ -145,15 +149,67 @@ def test_objects_that_may_not_be_loaded_are_not_taken_for_the_same():
     first, second = Memory({"x": 1, "y": 2}), Memory({"x": 1, "y": 2})
     second.refused["x"] = PolicyError("it asks for acme.Thing")
     found = compare(first, second)
-    assert (found.incomparable, found.equal, found.same) == ({"x": "it asks for acme.Thing"}, 1, False)
-    assert "not comparable: x: it asks for acme.Thing" in str(found)
+    reason = "that of the second cannot be read: PolicyError: it asks for acme.Thing"
+    assert (found.incomparable, found.equal, found.same) == ({"x": reason}, 1, False)
+    assert f"not comparable: x: {reason}" in str(found)
 
 
-def test_damage_ends_the_comparison():
-    first, second = Memory({"x": 1}), Memory({"x": 1})
+class Torn(Memory):
+    """Reads ahead, as sources do, and fails at some tensors."""
+
+    AHEAD = 5
+    reads = 0
+    open = 0
+
+    def read(self, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
+        Torn.open += 1
+        try:
+            waiting: deque[torch.Tensor] = deque()
+            for box in boxes:
+                if box.entry.name in self.refused:
+                    raise self.refused[box.entry.name]
+                self.reads += 1
+                waiting += super().read([box])
+                if len(waiting) > self.AHEAD:
+                    yield waiting.popleft()
+            yield from waiting
+        finally:
+            Torn.open -= 1
+
+
+@pytest.mark.parametrize("error", [BlockError("torn"), RuntimeError("torn"), OSError(5, "torn")], ids=repr)
+@pytest.mark.parametrize("torn", [{0}, {7}, {29}, {7, 8, 21}, {0, 29}])
+def test_what_cannot_be_read_does_not_keep_the_others_from_being_compared(torn, error, monkeypatch):
+    monkeypatch.setattr(items, "boxes_of", lambda entry, size: source.boxes_of(entry, size, 8))
+    state = {f"w{number}": torch.arange(5.0) for number in range(30)} | {"step": 1, "note": "a"}
+    first, second = Torn(state), Torn(state | {"w3": torch.arange(5.0) + 1, "note": "b"})
+    for number in torn:
+        (first if number % 2 else second).refused[f"w{number}"] = error
+    second.refused["step"] = error
+    bar = Bar()
+    found = compare(first, second, progress=bar)
+    assert set(found.incomparable) == {f"w{number}" for number in torn} | {"step"}
+    assert all(f"{type(error).__name__}: " in reason and "torn" in reason for reason in found.incomparable.values())
+    assert "that of the second cannot be read" in found.incomparable["step"]
+    assert [change.name for change in found.changed] == ["w3", "note"]
+    assert (found.equal, found.same) == (30 - len(torn) - 1, False)
+    assert found.elements == 5 * (30 - len(torn))
+    assert bar.expected == bar.done == 30 * 2 * 20
+    assert first.reads < 30 * 3 + 30 * (len(torn) + 1)
+    assert Torn.open == 0
+
+
+@pytest.mark.parametrize("state", [{"x": 1}, {"x": torch.zeros(3)}], ids=["object", "tensor"])
+def test_where_nothing_can_be_read_the_reason_is_raised(state):
+    first, second = Torn(state), Torn(state)
     second.refused["x"] = BlockError("torn")
     with pytest.raises(BlockError, match="torn"):
         compare(first, second)
+    found = compare(Torn(state | {"y": 1}), second)
+    assert (found.removed, list(found.incomparable)) == (("y",), ["x"])
+    second.refused["x"] = UnknownCodecError("acme is not installed")
+    with pytest.raises(UnknownCodecError, match="not installed"):
+        compare(Torn(state | {"y": 1}), second)
 
 
 def test_what_pack_keeps_of_a_file_is_left_out():

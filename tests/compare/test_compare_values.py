@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from statistics import pstdev
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamxf.compare import values
-from streamxf.compare.values import Tally, is_number
+from streamxf.compare.difference import distance_text
+from streamxf.compare.values import Tally
+from streamxf.values.numbers import is_number
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
 INTEGERS.append(torch.uint64)
@@ -27,8 +30,12 @@ def of_bits(dtype: torch.dtype, data: bytes) -> torch.Tensor:
     return torch.tensor(list(data), dtype=torch.uint8).view(dtype)
 
 
+def bfloat16(*bits: int) -> torch.Tensor:
+    return torch.tensor([each - 2**16 * (each >= 2**15) for each in bits], dtype=torch.int16).view(torch.bfloat16)
+
+
 def distance(first: torch.Tensor, second: torch.Tensor) -> values.Distance:
-    tally = Tally(first.dtype, second.dtype)
+    tally = Tally(first.dtype, second.dtype, statistics=True)
     tally.add(first, second)
     return tally.result()
 
@@ -87,28 +94,63 @@ def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return one, other
 
 
+def is_nan(number: complex | int | float) -> bool:
+    return number != number
+
+
+def others(one: torch.Tensor, other: torch.Tensor) -> list[bool]:
+    """Which elements are not the same."""
+    if one.dtype == other.dtype:
+        bits = [each.view(torch.uint8).view(len(one), -1).tolist() if len(one) else [] for each in (one, other)]
+        return [a != b for a, b in zip(*bits, strict=True)]
+    return [not same_number(*each) for each in zip(number(one), number(other), strict=True)]
+
+
 @given(pairs())
+@example((bfloat16(0, 0x7FC1, 1), bfloat16(0x7FC0, 0x7FC0, 0x7FC0)))
 def test_distances_are_those_of_exact_arithmetic(pair):
     one, other = pair
     found = distance(one, other)
     numbers = list(zip(number(one), number(other), strict=True))
-    distances = [apart(*each) for each in numbers]
+    differ = others(one, other)
+    nan = [(is_nan(a), is_nan(b)) if unlike else (False, False) for (a, b), unlike in zip(numbers, differ, strict=True)]
+    distances = [
+        None if any(which) else apart(*each) if unlike else Fraction(0)
+        for each, which, unlike in zip(numbers, nan, differ, strict=True)
+    ]
     measured = [each for each in distances if each is not None]
-    if one.dtype == other.dtype:
-        bits = (
-            [each.view(torch.uint8).view(len(numbers), -1).tolist() for each in (one, other)] if numbers else ([], [])
-        )
-        differing = sum(a != b for a, b in zip(*bits, strict=True))
-    else:
-        differing = sum(not same_number(*each) for each in numbers)
-    assert (found.elements, found.differing) == (len(numbers), differing)
+    assert (found.elements, found.differing) == (len(numbers), sum(differ))
     assert found.without == distances.count(None)
-    if not measured:
+    assert (found.to_nan, found.from_nan, found.other_nan) == tuple(
+        nan.count(which) for which in ((False, True), (True, False), (True, True))
+    )
+    if not measured or (any(differ) and found.without == found.differing):
         assert (found.largest, found.mean) == (None, None)
         return
     assert found.largest == max(measured)
     assert isinstance(found.largest, int) == (one.dtype in INTEGERS and other.dtype in INTEGERS) or not found.largest
     assert found.mean == pytest.approx(float(sum(map(Fraction, measured)) / len(measured)), rel=1e-12)
+
+
+@given(pairs())
+def test_differences_are_counted_as_values_are(pair):
+    one, other = pair
+    found = distance(one, other)
+    counted = found.statistics
+    assert (counted.elements, counted.nan + counted.inf) == (found.elements, found.without)
+    signed: list[float] = []
+    for a, b, unlike in zip(number(one), number(other), others(one, other), strict=True):
+        far = apart(a, b) if unlike and not is_nan(a) and not is_nan(b) else None if unlike else 0
+        if far is not None:
+            less = not isinstance(a, complex) and not isinstance(b, complex) and b < a
+            signed.append(-float(far) if less else float(far))
+    assert counted.zeros == signed.count(0)
+    assert (counted.min, counted.max) == ((min(signed), max(signed)) if signed else (None, None))
+    if signed:
+        exact = [Fraction(each) for each in signed]
+        scale = max(map(abs, signed))
+        assert counted.mean == pytest.approx(float(sum(exact) / len(exact)), rel=1e-12, abs=1e-14 * scale)
+        assert counted.std == pytest.approx(float(pstdev(exact)), rel=1e-9, abs=1e-14 * scale)
 
 
 def test_integers_are_exact_where_floats_are_not():
@@ -135,7 +177,30 @@ def test_not_a_number_is_the_same_as_itself_and_has_no_distance_from_a_number():
 
 def test_numbers_too_far_apart_for_a_float():
     found = distance(torch.tensor([1e308, 1.0], dtype=torch.float64), torch.tensor([-1e308, 1.0], dtype=torch.float64))
-    assert (found.differing, found.without, found.largest) == (1, 1, 0.0)
+    assert (found.differing, found.without, found.largest) == (1, 1, None)
+    assert distance_text(found) == "1 of 2 elements differ, 1 infinitely far apart"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ([0x7FC0], [0x7FC1], "1 of 1 element differ, 1 NaN with other bits"),
+        ([0x3F80, 0x3F80], [0x3F80, 0x7FC0], "1 of 2 elements differ, 1 became NaN"),
+        ([0x7FC0, 0x3F80], [0x3F80, 0x3F80], "1 of 2 elements differ, 1 no longer NaN"),
+        (
+            [0x7FC0, 0x3F80, 0x7F80],
+            [0x3F80, 0x4000, 0],
+            "3 of 3 elements differ, by 1 at most and 1 on average, 1 no longer NaN, 1 infinitely far apart",
+        ),
+        ([0, 0x3F80], [0x8000, 0x3F80], "1 of 2 elements differ, in the sign of zero alone"),
+        ([0, 0x3F80], [0x8000, 0x7FC0], "2 of 2 elements differ, some in the sign of zero alone, 1 became NaN"),
+    ],
+)
+def test_a_nan_is_named_and_no_distance_is_made_up_for_it(first, second, text):
+    found = distance(bfloat16(*first), bfloat16(*second))
+    assert distance_text(found) == text
+    if found.without == found.differing:
+        assert (found.largest, found.mean) == (None, None)
 
 
 def test_a_mean_of_the_largest_numbers_is_finite():

@@ -12,10 +12,11 @@ from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
 from streamxf.compare.diff import diff
-from streamxf.errors import ContainerError, KeyMissingError, NoCheckpointError, PolicyError
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError
 from streamxf.keys.file import write_key
 
 
@@ -64,12 +65,36 @@ def test_shards_do_not_matter(tmp_path):
     assert diff(tmp_path / "2", tmp_path / "3").same
 
 
-def test_damage_and_a_missing_key_are_no_differences(tmp_path, key):
+@pytest.mark.parametrize(
+    "writer",
+    [streamxf.FileSystemWriter, lambda path: StockWriter(path, _extensions=[StockZStandard()])],
+    ids=["streamxf", "stock zstd"],
+)
+def test_damage_to_one_item_leaves_the_others(run, tmp_path, writer):
+    good = write(tmp_path / "good", "torch")
+    bad = tmp_path / "bad"
+    save(state(0), storage_writer=writer(bad))
+    places = streamxf.FileSystemReader(bad).read_metadata().storage_data
+    (place,) = (place for index, place in places.items() if index.fqn == "w")
+    file = bad / place.relative_path
+    data = bytearray(file.read_bytes())
+    data[place.offset : place.offset + 8] = bytes(8)
+    file.write_bytes(data)
+    found = diff(good, bad)
+    assert list(found.incomparable) == ["w"]
+    assert found.incomparable["w"].startswith("that of the second cannot be read: ")
+    assert (found.same, found.equal, found.elements) == (False, 3, 101)
+    done = run("diff", good, bad)
+    assert (done.code, done.err) == (1, "")
+    assert "different: 1 item not comparable" in done.out
+    assert "? w: that of the second cannot be read: " in done.out
+
+
+def test_metadata_that_is_damaged_and_a_missing_key_are_no_differences(tmp_path, key):
     good = write(tmp_path / "good", "streamxf")
     bad = write(tmp_path / "bad", "streamxf")
-    (file,) = bad.glob("*.distcp")
-    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
-    with pytest.raises(ContainerError):
+    (bad / ".metadata").write_bytes((bad / ".metadata").read_bytes()[:-1])
+    with pytest.raises(MetadataError):
         diff(good, bad)
     writer = streamxf.FileSystemWriter(tmp_path / "secret", _extensions=[streamxf.Encrypt(key)])
     save(state(0), storage_writer=writer)
@@ -107,7 +132,7 @@ def test_differences_in_a_table(run, tmp_path):
     assert lines[0].endswith("different: 3 items changed, 1 item only in the first, 1 item only in the second")
     for line in (
         "changed what differ largest mean",
-        "a values, 1 without a distance 2 of 4 2 0.6667",
+        "a values, 1 became NaN 2 of 4 2 0.6667",
         "o 1 became 2",
         "shape [2] became [3]",
         "- old",
@@ -127,10 +152,54 @@ def test_json(run, tmp_path):
     assert done.code == 1
     big, infinite = done.json["changed"]
     assert big["distance"]["largest"] == 2**62 + 1
-    assert infinite["distance"] == {"elements": 2, "differing": 1, "without": 1, "largest": 0.0, "mean": 0.0}
+    assert infinite["distance"] == {
+        "elements": 2,
+        "differing": 1,
+        "without": 1,
+        "to_nan": 0,
+        "from_nan": 0,
+        "other_nan": 0,
+        "largest": None,
+        "mean": None,
+        "statistics": None,
+    }
     assert "Infinity" not in done.out
     same = run("diff", tmp_path / "a.pt", tmp_path / "a.pt", "--json")
     assert (same.code, same.json["same"], same.json["equal"]) == (0, True, 2)
+
+
+def test_a_nan_has_no_distance(run, tmp_path):
+    nan = torch.tensor([0x7FC0, 0x7FC0, 0x3F80], dtype=torch.int16).view(torch.bfloat16)
+    other = torch.tensor([0x7FC1, 0x7FC0, 0x3F80], dtype=torch.int16).view(torch.bfloat16)
+    torch.save({"w": nan}, tmp_path / "a.pt")
+    torch.save({"w": other}, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert done.code == 1
+    assert "w values, 1 NaN with other bits 1 of 3 - -" in " ".join(done.out.split())
+    found = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").json["changed"][0]["distance"]
+    assert (found["largest"], found["mean"], found["other_nan"]) == (None, None, 1)
+
+
+def test_what_the_difference_is(run, tmp_path):
+    one = {"a": torch.zeros(100), "b": torch.zeros(3), "c": torch.zeros(2)}
+    other = {"a": torch.arange(100) * 0.5, "b": torch.tensor([-1.0, 0.0, float("inf")]), "c": torch.zeros(2)}
+    torch.save(one, tmp_path / "a.pt")
+    torch.save(other, tmp_path / "b.pt")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values")
+    assert (done.code, done.err) == (1, "")
+    shown = done.out.partition("B minus A")[2]
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "zeros min max mean std distribution"
+    assert lines[2].startswith("a 1.0 % 0 49.5 24.8 14.4 █")
+    assert lines[3].startswith("b 33.3 % -1 0 -0.5 0.5 █")
+    assert not any(line.startswith("c ") for line in lines)
+    assert "B minus A" not in run("diff", tmp_path / "a.pt", tmp_path / "b.pt").out
+    a, b = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values", "--json").json["changed"]
+    figures = a["distance"]["statistics"]
+    assert (figures["elements"], figures["zeros"], figures["min"], figures["max"]) == (100, 1, 0, 49.5)
+    assert figures["mean"] == pytest.approx(24.75)
+    assert sum(figures["histogram"]["counts"]) == 100
+    assert b["distance"]["statistics"]["inf"] == 1
 
 
 def test_names_behind_a_prefix(run, tmp_path):

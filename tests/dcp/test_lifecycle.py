@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 import streamxf
 from streamxf import Encrypt
-from streamxf.errors import AbortedError
+from streamxf.errors import AbortedError, KeyMissingError
 
-from .helpers import KEY, full_chain, load_with
+from .helpers import KEY, full_chain, load_with, manifest_of, refused
 
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 
@@ -76,3 +80,87 @@ def test_an_attached_writer_works_in_a_forked_child(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     loaded = load_with(STATE, streamxf.FileSystemReader(tmp_path, keys=KEY, require="bound"))
     assert torch.equal(loaded["a"], STATE["a"])
+
+
+# -- through a pickle, as to a process that saves ------------------------------------------------------
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=full_chain()),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path), full_chain()),
+    "stock": lambda path: dcp.FileSystemWriter(path, _extensions=full_chain()),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_that_went_to_a_child_saves(tmp_path: Path, writer: str) -> None:
+    there = ForkingPickler.loads(ForkingPickler.dumps(WRITERS[writer](tmp_path)))
+    dcp.save(STATE, storage_writer=there)
+    loaded = load_with(STATE, streamxf.FileSystemReader(tmp_path, keys=KEY, require="encrypted"))
+    assert torch.equal(loaded["a"], STATE["a"])
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_ordinary_pickle_leaves_the_key_behind(tmp_path: Path, writer: str) -> None:
+    """The copy can be looked at, and says what is missing once it is to save."""
+    pickled = pickle.dumps(WRITERS[writer](tmp_path))
+    assert KEY.reveal() not in pickled
+    there = pickle.loads(pickled)
+    with refused(KeyMissingError, f"key {KEY.id} did not travel"):
+        dcp.save(STATE, storage_writer=there)
+    assert not (tmp_path / ".metadata").exists()
+
+
+# -- which save it is ------------------------------------------------------------------------------------
+
+
+class Told(DefaultSavePlanner):
+    """Keeps what it is told of the storage."""
+
+    meta: Any = None
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.meta = storage_meta
+
+
+def test_planners_are_told_the_save_that_is_published(tmp_path: Path) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path)
+    ids = []
+    for _ in range(3):
+        planner = Told()
+        dcp.save(STATE, storage_writer=writer, planner=planner)
+        assert planner.meta.save_id == writer.save_id == manifest_of(tmp_path).save_id
+        assert planner.meta.checkpoint_id == tmp_path
+        ids.append(writer.save_id)
+    assert len(set(ids)) == 3
+
+
+def test_every_rank_has_an_id(tmp_path: Path) -> None:
+    """As with torch's writers, where nobody but the coordinator publishes its own."""
+    found = []
+    for rank in range(2):
+        writer: Any = streamxf.FileSystemWriter(tmp_path)
+        before = writer.storage_meta().save_id
+        writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
+        assert writer.storage_meta().save_id == before
+        found += [before, pickle.loads(pickle.dumps(writer)).storage_meta().save_id]
+    assert len(set(found)) == 4
+    assert all(len(save_id) == 32 for save_id in found)
+
+
+def test_a_forked_child_has_an_id_of_its_own(tmp_path: Path) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path)
+    before = writer.storage_meta().save_id
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(there, str(writer.storage_meta().save_id).encode())
+        finally:
+            os._exit(0)
+    os.close(there)
+    os.waitpid(child, 0)
+    told = os.read(here, 100).decode()
+    os.close(here)
+    assert len(told) == 32
+    assert told != writer.storage_meta().save_id == before

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._weights_only_unpickler import Unpickler
 
 from streamxf.dcp.objects import stand_ins
 from streamxf.dcp.objects.policy import Objects
@@ -316,13 +317,13 @@ def test_one_array_many_times_over_is_out_of_proportion() -> None:
 def test_torchs_list_never_holds_numpy_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread's ``torch.load`` sees the list, too."""
     seen: list[Any] = []
-    original = torch.load
+    original = Unpickler.load
 
     def look(*args: Any, **options: Any) -> Any:
         seen.extend(torch.serialization.get_safe_globals())
         return original(*args, **options)
 
-    monkeypatch.setattr(torch, "load", look)
+    monkeypatch.setattr(Unpickler, "load", look)
     before = set(torch.serialization.get_safe_globals())
     Objects().renew(saved(np.arange(3)), 1000)
     assert set(seen) - before == {*stand_ins.ALL, bytes}

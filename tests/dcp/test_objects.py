@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch._weights_only_unpickler import Unpickler
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
@@ -373,7 +374,7 @@ def test_what_the_process_allows_stays_allowed(checkpoint: Path) -> None:
 def test_a_reader_in_another_thread_sees_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits, and is then refused, as it would have been alone."""
     inside, results = threading.Event(), []
-    original = torch.load
+    original = Unpickler.load
 
     def slow(*args: Any, **options: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -391,7 +392,7 @@ def test_a_reader_in_another_thread_sees_nothing_of_it(monkeypatch: pytest.Monke
             results.append(error)
 
     other = threading.Thread(target=other_reader)
-    monkeypatch.setattr(torch, "load", slow)
+    monkeypatch.setattr(Unpickler, "load", slow)
     Objects(safe_globals=[Point]).renew(saved((Point(1),)), 1)
     other.join()
     assert len(results) == 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from torch._weights_only_unpickler import Unpickler
 
 from streamxf.dcp.objects.plain import MAX_PLAIN, renew_plain
 from streamxf.dcp.objects.policy import Objects
@@ -76,13 +77,13 @@ TYPICAL: list[Any] = [
 @pytest.mark.parametrize("value", TYPICAL, ids=lambda value: ascii(value)[:30])
 def test_what_an_optimizer_has_goes_the_short_way(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = saved(value)
-    load = torch.load
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch was asked"))
-    monkeypatch.setattr(torch, "save", lambda *_, **__: pytest.fail("torch was asked"))
-    renewed = Objects().renew(file, len(file))
+    with monkeypatch.context() as patch:
+        patch.setattr(Unpickler, "load", lambda *_, **__: pytest.fail("torch was asked"))
+        patch.setattr(torch, "save", lambda *_, **__: pytest.fail("torch was asked"))
+        renewed = Objects().renew(file, len(file))
     assert renewed != file
     for weights_only in (True, False):
-        assert pickled(load(io.BytesIO(renewed), weights_only=weights_only)) == pickled(value)
+        assert pickled(torch.load(io.BytesIO(renewed), weights_only=weights_only)) == pickled(value)
 
 
 def test_a_list_that_holds_itself() -> None:

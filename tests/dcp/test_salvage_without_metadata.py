@@ -4,9 +4,10 @@ of two saves.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from streamxf.errors import (
     PolicyError,
     StreamxfError,
 )
+from streamxf.keys import KeyProvider
 
 from .helpers import KEY, OTHER_KEY, assert_same, blank, data_files, full_chain, refused, save, small_state
 from .shards import Shard, rows, save_shards
@@ -118,6 +120,54 @@ def test_signatures_are_asked_for(checkpoint: Path, state: dict[str, Any]) -> No
         with refused(PolicyError):
             salvage(checkpoint, keys=reader, without_metadata=True, **options)
     check(salvage(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
+
+
+class Service(KeyProvider):
+    """Counts what it is asked."""
+
+    kind = "acme-service"
+    id = "a" * 16
+    authenticates_writer: ClassVar[bool] = True
+    asked: ClassVar[list[bytes]] = []
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return bytes(byte ^ 7 for byte in data_key)
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        self.asked.append(dek_id + wrapped)
+        return self.wrap(wrapped, dek_id)
+
+
+@pytest.mark.parametrize("draft", [".metadata.zz.tmp", ".metadata.00.tmp"], ids=["behind it", "before it"])
+def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: dict[str, Any], draft: str) -> None:
+    """However often a planted draft repeats it, and not at all for what is not needed any more."""
+    save(state, checkpoint, [Encrypt(Service())])
+    (fragment,) = set(re.findall(rb"streamxf\.encrypt/1#dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
+    damage(checkpoint, "tag")
+    (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
+    signed = [b"%s&sig=%016x:%s" % (fragment, number, b"A" * 86) for number in range(1500)]
+    wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1500)]
+    (checkpoint / draft).write_bytes(b"\n".join([*signed, *wrong, *wrong]))
+    Service.asked.clear()
+    found = salvage(checkpoint, keys=Service(), without_metadata=True)
+    check(found, flat(state), set())
+    assert len(Service.asked) == 1
+
+
+def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt(Service())])
+    (fragment,) = set(re.findall(rb"streamxf\.encrypt/1#dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
+    (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
+    wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1100)]
+    signed = [b"%s&sig=%016x:%s" % (each, number, b"A" * 86) for each in wrong for number in range(5)]
+    (checkpoint / ".metadata.00.tmp").write_bytes(b"\n".join([*wrong, *signed]))
+    Service.asked.clear()
+    check(salvage(checkpoint, keys=Service(), without_metadata=True), flat(state), set())
+    assert len(Service.asked) == len(set(Service.asked)) == 101
+
+
+def metadata(path: Path) -> bytes:
+    return (path / ".metadata").read_bytes()
 
 
 def test_items_without_a_codec_do_not_say_what_they_are(checkpoint: Path, state: dict[str, Any]) -> None:

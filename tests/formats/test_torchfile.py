@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from archives import redirected
+from archives import saved as saved_bytes
 from dcp.helpers import assert_same
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -141,10 +143,7 @@ def other_zip(path: Path) -> None:
 
 
 def other_order(path: Path) -> None:
-    torch.save({"a": BASE}, path)
-    data = path.read_bytes()
-    assert data.count(b"little") == 1
-    path.write_bytes(data.replace(b"little", b"big\0\0\0"))
+    path.write_bytes(redirected(saved_bytes({"a": BASE}), {"byteorder": b"big"}))
 
 
 def cut(path: Path) -> None:

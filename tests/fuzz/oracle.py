@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -41,11 +42,17 @@ def check_causes(error: StreamxfError) -> None:
     """A refusal must not be a mishap in disguise: memory that ran out, or a codec that stumbled."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, MemoryError | AssertionError):
+        if isinstance(cause, MemoryError) or (isinstance(cause, AssertionError) and not _of_torch(cause)):
             raise Finding(f"{type(cause).__name__} behind {error!r}") from error
         if isinstance(cause, CodecError) and not isinstance(cause.__cause__, (*_LIBRARIES, StreamxfError, type(None))):
             raise Finding(f"a codec raised {cause.__cause__!r}") from error
         cause = cause.__cause__ or cause.__context__
+
+
+def _of_torch(error: BaseException) -> bool:
+    """Whether torch raised it: its unpickler asserts what it expects of a pickle."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 @contextmanager

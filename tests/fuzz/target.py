@@ -48,6 +48,7 @@ NAMES = (
     "metadata",
     "checkpoint",
     "salvage",
+    "torchfile",
 )
 
 

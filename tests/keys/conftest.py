@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from endpoints import CREDENTIALS, Kms
+from endpoints import CREDENTIALS, Kms, write_certificate
 
 # ends with its input, and so with the process of these tests, however that ends
 SERVER = """
@@ -16,18 +16,20 @@ import os, sys, threading
 from moto.server import main
 
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-main(["-H", "127.0.0.1", "-p", "0"])
+main(["-H", "127.0.0.1", "-p", "0", "-c", sys.argv[1], "-k", sys.argv[2]])
 """
 
 
 @pytest.fixture(scope="session")
 def kms_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
     pytest.importorskip("moto")
-    log = tmp_path_factory.mktemp("kms") / "log"
-    command = (sys.executable, "-c", SERVER)
+    folder = tmp_path_factory.mktemp("kms")
+    log = folder / "log"
+    certificate, key = write_certificate(folder)
+    command = (sys.executable, "-c", SERVER, certificate, key)
     with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sink, stderr=sink) as server:
         try:
-            yield Kms(_address(server, log.read_text))
+            yield Kms(_address(server, log.read_text), certificate)
         finally:
             server.kill()
 
@@ -35,7 +37,7 @@ def kms_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
 def _address(server: subprocess.Popen[bytes], said: Callable[[], str]) -> str:
     """Where the server listens, which it says once it does."""
     while True:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", said()):
+        if found := re.search(r"https://127\.0\.0\.1:\d+", said()):
             return found[0]
         try:
             code = server.wait(0.05)
@@ -49,6 +51,7 @@ def kms(kms_server: Kms, monkeypatch: pytest.MonkeyPatch) -> Kms:
     """The server, which boto3 finds by its own environment variables; nothing else is asked for credentials."""
     settings = {
         "AWS_ENDPOINT_URL_KMS": kms_server.url,
+        "AWS_CA_BUNDLE": kms_server.certificate,
         **{name.upper(): value for name, value in CREDENTIALS.items()},
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": "/dev/null",

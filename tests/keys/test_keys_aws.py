@@ -40,7 +40,7 @@ def answered(answers: Answers) -> AwsKms:
         patch.setattr(aws, "ATTEMPTS", 1)
         for name, value in CREDENTIALS.items():
             patch.setenv(name.upper(), value)
-        key = AwsKms(ARN, endpoint_url=answers.url)
+        key = AwsKms(ARN, endpoint_url=answers.url, allow_http=True)
         key._connected()
         return key
 
@@ -173,7 +173,7 @@ def test_a_service_in_trouble_is_asked_again(answers: Answers, kms, monkeypatch)
     monkeypatch.setattr(aws, "ATTEMPTS", 2)
     answers.set(500, {"__type": "KMSInternalException"})
     with pytest.raises(KeyServiceError, match="KMSInternalException"):
-        AwsKms(ARN, endpoint_url=answers.url).wrap(DEK.secret, DEK.id)
+        AwsKms(ARN, endpoint_url=answers.url, allow_http=True).wrap(DEK.secret, DEK.id)
     assert len(answers.asked) == 2
 
 
@@ -204,7 +204,7 @@ def test_nobody_listens(kms, monkeypatch):
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(KeyServiceError, match="Could not connect") as caught:
-            AwsKms(ARN, endpoint_url=url).wrap(DEK.secret, DEK.id)
+            AwsKms(ARN, endpoint_url=url, allow_http=True).wrap(DEK.secret, DEK.id)
     assert caught.value.__context__ is None
 
 
@@ -217,18 +217,35 @@ def test_no_credentials(kms, monkeypatch):
         AwsKms(ARN, profile="no-such-profile").wrap(DEK.secret, DEK.id)
 
 
-@pytest.mark.parametrize("url", ["http://192.0.2.1", "http://127.0.0.1.example.com"])
-def test_data_keys_do_not_travel_in_the_open(url, kms, monkeypatch):
+@pytest.mark.parametrize("allow_http", [False, True])
+@pytest.mark.parametrize(
+    "url", ["http://192.0.2.1", "http://127.0.0.1.example.com", "http://127.0.0.1", "http://[::1]"]
+)
+def test_data_keys_do_not_travel_in_the_open(url, allow_http, kms, monkeypatch):
+    if allow_http and url in ("http://127.0.0.1", "http://[::1]"):
+        return
     with pytest.raises(KeyServiceError, match="https"):
-        AwsKms(ARN, endpoint_url=url).wrap(DEK.secret, DEK.id)
+        AwsKms(ARN, endpoint_url=url, allow_http=allow_http).wrap(DEK.secret, DEK.id)
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", url)
     with pytest.raises(KeyServiceError, match="https"):
-        AwsKms(ARN).wrap(DEK.secret, DEK.id)
+        AwsKms(ARN, allow_http=allow_http).wrap(DEK.secret, DEK.id)
 
 
 @pytest.mark.parametrize("url", ["https://kms.example.com", "http://[::1]:1", "http://localhost:1"])
 def test_addresses_that_are_fine(url, kms):
-    assert AwsKms(ARN, endpoint_url=url)._connect().meta.endpoint_url == url
+    assert AwsKms(ARN, endpoint_url=url, allow_http=True)._connect().meta.endpoint_url == url
+
+
+def test_http_goes_through_no_proxy(answers: Answers, kms, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    answers.set(200, {"KeyId": ARN, "CiphertextBlob": base64.b64encode(b"wrapped").decode()})
+    with answering() as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+            monkeypatch.setenv(name.upper(), proxy.url)
+        assert AwsKms(ARN, endpoint_url=answers.url, allow_http=True).wrap(DEK.secret, DEK.id) == b"wrapped"
+        assert (len(answers.asked), proxy.asked) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -257,10 +274,11 @@ def test_where_boto3_is_missing(monkeypatch):
 
 
 def test_pickles_hold_no_client(kms: Kms):
-    key = AwsKms(kms.new_key(), profile=None, endpoint_url=kms.url)
+    key = AwsKms(kms.new_key(), profile=None, endpoint_url=kms.url, allow_http=True)
     wrapped = key.wrap(DEK.secret, DEK.id)
     again = pickle.loads(pickle.dumps(key))
-    assert (again, again.id, again.endpoint_url, again._client) == (key, key.id, kms.url, None)
+    assert (again, again.id, again._client) == (key, key.id, None)
+    assert (again.endpoint_url, again.allow_http) == (kms.url, True)
     assert again.unwrap(wrapped, DEK.id) == DEK.secret
     codec = pickle.loads(pickle.dumps(streamxf.Encrypt(key)))
     assert streamxf.decode(streamxf.encode(b"data", [codec]), keys=key) == b"data"

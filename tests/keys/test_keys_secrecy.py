@@ -234,6 +234,37 @@ def test_errors_about_keys_as_text(key, tmp_path, monkeypatch):
         assert not leaks(everything_in(caught.value), SECRET, SECRET[:31])
 
 
+@pytest.mark.parametrize("key", SECRET_KEYS, ids=repr)
+def test_errors_about_keys_in_the_place_of_a_path_or_an_arn(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    encoded = [base64.b64encode(SECRET), base64.urlsafe_b64encode(SECRET), base64.b85encode(SECRET)]
+    texts = [*damaged_texts(key), format_key(key), SECRET.hex(), *(each.decode() for each in encoded)]
+    texts += [f"{tmp_path}/{SECRET.hex()}", f"~/{SECRET.hex()}", f"/{SECRET.hex()}", SECRET.hex()[:32] + "/" * 300]
+    for text in texts:
+        attempts = [
+            lambda text=text: KeyRing.of(f"file:{text}"),
+            lambda text=text: KeyRing.of(f"aws-kms:{text}"),
+            lambda text=text: read_key(text),
+            lambda text=text: KeyRing.of(Path(text)),
+            lambda text=text: write_key(f"{text}/new", key),
+        ]
+        for attempt in attempts:
+            with pytest.raises(StreamxfError) as caught:
+                attempt()
+            assert not leaks(everything_in(caught.value), SECRET, SECRET[:31], SECRET[:16])
+
+
+def test_a_path_that_is_one_is_shown(tmp_path):
+    tmp_path.joinpath("a-folder-with-a-name-of-more-than-31-characters").mkdir()
+    for place in ("missing.key", "missing/training.key", "a-folder-with-a-name-of-more-than-31-characters"):
+        with pytest.raises(StreamxfError) as caught:
+            read_key(tmp_path / place)
+        assert caught.value.file == str(tmp_path / place)
+    with pytest.raises(StreamxfError) as caught:
+        read_key(tmp_path / "missing" / SECRET.hex())
+    assert caught.value.file == str(tmp_path / "...")
+
+
 def test_errors_about_passphrases(tmp_path):
     key = Key(SECRET)
     line = protect_key(key, PASSPHRASE, CHEAP)
@@ -410,7 +441,8 @@ def test_errors_of_a_key_service(broken, kms: Kms, caplog, monkeypatch):
     echo = base64.b64encode(SECRET).decode()
     with answering() as answers:
         arn = kms.new_key()
-        key = AwsKms(arn, endpoint_url=answers.url if broken != "is not there" else "http://127.0.0.1:1")
+        url = answers.url if broken != "is not there" else "http://127.0.0.1:1"
+        key = AwsKms(arn, endpoint_url=url, allow_http=True)
         answers.set(
             {"refuses": 400, "fails": 500}.get(broken, 200),
             {"__type": "ValidationException" if broken != "fails" else echo, "message": f"no such value {echo}"},

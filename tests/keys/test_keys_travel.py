@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
@@ -99,8 +100,9 @@ PAIR = PrivateKey(bytes(range(1, 33)))
 SIGNER = SigningKey(bytes(range(2, 34)))
 
 
-def write_and_read(pipe, codec, ring) -> None:
+def write_and_read(pipe, environment, codec, ring) -> None:
     """Runs in a child: writes with what it got, and reads what the parent wrote."""
+    os.environ.update(environment)  # that of a fork server is older, if other tests have started it
     try:
         pipe.send(streamxf.encode(b"by the child", [codec]))
         pipe.send(streamxf.decode(pipe.recv(), keys=ring))
@@ -116,7 +118,7 @@ def test_every_kind_of_key_reaches_a_child(method, kms: Kms):
     by_parent = streamxf.encode(b"by the parent", [codec])
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
-    child = context.Process(target=write_and_read, args=(there, codec, ring))
+    child = context.Process(target=write_and_read, args=(there, dict(os.environ), codec, ring))
     child.start()
     there.close()
     by_child = here.recv()

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 
 from streamxf.formats.contents import Contents, Entry, Format, Part
+from streamxf.summary.values import Values
+from streamxf.values.statistics import Statistics, ValueCounter
 
 CHAIN = ("streamxf.floatzip/1", "streamxf.checksum/1?algorithm=crc32c")
 
@@ -46,3 +48,17 @@ def transformer(layers: int = 4, width: int = 64, experts: int = 0) -> list[Entr
             found.append(tensor(f"{place}.mlp.up_proj.weight", (4 * width, width), 0.67 + worse))
         found.append(tensor(f"{place}.input_layernorm.weight", (width,), 0.9, "float32"))
     return [*found, tensor("model.norm.weight", (width,), 0.9, "float32"), thing("step", 40)]
+
+
+def statistics(*numbers: float) -> Statistics:
+    """Those of these numbers."""
+    counter = ValueCounter()
+    counter.add(torch.tensor(numbers, dtype=torch.float64))
+    return counter.result()
+
+
+def values(entries: Iterable[Entry], **found: Statistics) -> Values:
+    """Something for each tensor; `found` has those of some, by their names with ``__`` for dots."""
+    named = {name.replace("__", "."): each for name, each in found.items()}
+    usual = statistics(*(step / 100 for step in range(-50, 51)))
+    return Values({entry.name: named.get(entry.name, usual) for entry in entries if entry.is_tensor})

@@ -27,7 +27,7 @@ CHECKPOINT, PAGE = "step-150", "page.html"
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, chdir(scratch):  # so that the page's path is a short one
         save_training(Path(CHECKPOINT))
-        if command(["inspect", CHECKPOINT, "--top", "0", "--html", PAGE]):
+        if command(["inspect", CHECKPOINT, "--values", "--top", "0", "--html", PAGE]):
             raise RuntimeError("the page could not be made")
         with browser(Path("profile").absolute()) as driver:
             for name, theme in (("inspect-html", "light"), ("inspect-html-dark", "dark")):

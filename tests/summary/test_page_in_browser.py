@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import pstdev
 
 import pytest
 
@@ -16,11 +18,12 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from summary.browser import HOW_TO, browser, installed, requests, show
-from summary.made import contents, tensor, thing, transformer
+from summary.made import contents, statistics, tensor, thing, transformer, values
 
 from streamxf.formats.contents import Entry, Format
 from streamxf.summary.page.page import page_of
 from streamxf.summary.summary import Summary
+from streamxf.summary.values import Values
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 
@@ -68,8 +71,10 @@ class Opened:
         self.driver = driver
         self.file = file
 
-    def __call__(self, entries: list[Entry], kind: Format = Format.STREAMXF, **view: object) -> Chrome:
-        self.file.write_text(page_of(Summary.of(contents(entries, kind))), encoding="utf-8")
+    def __call__(
+        self, entries: list[Entry], kind: Format = Format.STREAMXF, found: Values | None = None, **view: object
+    ) -> Chrome:
+        self.file.write_text(page_of(Summary.of(contents(entries, kind), found)), encoding="utf-8")
         show(self.driver, self.file, **view)
         return self.driver
 
@@ -252,9 +257,251 @@ def test_layers_side_by_side(opened: Opened):
     assert shades == sorted(shades)
     assert len(set(shades)) == 8
     assert tip_at(driver, up[5]).startswith("mlp.up_proj.weight, layer 5\n")
-    assert one(driver, "#heat-legend").text.split()[-3:] == ["0.66", "≥", "0.78"]
+    assert one(driver, "#heat-legend").text.split() == ["Stored", "/", "in", "memory", "0.66", "0.78", "above", "0.78"]
     pick(driver, "metric", "stored")
     assert "KiB" in one(driver, "#heat-legend").text
+
+
+# Every mark that stands for a ratio, with its colour: tiles, cells, and dots in the list.
+RATIOS = """
+const probe = document.body.appendChild(document.createElement('i'));
+const rgb = (fill) => {
+  probe.style.color = fill;
+  return getComputedStyle(probe).color;
+};
+const drawn = (mark) => [rgb(mark.firstChild.getAttribute('fill')), Boolean(mark.querySelector('.stripes'))];
+const found = [];
+for (const tile of document.querySelectorAll('.tile')) {
+  const ratio = /ratio ([0-9.]+)/.exec(tile.getAttribute('aria-label'));
+  if (ratio) found.push(['tile', ratio[1], ...drawn(tile)]);
+}
+for (const cell of document.querySelectorAll('.cell:not(.none)'))
+  found.push(['cell', Number(cell.dataset.ratio).toFixed(3), ...drawn(cell)]);
+for (const dot of document.querySelectorAll('.dot')) {
+  const style = getComputedStyle(dot);
+  found.push(['dot', dot.parentNode.textContent, style.backgroundColor, style.backgroundImage !== 'none']);
+}
+probe.remove();
+return found;
+"""
+
+
+def test_one_ratio_has_one_colour_on_the_whole_page(opened: Opened):
+    # three stacks of their own ranges, and each of them with some ratios of the others
+    entries = [tensor(f"a.{i}.w", (64, 64), 0.60 + i / 100) for i in range(8)]
+    entries += [tensor(f"b.{i}.w", (32, 32), 0.64 + i / 20) for i in range(8)]
+    driver = opened([*entries, tensor("c.w", (8, 8), 0.65), tensor("c.v", (64, 64), 0.62)])
+    found = driver.execute_script(RATIOS)
+    one(driver, "#stack option[value='1']").click()
+    found += driver.execute_script(RATIOS)
+    assert {kind for kind, *_ in found} == {"tile", "cell", "dot"}
+    colours: dict[str, set[str]] = {}
+    for _, ratio, colour, _ in found:
+        colours.setdefault(ratio, set()).add(colour)
+    assert len(colours) > 12
+    # three digits are shown: the last one may hide the difference of a rounded channel
+    for ratio, several in colours.items():
+        channels = [[int(part) for part in re.findall("[0-9]+", colour)] for colour in several]
+        assert all(max(column) - min(column) <= 2 for column in zip(*channels, strict=True)), (ratio, several)
+
+
+def test_what_lies_beyond_the_scale_looks_like_it(opened: Opened):
+    entries = [tensor(f"a.{i}.w", (200, 200), 0.66 + i / 100) for i in range(8)]
+    entries += [tensor(f"a.{i}.b", (40,), 2.0 + i / 10) for i in range(8)] + [tensor("tiny", (40, 2), 0.3)]
+    driver = opened(entries)
+    found = driver.execute_script(RATIOS)
+    sides = {"inside": set(), "below": set(), "above": set()}
+    for _, ratio, colour, striped in found:
+        side = "below" if float(ratio) < 0.66 else "above" if float(ratio) > 0.73 else "inside"
+        assert striped is (side != "inside"), ratio
+        sides[side].add(colour)
+    assert len(sides["below"]) == len(sides["above"]) == 1
+    assert not sides["inside"] & (sides["below"] | sides["above"])
+    legend = one(driver, "#treemap-legend").text
+    assert "below 0.66" in legend
+    assert "above 0.73" in legend
+    assert "below" not in one(driver, "#heat-legend").text
+    assert "above 0.73" in one(driver, "#heat-legend").text
+    uniform = opened([tensor(f"a.{i}.w", (64, 64), 0.7) for i in range(3)])
+    assert "above" not in one(uniform, "#treemap-legend").text
+    assert not all_of(uniform, ".stripes")
+
+
+# Each cell's text with its own box and that of the cell.
+CELLS = """
+const box = (element) => {
+  const {x, y, width, height} = element.getBoundingClientRect();
+  return {x, y, width, height};
+};
+return [...document.querySelectorAll('.cell:not(.none)')].map((cell) => {
+  const text = cell.querySelector('text');
+  const found = {role: cell.dataset.role, where: cell.dataset.where, box: box(cell.firstChild)};
+  return {...found, fill: cell.firstChild.getAttribute('fill'), text: text && text.textContent, at: text && box(text),
+    ink: text && text.getAttribute('fill'), size: text && parseFloat(getComputedStyle(text).fontSize)};
+});
+"""
+# What has more in it than it shows, and what reaches out of a window.
+CUT = """
+return [...document.querySelectorAll('body *')].filter((element) => element.clientWidth
+  && element.scrollWidth > element.clientWidth + 1 && !(element instanceof SVGElement)
+  && !['SELECT', 'OPTION'].includes(element.tagName)).map((element) => element.outerHTML.slice(0, 80));
+"""
+BEYOND = """
+return [...document.querySelectorAll('main *, header *')].filter((element) =>
+  element.getBoundingClientRect().right > innerWidth + 1).map((element) => element.outerHTML.slice(0, 80));
+"""
+
+
+@pytest.mark.parametrize("width", [390, 760, 1280])
+@pytest.mark.parametrize("metric", ["ratio", "stored", "std"])
+@pytest.mark.parametrize("layers", [4, 32])
+def test_sums_can_be_read(opened: Opened, width: int, metric: str, layers: int):
+    entries = transformer(layers, width=128)
+    driver = opened(entries, found=values(entries), width=width)
+    pick(driver, "metric", metric)
+    cells = driver.execute_script(CELLS)
+    sums = [cell for cell in cells if "all" in (cell["role"], cell["where"].removesuffix(" layers"))]
+    assert len(sums) == layers + 6 + 1
+    for cell in sums:
+        assert cell["text"], cell
+    for cell in cells:
+        if cell["text"]:
+            assert inside(cell["at"], cell["box"]), cell
+            assert contrast(cell["ink"], cell["fill"]) >= 4.5, cell
+            assert cell["size"] >= 11
+    (everything,) = (cell for cell in sums if cell["role"] == "all" and cell["where"] == "all layers")
+    if metric == "stored":
+        stored = sum(entry.stored_bytes for entry in entries if ".layers." in entry.name)
+        sizes = [f"{stored / 2**20:.1f} MiB", f"{stored / 2**20:.1f}M", f"{stored / 2**10:.1f} KiB"]
+        assert everything["text"] in [*sizes, f"{stored / 2**10:.0f}K"]
+
+
+def test_layers_are_laid_out_in_their_order(opened: Opened):
+    """As one reads: row by row, each from the left; also where the checkpoint has 10 after 1."""
+    entries = transformer(24)
+    driver = opened([entries[0], *sorted(entries[1:], key=lambda entry: entry.name)])
+    found: dict[int, dict] = {}
+    for tile in driver.execute_script(TILES):
+        if match := re.match(r"model\.layers\.([0-9]+)\.", tile["path"]):
+            box = found.setdefault(int(match[1]), dict(tile))
+            box["x"], box["y"] = min(box["x"], tile["x"]), min(box["y"], tile["y"])
+    corners = [(round(found[layer]["y"]), round(found[layer]["x"])) for layer in range(24)]
+    assert corners == sorted(corners)
+    assert len({y for y, _ in corners}) > 1
+    all_of(driver, "#tensors thead button")[4].click()  # the smallest first, of which many are as small
+    names = [row.text for row in all_of(driver, "#tensors tbody th")]
+    norms = [name for name in names if name.endswith("input_layernorm.weight")]
+    assert norms == [f"model.layers.{layer}.input_layernorm.weight" for layer in range(24)]
+
+
+def test_numbered_modules_of_unlike_sizes_are_no_layers(opened: Opened):
+    entries = [tensor(f"net.{i}.w", (2**i, 64)) for i in range(10)]
+    tiles = {tile["path"]: tile for tile in opened(entries).execute_script(TILES)}
+    assert (tiles["net.9.w"]["x"], tiles["net.9.w"]["y"]) == (0, 0)  # the largest first, as squarifying wants it
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_on_a_phone_nothing_is_cut_off(opened: Opened, theme: str):
+    entries = transformer(40, width=256)
+    found = values(entries, model__layers__7__self_attn__q_proj__weight=statistics(float("nan"), 1, 2))
+    driver = opened(entries, found=found, width=390, theme=theme)
+    for view in ("sizes", "values"):
+        pick(driver, "columns", view)
+        assert driver.execute_script(CUT) == []
+        assert driver.execute_script(BEYOND) == []
+    for metric in ("ratio", "stored", "std"):
+        pick(driver, "metric", metric)
+        cells = driver.execute_script(CELLS)
+        assert len(cells) == 41 * 7
+        for cell in cells:
+            assert cell["text"], cell
+            assert inside(cell["at"], cell["box"]), cell
+            assert min(cell["box"]["width"], cell["box"]["height"]) >= 18
+    down = [cell["box"]["y"] for cell in cells if cell["role"] == "self_attn.q_proj.weight"]
+    assert down == sorted(down)
+
+
+def test_on_a_phone_many_roles_are_scrolled_beside_their_layers(opened: Opened):
+    entries = [tensor(f"l.{layer}.role{role}", (64, 64)) for layer in range(6) for role in range(20)]
+    driver = opened(entries, width=390)
+    before = one(driver, "#heat .labels").location["x"]
+    driver.execute_script("document.querySelector('#heat').scrollLeft = 10000")
+    assert one(driver, "#heat .labels").location["x"] == before
+    last = all_of(driver, ".cell[data-where='layer 0']")[-1].rect
+    assert last["x"] + last["width"] <= 390
+    assert driver.execute_script("return document.documentElement.scrollWidth") == 390
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def test_values_in_the_list(opened: Opened):
+    entries = transformer(4)
+    broken = statistics(float("nan"), float("inf"), 1, 2, 3)
+    found = values(entries, model__layers__2__mlp__up_proj__weight=broken, model__norm__weight=statistics(0, 0))
+    driver = opened(entries, found=found)
+    pick(driver, "columns", "values")
+    headings = [heading.text for heading in all_of(driver, "#tensors thead th")]
+    assert headings == [
+        *["name", "dtype", "shape"],
+        "NaN, Inf ↓",
+        *["zeros", "min", "max", "mean", "std", "distribution"],
+    ]
+    rows = [
+        [cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")]
+        for row in all_of(driver, "#tensors tbody tr")
+    ]
+    assert rows[0][0].split("\n")[0].startswith("model.layers.2.mlp.up_proj.weight")
+    assert "1 NaN" in rows[0][0]
+    assert "1 Inf" in rows[0][0]
+    assert rows[0][3:9] == ["2", "0 %", "1", "3", "2", "0.816"]
+    usual = next(row for row in rows if row[0].startswith("model.embed_tokens.weight"))
+    assert usual[3:9] == ["-", "1.0 %", "-0.5", "0.5", "0", "0.292"]
+    (zeros,) = (row for row in rows if row[0].startswith("model.norm.weight"))
+    assert "all zeros" in zeros[0]
+    bars = all_of(driver, "#tensors tbody tr:nth-child(5) td.bars rect")
+    assert len(bars) == 17
+    one(driver, "#search").send_keys("nan")
+    assert len(all_of(driver, "#tensors tbody tr")) == 1
+    pick(driver, "columns", "sizes")
+    assert [heading.text for heading in all_of(driver, "#tensors thead th")][-2:] == ["stored ↓", "ratio"]
+
+
+def test_broken_tensors_are_framed(opened: Opened):
+    entries = transformer(4)
+    found = values(
+        entries,
+        model__layers__2__mlp__up_proj__weight=statistics(float("nan"), 1),
+        model__embed_tokens__weight=statistics(0, 0),
+    )
+    driver = opened(entries, found=found)
+    assert len(all_of(driver, "#treemap .frame.broken")) == len(all_of(driver, "#treemap .frame.zeros")) == 1
+    assert len(all_of(driver, "#heat .frame.broken")) == 1
+    for legend in ("#treemap-legend", "#heat-legend"):
+        assert "NaN or Inf" in one(driver, legend).text
+    assert "all zeros" in one(driver, "#treemap-legend").text
+    assert "NaN\n1\n" in tip_at(driver, one(driver, "[data-path='model.layers.2.mlp.up_proj.weight']"))
+    plain = opened(entries, found=values(entries))
+    assert not all_of(plain, ".frame")
+    assert "NaN" not in one(plain, "#treemap-legend").text
+    assert "std" in one(plain, "#metric").text
+    without = opened(entries)
+    assert "std" not in one(without, "#metric").text
+    assert not one(without, "#columns").is_displayed()
+
+
+def test_the_deviation_of_layers(opened: Opened):
+    entries = transformer(3)
+    numbers = [[i, i + 2, i + 4 * (i + 1)] for i in range(3)]
+    found = {f"model__layers__{i}__mlp__up_proj__weight": statistics(*each) for i, each in enumerate(numbers)}
+    driver = opened(entries, found=values(entries, **found))
+    pick(driver, "metric", "std")
+    cells = {(cell["role"], cell["where"]): cell["text"] for cell in driver.execute_script(CELLS)}
+    for layer, each in enumerate(numbers):
+        assert float(cells["mlp.up_proj.weight", f"layer {layer}"]) == pytest.approx(pstdev(each), rel=0.01)
+    together = [number for each in numbers for number in each]
+    assert float(cells["mlp.up_proj.weight", "all layers"]) == pytest.approx(pstdev(together), rel=0.01)
+    assert one(driver, "#heat-legend").text.startswith("Standard deviation")
 
 
 def test_one_of_several_stacks_is_chosen(opened: Opened):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from streamxf.dcp.metadata.file import key_fragment
 from streamxf.descriptor import ENCRYPT, MAX_BOUND, MAX_FRAGMENT
@@ -16,39 +16,50 @@ _TEXT = re.compile(
 _TRIED = 2**12
 
 
-def find_keys(remains: Iterable[bytes], keys: KeyRing) -> list[str]:
-    """The descriptors of Encrypt that `keys` open, wherever they stand: a data key that does not belong to its id does
-    not count, so it does not matter what is around it.
+class WrappedKeys:
+    """The descriptors of Encrypt that `keys` open, wherever they stand in `remains`: a data key that does not belong to
+    its id does not count, so it does not matter what is around it.
 
-    Raises
-    ------
-    StreamxfError
-        If none opens: the first reason, or that there is none.
+    They are tried when they are asked for, and no sooner: each may be a question to a service.
     """
-    texts: dict[str, None] = {}
+
+    def __init__(self, remains: Iterable[bytes], keys: KeyRing) -> None:
+        self._texts = _texts_in(remains)
+        self._keys = keys
+        self._opened: list[str] = []
+        self._reason: StreamxfError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._opened
+        for text in self._texts:
+            try:
+                self._keys.unwrap(key_fragment(text))
+            except KeyServiceError:
+                raise
+            except DescriptorError:
+                continue  # a piece of one
+            except StreamxfError as error:
+                # WrongKeyError is what a damaged copy of a good one raises
+                if self._reason is None or isinstance(self._reason, WrongKeyError):
+                    self._reason = error
+            else:
+                self._opened.append(text)
+                yield text
+
+    def check(self) -> None:
+        """Raise StreamxfError if none opens: the first reason, or that there is none."""
+        if next(iter(self), None) is not None:
+            return
+        raise self._reason or MetadataError(
+            "the checkpoint is encrypted, and its wrapped data key stood in .metadata alone: nothing is left of it, so "
+            "nobody can decrypt the items. Restore .metadata from a copy"
+        )
+
+
+def _texts_in(remains: Iterable[bytes]) -> Iterator[str]:
+    seen: set[bytes] = set()
     for data in remains:
         for found in _TEXT.finditer(data):
-            if len(texts) < _TRIED:
-                texts.setdefault(found[0].decode("ascii"))
-    opened: list[str] = []
-    reason: StreamxfError | None = None
-    for text in texts:
-        try:
-            keys.unwrap(key_fragment(text))
-        except KeyServiceError:
-            raise
-        except DescriptorError:
-            continue  # a piece of one
-        except StreamxfError as error:
-            if reason is None or isinstance(reason, WrongKeyError):  # which a damaged copy of a good one raises
-                reason = error
-        else:
-            opened.append(text)
-    if opened:
-        return opened
-    if reason is not None:
-        raise reason
-    raise MetadataError(
-        "the checkpoint is encrypted, and its wrapped data key stood in .metadata alone: nothing is left of it, so "
-        "nobody can decrypt the items. Restore .metadata from a copy"
-    )
+            if len(seen) < _TRIED and found[0] not in seen:
+                seen.add(found[0])
+                yield found[0].decode("ascii")

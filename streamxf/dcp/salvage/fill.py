@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from streamxf.dcp.salvage.result import Lost, Salvaged
 from streamxf.dcp.salvage.session import memory_for, zeros_for
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.progress import Progress
+from streamxf.registry import NOT_AT_HAND
 
 _NOTHING = torch.Size([])
 
@@ -55,10 +57,11 @@ class Filler:
         self._expect(self._catalog.items)
         for name in self._in_order(self._catalog.items):
             item = self._catalog.items[name]
-            if isinstance(item, TensorStorageMetadata):
-                self._load_whole(name, item)
-            else:
-                self._load_object(name, DefaultLoadPlanner(flatten_state_dict=False))
+            with self._by_itself(name):
+                if isinstance(item, TensorStorageMetadata):
+                    self._load_whole(name, item)
+                else:
+                    self._load_object(name, DefaultLoadPlanner(flatten_state_dict=False))
         loaded = {name: self._loaded[name] for name in self._catalog.items if name in self._loaded}
         return self._result(nested(loaded, self._catalog.paths), loaded)
 
@@ -71,9 +74,10 @@ class Filler:
     def read(self, name: str) -> torch.Tensor | bytes | None:
         """An item by itself: a whole tensor on the CPU, or an object's bytes; None if it did not verify."""
         item = self._catalog.items[name]
-        if not isinstance(item, TensorStorageMetadata):
-            return self._object(name)
-        self._load_whole(name, item)
+        with self._by_itself(name):
+            if not isinstance(item, TensorStorageMetadata):
+                return self._object(name)
+            self._load_whole(name, item)
         found: torch.Tensor | None = self._loaded.pop(name, None)
         return found
 
@@ -88,10 +92,11 @@ class Filler:
         self._expect(set(present))
         for name in self._in_order(present):
             item = self._catalog.items[name]
-            if isinstance(item, TensorStorageMetadata):
-                self._load_into(name, item, planner.state_dict[name], planner)
-            else:
-                self._load_object(name, planner)
+            with self._by_itself(name):
+                if isinstance(item, TensorStorageMetadata):
+                    self._load_into(name, item, planner.state_dict[name], planner)
+                else:
+                    self._load_object(name, planner)
         for name, item in list(state_dict.items()):
             if isinstance(item, Stateful):
                 item.load_state_dict(plain[name])
@@ -100,6 +105,14 @@ class Filler:
         return self._result(state_dict, [name for name in planner.state_dict if name in self._loaded])
 
     # -- one item ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _by_itself(self, name: str) -> Iterator[None]:
+        """Record what goes wrong with an item, whatever it is, so that the others are given."""
+        try:
+            yield
+        except Exception as error:
+            self._damaged.append(Lost.of(error, name))
 
     def _load_whole(self, name: str, item: TensorStorageMetadata) -> None:
         unsure = self._catalog.unsure.get(name)
@@ -111,18 +124,14 @@ class Filler:
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
         in_part = self._partial and not (complete and len(item.chunks) == 1)
         good = 0
-        try:
-            whole = (zeros_for if in_part else memory_for)(item.size, item.properties.dtype)
-            for number, chunk in enumerate(item.chunks):
-                box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
-                target = memory_for(chunk.sizes, item.properties.dtype) if in_part else box
-                if self._read(_chunk_request(name, number, chunk), item, target):
-                    good += 1
-                    if in_part:
-                        box.copy_(target)
-        except MetadataError as error:
-            self._damaged.append(Lost.of(error, name))
-            return
+        whole = (zeros_for if in_part else memory_for)(item.size, item.properties.dtype)
+        for number, chunk in enumerate(item.chunks):
+            box = whole[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))]
+            target = memory_for(chunk.sizes, item.properties.dtype) if in_part else box
+            if self._read(_chunk_request(name, number, chunk), item, target):
+                good += 1
+                if in_part:
+                    box.copy_(target)
         self._take(name, whole, good, len(item.chunks), complete)
 
     def _load_into(self, name: str, item: TensorStorageMetadata, target: Any, planner: DefaultLoadPlanner) -> None:
@@ -152,11 +161,7 @@ class Filler:
             return
         good = []
         for request in requests:
-            try:
-                scratch = memory_for(request.lengths, item.properties.dtype)
-            except MetadataError as error:
-                self._damaged.append(Lost.of(error, name))
-                return
+            scratch = memory_for(request.lengths, item.properties.dtype)
             if self._read(request, item, scratch):
                 good.append((request, scratch))
         if len(good) == len(requests) or self._partial:
@@ -186,7 +191,7 @@ class Filler:
         for session in self._catalog.readers_of(request.storage_index):
             try:
                 data = session.read_object(request)
-            except (StreamxfError, OSError) as error:
+            except Exception as error:  # torch and foreign extensions raise anything
                 self._damaged.append(Lost.of(error, name, session.file_of(request.storage_index)))
                 continue
             if found is not None and data != found:
@@ -212,7 +217,7 @@ class Filler:
                 elif not _same_bits(target, session.read_tensor(request, item.properties.dtype)):
                     self._damaged.append(_differ(index.fqn, *_box(item, index)))
                     return False
-            except (StreamxfError, OSError) as error:
+            except Exception as error:  # torch and foreign extensions raise anything
                 self._damaged.append(Lost.of(error, index.fqn, session.file_of(index), *_box(item, index)))
         return found
 
@@ -259,12 +264,26 @@ class Filler:
 
         return sorted(names, key=key)
 
+    def _check_codecs(self) -> None:
+        """Raise the reason if items are lost for want of a codec, which the caller can install."""
+        classes = {cls.__name__: cls for cls in NOT_AT_HAND}
+        missing = [entry for entry in self._damaged if entry.error in classes]
+        if missing:
+            reasons = "; ".join(dict.fromkeys(entry.message for entry in missing))
+            raise classes[missing[0].error](
+                f"{reasons}. Without it nothing can be salvaged; streamxf.verify tells whether the CRCs match all the "
+                "same"
+            )
+
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str]) -> Salvaged:
         for session in self._catalog.sessions:
             session.finish()
+        found = tuple(loaded)
+        if not found:
+            self._check_codecs()
         return Salvaged(
             state_dict=state_dict,
-            loaded=tuple(loaded),
+            loaded=found,
             damaged=tuple(self._damaged),
             partial=tuple(self._in_part),
             missing=tuple(self._missing),

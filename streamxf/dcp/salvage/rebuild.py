@@ -31,13 +31,13 @@ from streamxf.dcp.load.items import Expected, ItemOpener
 from streamxf.dcp.metadata.limits import MAX_INT, MAX_METADATA
 from streamxf.dcp.publish.listing import OWN_FILE
 from streamxf.dcp.salvage.catalog import Catalog
-from streamxf.dcp.salvage.descriptors import find_keys
+from streamxf.dcp.salvage.descriptors import WrappedKeys
 from streamxf.dcp.salvage.result import Lost
 from streamxf.dcp.salvage.scan import Found, Gap, scan
 from streamxf.dcp.salvage.session import Session
 from streamxf.dcp.salvage.writers import choose
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import AuthenticationError, IdentityError, MetadataError, StreamxfError
+from streamxf.errors import AuthenticationError, IdentityError, KeyServiceError, MetadataError, StreamxfError
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.counted import Counted
 from streamxf.fileio.reader import StreamReader
@@ -166,10 +166,9 @@ class _Files:
 
     def __init__(self, session: Session, remains: Iterable[bytes], kept: _Remains) -> None:
         self._session = session
-        self._remains = remains
+        self._keys = WrappedKeys(remains, session._registry.keys)
         self._kept = kept
         self._opener = ItemOpener(session._registry, session._require, sees_trailer=False)
-        self._keys: list[str] | None = None
         self._by_writer: dict[str, str] = {}
         self.containers = 0
         self.bare = False
@@ -201,11 +200,13 @@ class _Files:
                     self._kept.gap(MetadataError(message), full)
                     continue
                 self.containers += 1
-                if found.header.keyed and self._keys is None:
-                    self._keys = find_keys(self._remains, self._session._registry.keys)
+                if found.header.keyed:
+                    self._keys.check()
                 try:
                     self._take(name, writer, found, FileSlice(access, found.offset, found.length))
-                except (StreamxfError, OSError) as error:
+                except KeyServiceError:
+                    raise
+                except Exception as error:  # torch raises anything
                     self._kept.lose(error, found, full)
 
     def _take(self, name: str, writer: str, found: Found, source: FileSlice) -> None:
@@ -238,7 +239,7 @@ class _Files:
         expected = Expected(index, identity.kind, limit, writer)
         known = self._by_writer.get(writer)
         last: StreamxfError | None = None
-        for key in [known] if known is not None else (self._keys or [""]) if header.keyed else [""]:
+        for key in [known] if known is not None else self._keys if header.keyed else [""]:
             descriptors = [
                 key if text.partition("/")[0] == ENCRYPT and key else text for text in reversed(header.chain)
             ]
@@ -256,7 +257,8 @@ class _Files:
 def _remains(session: Session, files: Collection[str]) -> Iterator[bytes]:
     """What is left of metadata, and copies of it, one file after the other; together no more than a few could have."""
     room = _MAX_REMAINS
-    for name in sorted(name for name in files if "metadata" in name):
+    own = metadata_name(None)
+    for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != own, name)):
         for data in _read(session, name):
             room -= len(data)
             if room < 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many
 
 
@@ -57,14 +57,14 @@ class Lost:
 
     def __str__(self) -> str:
         if self.item is None:
-            return f"{self.file or 'the checkpoint'}: {self.message}"
+            return escaped(f"{self.file or 'the checkpoint'}: {self.message}")
         what = shorten(self.item, 200)
         if self.offset is not None:
             what += f" at {list(self.offset)}"
         if self.size is not None:
             what += f" of size {list(self.size)}"
         where = f" [file {self.file}]" if self.file else ""
-        return f"{what}: {self.message}{where}"
+        return escaped(f"{what}: {self.message}{where}")
 
 
 @dataclass(frozen=True)

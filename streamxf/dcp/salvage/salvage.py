@@ -114,6 +114,8 @@ def salvage(
         If there is no checkpoint.
     MetadataError, AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If no metadata can be used, and `without_metadata` is not given or does not help either.
+    UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+        If a codec is not at hand, and nothing can be loaded without it.
     ParameterError
         If an argument is not what it should be.
     """

@@ -24,11 +24,13 @@ from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader, OpenedFile
 from streamxf.dcp.salvage.records import check_bare
 from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.dcp.tensors.payload import untouched
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.fileio.blocks import BlockReader
 from streamxf.fileio.source import access_to
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
+
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class Catch(DefaultLoadPlanner):
@@ -147,6 +149,10 @@ class Session(ChainReaderMixin):
         StreamxfError, OSError
             If anything about the item is not as it was saved.
         """
+        if dtype in _QUANTIZED:
+            raise UnsupportedError(
+                f"a quantized tensor ({dtype}) is read by dcp.load alone, into a tensor that has its scale"
+            )
         self._catch.dtype, self._catch.target, self._catch.tensor = dtype, target, None
         self._read(request)
         if self._catch.tensor is None:

@@ -33,6 +33,7 @@ from streamxf.fileio.blocks import BlockReader, read_header
 from streamxf.fileio.reader import StreamReader
 from streamxf.fileio.slicefile import SliceFile
 from streamxf.fileio.source import READ_WHOLE, FileSlice
+from streamxf.registry import NOT_AT_HAND
 
 
 @dataclass
@@ -40,8 +41,8 @@ class Unproved:
     """Items for which something could not be checked, counted."""
 
     keyed: int = 0
+    missing: list[StreamxfError] = field(default_factory=list)
     unbound: int = 0
-    objects: int = 0
     without_crc: int = 0
     foreign: int = 0
     refused: list[StreamxfError] = field(default_factory=list)
@@ -145,11 +146,16 @@ class ItemChecker:
             notes.error(MetadataError("the metadata gives the item a place, and does not say what it is"))
         try:
             source = FileSlice(self._file, entry.place.offset, length)
-            known = self._is_known(notes)
+            known, missing = self._is_known(notes)
             header = self._header(source, known, notes)
             if header is None:
+                if missing is not None:
+                    self._unproved.missing.append(missing)
+                    notes.entry = _without_content(entry)
                 return notes
-            coder = self._coder(header, notes) if known and self._is_the_one(header, notes) else None
+            coder = None
+            if (known or missing is not None) and self._is_the_one(header, notes):
+                coder = self._coder(header, notes, missing)
         except (StreamxfError, OSError) as error:
             notes.error(error)
             return notes
@@ -193,15 +199,17 @@ class ItemChecker:
             begin = notes.entry.place.offset
             self._coverage.read(begin + start, begin + stop, notes.unreadable)
 
-    def _is_known(self, notes: ItemNotes) -> bool:
-        """Whether the chain can be rebuilt, as far as its names tell."""
+    def _is_known(self, notes: ItemNotes) -> tuple[bool, StreamxfError | None]:
+        """Whether the chain can be rebuilt, as far as its names tell; and what is not at hand, if that is why."""
         try:
             with self._lock:
                 self._opener.in_container(notes.entry.descriptors)
+        except NOT_AT_HAND as error:
+            return False, error
         except StreamxfError as error:
             notes.error(error)
-            return False
-        return True
+            return False, None
+        return True, None
 
     def _is_the_one(self, header: Header, notes: ItemNotes) -> bool:
         """Whether this is the item that the metadata says."""
@@ -216,20 +224,26 @@ class ItemChecker:
             return False
         return True
 
-    def _coder(self, header: Header, notes: ItemNotes) -> Any:
-        """What decodes the blocks; None where a key is missing, or the chain cannot be rebuilt."""
+    def _coder(self, header: Header, notes: ItemNotes, missing: StreamxfError | None) -> Any:
+        """What decodes the blocks; None where a key or a codec is missing, or the chain cannot be rebuilt."""
         if header.keyed and not len(self._opener.registry.keys):
             self._unproved.keyed += 1
             return None
         if header.keyed and notes.entry.expected is None:
             self._unproved.keyed += 1
             return None  # the wrapped keys stood in the metadata
+        if missing is not None:
+            self._unproved.missing.append(missing)
+            return None
         try:
             with self._lock:
                 coder = self._opener.coder(header, notes.entry.descriptors)
         except (KeyMissingError, WrongKeyError, KeyServiceError) as error:
             self._unproved.refused.append(error)
             notes.error(error)
+            return None
+        except NOT_AT_HAND as error:
+            self._unproved.missing.append(error)
             return None
         except StreamxfError as error:
             notes.error(error)
@@ -254,8 +268,7 @@ class ItemChecker:
         contained = self._opener.in_container(entry.descriptors)
         foreign = self._opener.is_foreign(entry.descriptors)
         if expected.kind is Kind.BYTES and contained and not foreign:
-            self._unproved.objects += 1
-            return
+            return  # its bytes were compared, and objects are not unpickled
         try:
             source = FileSlice(self._file, entry.place.offset, entry.place.length)
             opened = self._opener.open(source, entry.descriptors, expected)
@@ -273,8 +286,6 @@ class ItemChecker:
                 self._unproved.without_crc += not check_records(stream, size)
             if entry.geometry is not None:
                 check_tensor(stream, size, entry.geometry, entry.place.length)
-            else:
-                self._unproved.objects += 1
         except (StreamxfError, OSError) as error:
             notes.error(error)
         except Exception as error:  # a foreign extension raises anything

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from streamxf.collector import collector_paused
 from streamxf.container.header import Kind
 from streamxf.dcp.load.items import RAW_SLACK, Expected
 from streamxf.dcp.load.stored import Geometry
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.collector import collector_paused
 from streamxf.dcp.metadata.manifest import Manifest, split
 from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.dcp.metadata.whole import check_items, check_places

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError
-from streamxf.wording import listed, many
+from streamxf.errors import StreamxfError, escaped
+from streamxf.wording import listed, many, printable
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
 _TEXT = 300  # characters of a message or a name, which may come from a damaged file
@@ -49,7 +49,7 @@ class Damage:
         if self.block is not None:
             run = self.last_block is not None and self.last_block > self.block
             place.append(f"blocks {self.block} to {self.last_block}" if run else f"block {self.block}")
-        return f"{', '.join(place)}: {self.error}: {self.message}"
+        return escaped(f"{', '.join(place)}: {self.error}: {self.message}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class VerifyReport:
     unlisted : int
         How many more there were.
     unchecked : tuple of str
-        In plain sentences, what could not be checked, and why.
+        What could not be checked, and why; empty for a checkpoint of streamxf's writers, if there are keys for what is
+        encrypted.
     leftovers : tuple of str
         Files of other saves that lie beside this one. They do no harm, and `clean` removes them.
     """
@@ -89,21 +90,25 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged, as far as it could be checked."""
+        """Whether no damage was found."""
         return not self.damaged
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
-        places = many(len(self.damaged) + self.unlisted, "place")
+        skipped = "; ".join(printable(text) for text in self.unchecked)
+        skipped = f"{many(len(self.unchecked), 'check')} skipped: {skipped}" if skipped else ""
+        verdict = f"OK: no damage found ({skipped})" if skipped else "OK: no damage found"
+        if not self.ok:
+            verdict = f"DAMAGED in {many(len(self.damaged) + self.unlisted, 'place')}"
         lines = [
-            "whole, as far as it could be checked" if self.ok else f"DAMAGED in {places}",
+            verdict,
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
             f"{self.bytes_read / 2**20:,.1f} MiB in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
             *listed("damaged", self.damaged, self.unlisted),
-            *listed("not checked", self.unchecked),
+            *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
         ]
         if not self.ok:
@@ -155,6 +160,11 @@ class Findings:
         self._latest[file, item, offset] = len(self._damaged)
         self._damaged.append(made)
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any error was recorded."""
+        return bool(self._damaged)
+
     def damages_in(self, file: str) -> int:
         """How many errors were recorded for a file."""
         return self._in_file[file]
@@ -172,9 +182,9 @@ class Findings:
         self._in_file += other._in_file
         self._unchecked |= other._unchecked
 
-    def not_checked(self, sentence: str) -> None:
+    def not_checked(self, what: str) -> None:
         """Say what cannot be checked; saying it twice is fine."""
-        self._unchecked[sentence] = None
+        self._unchecked[what] = None
 
     def report(self, seconds: float) -> VerifyReport:
         """What was found."""

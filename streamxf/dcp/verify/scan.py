@@ -63,7 +63,7 @@ class _Scan:
         name = self._file.name
         if start == 0 and stop == self._file.size:
             self._findings.not_checked(
-                f"{name}: it has no containers, and without metadata nothing tells what it holds"
+                f"the content of {name}, which has no containers, so that without metadata nothing tells what it holds"
             )
         else:
             self._findings.damage(ContainerError(f"bytes {start} to {stop} are no container: {error.message}"), name)

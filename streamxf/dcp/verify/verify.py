@@ -94,6 +94,8 @@ def verify(
         If this is a file.
     KeyMissingError, WrongKeyError, KeyServiceError
         If there are keys, and none of them opens the checkpoint.
+    UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+        If a codec is not at hand, and nothing is damaged as far as that can be told without it.
     PolicyError, IdentityError
         If it is weaker than the caller requires, or another save.
     ParameterError
@@ -118,6 +120,7 @@ class _Look:
     progress: Progress | None
     findings: Findings = field(default_factory=Findings)
     unproved: Unproved = field(default_factory=Unproved)
+    _without_key: list[str] = field(default_factory=list)
     _failures: list[BaseException] = field(default_factory=list)
 
     @classmethod
@@ -172,6 +175,7 @@ class _Look:
         beside = sorted(name for name in listed if name not in named and made_by_writers(name))
         self.findings.leftovers += self._without_strangers(beside, names) if names and names == ranks else beside
         self._say_what_was_not_checked()
+        self._check_codecs()
         if self.unproved.refused and not self.unproved.opened:
             raise self.unproved.refused[0]
 
@@ -214,14 +218,9 @@ class _Look:
             with located(file=name):
                 check_save_id(manifest.save_id, self.expected)
         if not content.authenticated:
-            self.findings.not_checked(
-                f"{name}: its MAC, for want of a key; nobody can tell whether it was damaged or forged"
-            )
+            self._without_key.append(name)
         elif manifest is None:
-            self.findings.not_checked(
-                f"{name}: it has no manifest, so there is no digest of it or of whole files, and nothing tells whether "
-                "files of other saves stand in the place of its own"
-            )
+            self.findings.not_checked("digests of the metadata and of whole files, which only streamxf's writer makes")
 
     def _plan(
         self,
@@ -293,19 +292,44 @@ class _Look:
         strangers = [name for name in beside if rank_of(name) not in known]
         if strangers:
             self.findings.not_checked(
-                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}: they may "
-                "be what is left of these ranks' part of the checkpoint"
+                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
+                "may be all that is left of these ranks' part of the checkpoint"
             )
         return [name for name in beside if rank_of(name) in known]
 
+    def _check_codecs(self) -> None:
+        """Say what could not be decoded because a codec is not at hand.
+
+        Raises
+        ------
+        UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+            If nothing is damaged.
+        """
+        missing = self.unproved.missing
+        if not missing:
+            return
+        reasons = "; ".join(dict.fromkeys(error.message for error in missing))
+        items = many(len(missing), "item")
+        if self.findings.is_damaged:
+            self.findings.not_checked(f"the content of {items}, since {reasons}")
+            return
+        checked = [f"the CRCs of {many(self.findings.blocks, 'block')}"] if self.findings.blocks else []
+        if self.findings.save_ids:
+            checked.insert(0, f"the digests of {many(self.findings.files, 'data file')}")
+        rest = f"{' and '.join(checked)} were compared all the same, and match" if checked else "nothing was checked"
+        raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {rest}", file=self.path)
+
     def _say_what_was_not_checked(self) -> None:
+        if self._without_key:
+            several = f"{len(self._without_key):,} metadata files"
+            what = self._without_key[0] if len(self._without_key) == 1 else several
+            self.findings.not_checked(f"the MAC of {what}, which needs a key")
         unproved = self.unproved
         for count, noun, what in (
-            (unproved.keyed, "encrypted item", "seals, tags and content of {}: no key at hand opens them"),
-            (unproved.unbound, "item", "whether any were exchanged of {} not bound to their places"),
-            (unproved.objects, "object", "{}, not unpickled: streamxf.unsafe_globals tells what readers have to allow"),
+            (unproved.keyed, "encrypted item", "seals, tags and content of {}, which need a key"),
+            (unproved.unbound, "item", "whether any were exchanged of {} that are not bound to their places"),
             (unproved.without_crc, "item", "the bytes of {} saved without any checksum"),
-            (unproved.foreign, "item", "the bytes of {} that passed a foreign stream extension: only that they decode"),
+            (unproved.foreign, "item", "the bytes of {} that passed a foreign stream extension, but that they decode"),
         ):
             if count:
                 self.findings.not_checked(what.format(many(count, noun)))

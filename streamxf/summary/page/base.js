@@ -33,32 +33,72 @@ function size(bytes) {
   return many(bytes, "byte");
 }
 
+// A size in a few characters, for narrow cells.
+function shortSize(bytes) {
+  for (const [unit, scale] of [["G", 2 ** 30], ["M", 2 ** 20], ["K", 2 ** 10]])
+    if (bytes >= scale) return `${fixed(bytes / scale, bytes < 10 * scale ? 1 : 0)}${unit}`;
+  return count(bytes);
+}
+
+function figure(value, digits = 3) {
+  if (value === null) return "-";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (Number.isInteger(value) && size < 1e7) return count(value);
+  return size >= 1e-3 && size < 1e5 ? String(Number(value.toPrecision(digits))) : value.toExponential(digits > 1 ? 1 : 0).replace("e+", "e");
+}
+
+function percent(part, whole) {
+  if (!whole) return "-";
+  if (part === 0 || part === whole) return part ? "100 %" : "0 %";
+  const share = (100 * part) / whole;
+  return share < 0.05 ? "< 0.1 %" : share > 99.95 ? "> 99.9 %" : `${fixed(share, 1)} %`;
+}
+
 const ratioOf = (sums) => (sums.raw ? sums.stored / sums.raw : null);
 const ratioText = (ratio) => (ratio === null ? "-" : fixed(ratio, 3));
 
 // -- the tree --------------------------------------------------------------------------------------------------------
 
-// A node has: name, path, parent, children, raw, stored, objects (stored bytes of what is no tensor), tensors, and by its
-// kind ("module", "tensor", "object", "rest") dtype, shape, parts, chain. What a treemap shows are sizes, so an object
-// counts with its stored bytes whatever the area stands for.
+// A node has: name, path, parent, children, raw, stored, objects (stored bytes of what is no tensor), tensors, broken
+// (those with a NaN or an infinity), zeros (those of nothing but zeros), and by its kind ("module", "tensor", "object",
+// "rest") dtype, shape, parts, chain, values. What a treemap shows are sizes, so an object counts with its stored bytes
+// whatever the area stands for.
 function treeOf(module, parent = null) {
-  const node = { kind: "module", name: module.name, parent, children: [], raw: 0, stored: 0, objects: 0, tensors: 0 };
+  const node = { kind: "module", name: module.name, parent, children: [], ...noSums() };
   node.path = pathOf(node);
   for (const child of module.children) node.children.push(treeOf(child, node));
-  for (const [name, dtype, shape, raw, stored, parts, chain] of module.items) {
-    const item = { kind: dtype < 0 ? "object" : "tensor", name, parent: node, children: [], dtype, shape, parts, chain };
+  for (const [name, dtype, shape, raw, stored, parts, chain, values = null] of module.items) {
+    const item = { kind: dtype < 0 ? "object" : "tensor", name, parent: node, children: [], dtype, shape, parts, chain, ...noSums() };
     item.path = pathOf(item);
-    Object.assign(item, dtype < 0 ? { raw: 0, stored: 0, objects: stored, tensors: 0 } : { raw, stored, objects: 0, tensors: 1 });
+    item.values = valuesOf(values);
+    if (dtype < 0) item.objects = stored;
+    else Object.assign(item, { raw, stored, tensors: 1, broken: Number(isBroken(item)), zeros: Number(isZero(item)) });
     node.children.push(item);
   }
   if (module.rest) {
-    const [items, raw, stored, objects] = module.rest;
+    const [items, raw, stored, objects, broken, zeros] = module.rest;
     const name = `${count(items)} smaller`;
-    node.children.push({ kind: "rest", name, parent: node, children: [], raw, stored, objects, tensors: items, path: `${node.path ? `${node.path}: ` : ""}${name}` });
+    node.children.push({ kind: "rest", name, parent: node, children: [], raw, stored, objects, tensors: items, broken, zeros, path: `${node.path ? `${node.path}: ` : ""}${name}` });
   }
-  for (const child of node.children) for (const sum of ["raw", "stored", "objects", "tensors"]) node[sum] += child[sum];
+  for (const child of node.children) addTo(node, child);
   return node;
 }
+
+function addTo(sums, more) {
+  for (const name of Object.keys(noSums())) sums[name] += more[name];
+}
+
+const noSums = () => ({ raw: 0, stored: 0, objects: 0, tensors: 0, broken: 0, zeros: 0 });
+
+function valuesOf(facts) {
+  if (facts === null) return null;
+  const [elements, nan, inf, zeros, min, max, mean, std, start = null, end = null, bars = "", below = 0, above = 0] = facts;
+  return { elements, nan, inf, zeros, min, max, mean, std, start, end, bars, below, above };
+}
+
+const isBroken = (node) => Boolean(node.values && node.values.nan + node.values.inf);
+const isZero = (node) => Boolean(node.values && node.values.elements && node.values.zeros === node.values.elements);
 
 function pathOf(node) {
   return node.parent && node.parent.parent !== null ? `${node.parent.path}.${node.name}` : node.name;
@@ -66,46 +106,6 @@ function pathOf(node) {
 
 const weigh = { stored: (node) => node.stored + node.objects, raw: (node) => node.raw + node.objects };
 const tensorsOf = (node) => (node.kind === "tensor" ? [node] : node.children.flatMap(tensorsOf));
-
-// -- colours ---------------------------------------------------------------------------------------------------------
-
-// Viridis without its darkest and lightest ends: its lightness rises evenly, so it can be read without telling red from
-// green, and in grey.
-const RAMP = ["#46327e", "#3f4788", "#365c8d", "#2e6e8e", "#277f8e", "#21918c", "#1fa187", "#2db27d", "#4ac16d", "#73d056", "#a0da39", "#d0e11c"];
-// Okabe and Ito's, which people with any kind of colour blindness tell apart.
-const KINDS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#7a5195"];
-const PLAIN = "#9aa3b0"; // what has no ratio or no dtype
-
-const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-
-function ramp(part) {
-  const place = Math.min(Math.max(part, 0), 1) * (RAMP.length - 1);
-  const index = Math.min(Math.floor(place), RAMP.length - 2);
-  const [from, to] = [channels(RAMP[index]), channels(RAMP[index + 1])];
-  return `#${from.map((value, at) => Math.round(value + (to[at] - value) * (place - index)).toString(16).padStart(2, "0")).join("")}`;
-}
-
-function luminance(hex) {
-  const [red, green, blue] = channels(hex).map((value) => {
-    const part = value / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  });
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-}
-
-const inkOn = (hex) => ((luminance(hex) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff");
-// A scale is its ends, and whether there is anything below and above them.
-const ratioColour = (ratio, [low, high] = DATA.scale) => (ratio === null ? PLAIN : ramp((ratio - low) / (high - low)));
-const dtypeColour = (dtype) => (dtype < 0 ? PLAIN : KINDS[dtype % KINDS.length]);
-
-function rampLegend(target, from, to, title) {
-  const bar = draw("svg", { width: 180, height: 12, role: "img", "aria-label": `${title}: ${from} to ${to}` });
-  for (let step = 0; step < 60; step += 1)
-    bar.append(draw("rect", { x: step * 3, y: 0, width: 3.5, height: 12, fill: ramp(step / 59) }));
-  target.replaceChildren(make("span", {}, title), make("span", { class: "key" }, from, bar, to));
-}
-
-const scaleEnds = ([low, high, below, above]) => [`${below ? "≤ " : ""}${fixed(low, 2)}`, `${above ? "≥ " : ""}${fixed(high, 2)}`];
 
 // -- what several parts of the page use ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the page's script draws: a tree of tensors, layers side by side, and the ends of the colour scale.
+"""What the page's script draws: a tree of tensors, layers side by side, and the ends of the scale of ratios.
 
 A page stays a few mebibytes large, whatever is in the checkpoint: the largest items are there one by one, and the
 others are added up in the module that they are in, as far as the page knows it.
@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from streamxf.dcp.metadata.collector import collector_paused
+from streamxf.collector import collector_paused
 from streamxf.formats.contents import Entry
 from streamxf.summary.layers import Stack, stacks_of
+from streamxf.summary.page.values import facts_of, flags_of, rounded
 from streamxf.summary.summary import Summary, chain_text, ratio_of
 from streamxf.summary.tally import Tally
 from streamxf.summary.tree import MAX_DEPTH
+from streamxf.summary.values import Values
+from streamxf.values.moments import Moments
 from streamxf.wording import printable
 
 MAX_ITEMS = 20_000
@@ -27,6 +30,7 @@ MAX_ROLES = 40
 SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it share a row
 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
+_SLACK = 0.1  # of what is between these
 _LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
 
 Node = dict[str, Any]
@@ -45,24 +49,26 @@ def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
         "tree": _Tree(summary).of(entries, {entry.name for entry in shown}),
         "left_out": len(entries) - len(shown),
         "scale": scale_of((ratio_of(entry), entry.raw_bytes or 0) for entry in contents.tensors),
-        "stacks": [_stack(stack) for stack in stacks_of(entries)[:MAX_STACKS]],
+        "values": summary.values is not None,
+        "stacks": [_stack(stack, summary.values) for stack in stacks_of(entries)[:MAX_STACKS]],
     }
 
 
-def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float, bool, bool]:
-    """The ends of a colour scale of ratios, each of so many bytes, and whether there are ratios below and above it.
+def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
+    """The ends of a scale of colours for ratios, each of so many bytes; what lies beyond has colours of its own.
 
     All but a hundredth of the bytes at either end lie between them, so that a few tiny tensors, each of which is mostly
-    framing, do not take all colours for themselves.
+    framing, do not take all colours for themselves. What is only just beyond them belongs to the scale, too.
     """
     found = sorted((ratio, weight) for ratio, weight in ratios if ratio is not None)
     if not found:
-        return 0.0, 1.0, False, False
-    low = math.floor(round(100 * _quantile(found, _OUTLIERS), 6))
-    high = math.ceil(round(100 * _quantile(found, 1 - _OUTLIERS), 6))
-    spare = max(0, _LEAST - (high - low))
-    ends = (low - spare // 2) / 100, (high + spare - spare // 2) / 100
-    return *ends, found[0][0] < ends[0], found[-1][0] > ends[1]
+        return 0.0, 1.0
+    low, high = _quantile(found, _OUTLIERS), _quantile(found, 1 - _OUTLIERS)
+    slack = max(_SLACK * (high - low), _LEAST / 200)
+    first = math.floor(round(100 * min(ratio for ratio, _ in found if ratio >= low - slack), 6))
+    last = math.ceil(round(100 * max(ratio for ratio, _ in found if ratio <= high + slack), 6))
+    spare = max(0, _LEAST - (last - first))
+    return (first - spare // 2) / 100, (last + spare - spare // 2) / 100
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
@@ -81,6 +87,7 @@ class _Tree:
         self._dtypes = {dtype: number for number, dtype in enumerate(summary.dtypes)}
         self._chains = {chain: number for number, chain in enumerate(summary.chains)}
         self._modules: dict[tuple[str, ...], Node] = {(): _module("")}
+        self._values = summary.values
 
     def of(self, entries: list[Entry], shown: set[str]) -> Node:
         left: list[tuple[Entry, tuple[str, ...]]] = []
@@ -93,9 +100,10 @@ class _Tree:
         for entry, place in left:  # when it is known which modules the page has
             while place not in self._modules:
                 place = place[:-1]
-            rest = self._modules[place].setdefault("rest", [0, 0, 0, 0])
+            rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
             one = Tally.of([entry])
-            for index, value in enumerate((1, one.raw_bytes, one.stored_bytes, one.object_bytes)):
+            flags = flags_of([entry], self._values)
+            for index, value in enumerate((1, one.raw_bytes, one.stored_bytes, one.object_bytes, *flags)):
                 rest[index] += value
         return self._modules[()]
 
@@ -106,8 +114,8 @@ class _Tree:
         return self._modules[place]
 
     def _item(self, entry: Entry, name: str) -> list[Any]:
-        """Name, dtype (-1: an object), shape, raw bytes, stored bytes, parts, chain."""
-        return [
+        """Name, dtype (-1: an object), shape, raw bytes, stored bytes, parts, chain; and its values, if it has any."""
+        found = [
             printable(name, MAX_NAME),
             -1 if entry.dtype is None else self._dtypes[entry.dtype],
             list(entry.shape),
@@ -116,39 +124,52 @@ class _Tree:
             len(entry.parts),
             self._chains[entry.parts[0].chain] if entry.parts else -1,
         ]
+        statistics = self._values.statistics.get(entry.name) if self._values is not None else None
+        return found if statistics is None else [*found, facts_of(statistics)]
 
 
 def _module(name: str) -> Node:
     return {"name": printable(name, MAX_NAME), "children": [], "items": []}
 
 
-def _stack(stack: Stack) -> dict[str, Any]:
+def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:
     """Layers are columns and roles are rows; where there are too many of either, several share one."""
     step = -(-len(stack.layers) // MAX_LAYERS)
     columns = [stack.layers[start : start + step] for start in range(0, len(stack.layers), step)]
     column_of = {layer: index for index, column in enumerate(columns) for layer in column}
     roles = _rows(stack)
     row_of = {role: row for row, role in enumerate(roles)}
-    cells: dict[tuple[int, int], Tally] = {}
-    for (layer, role), tally in stack.cells.items():
-        cells.setdefault((row_of.get(role, len(roles)), column_of[layer]), Tally()).merge(tally)
+    cells: dict[tuple[int, int], list[Entry]] = {}
+    for (layer, role), entries in stack.cells.items():
+        cells.setdefault((row_of.get(role, len(roles)), column_of[layer]), []).extend(entries)
     more = len(stack.roles) - len(roles)
     return {
         "name": printable(stack.name, MAX_NAME) or "layers",
         "layers": [_span(column) for column in columns],
         "roles": [printable(role, MAX_NAME) or "tensor" for role in roles] + ([f"{more:,} small ones"] if more else []),
-        "cells": [
-            [row, column, tally.tensors, tally.raw_bytes, tally.stored_bytes] for (row, column), tally in cells.items()
-        ],
-        "scale": scale_of((tally.ratio, tally.raw_bytes) for tally in cells.values()),
+        "cells": [[row, column, *_cell(entries, values)] for (row, column), entries in cells.items()],
     }
+
+
+def _cell(entries: list[Entry], values: Values | None) -> list[Any]:
+    """Tensors, raw bytes, stored bytes; and of their values flags, count, mean and standard deviation."""
+    tally = Tally.of(entries)
+    sums = [tally.tensors, tally.raw_bytes, tally.stored_bytes]
+    if values is None:
+        return sums
+    moments = Moments()
+    for entry in entries:
+        found = values.statistics[entry.name]
+        if found is not None and found.mean is not None and found.std is not None:
+            moments.merge(Moments.of(found.elements - found.nan - found.inf, found.mean, found.std))
+    return [*sums, *flags_of(entries, values), moments.count, rounded(moments.mean), rounded(moments.deviation)]
 
 
 def _rows(stack: Stack) -> list[str]:
     """The roles that get a row each: biases and gains, which are mostly framing, would take half of the picture."""
     sizes: dict[str, int] = dict.fromkeys(stack.roles, 0)
-    for (_, role), tally in stack.cells.items():
-        sizes[role] += tally.raw_bytes
+    for (_, role), entries in stack.cells.items():
+        sizes[role] += sum(entry.raw_bytes or 0 for entry in entries)
     least = SMALL_ROLE * sum(sizes.values())
     small = {role for role, size in sizes.items() if size < least}
     kept = set(nlargest(MAX_ROLES, sizes, key=lambda role: sizes[role])) - (small if len(small) > 1 else set())

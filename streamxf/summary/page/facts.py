@@ -23,6 +23,10 @@ def figures(summary: Summary) -> str:
         ("Tensors", f"{total.tensors:,}", many(summary.shards, "shard")),
         ("Other objects", f"{total.objects:,}", size_text(total.object_bytes)),
     ]
+    if (values := summary.values) is not None:
+        broken = len({*values.nan, *values.inf})
+        zeros = f"{many(len(values.zeros), 'tensor')} of zeros" if values.zeros else "no tensor of zeros"
+        shown.append(("NaN or infinities", f"in {many(broken, 'tensor')}" if broken else "none", zeros))
     return "".join(
         f"<div class=figure><dt>{escape(label)}</dt><dd>{escape(value)}</dd><dd class=more>{escape(more)}</dd></div>"
         for label, value, more in shown
@@ -74,11 +78,14 @@ def _saved(total: Tally) -> str:
 def _table(heading: str, rows: Iterable[tuple[str, str, Tally]]) -> str:
     cells = "".join(
         f'<tr><th scope=row title="{_text(whole)}">{_text(label)}</th><td>{tally.items:,}</td>'
-        f"<td>{size_text(tally.raw_bytes)}</td><td>{size_text(tally.stored_bytes + tally.object_bytes)}</td>"
+        f"<td class=wide>{size_text(tally.raw_bytes)}</td><td>{size_text(tally.stored_bytes + tally.object_bytes)}</td>"
         f"<td>{ratio_text(tally.ratio)}</td></tr>"
         for label, whole, tally in rows
     )
-    heads = "".join(f"<th scope=col>{name}</th>" for name in (heading, "items", "in memory", "stored", "ratio"))
+    heads = "".join(
+        f"<th scope=col{' class=wide' * (name == 'in memory')}>{name}</th>"
+        for name in (heading, "items", "in memory", "stored", "ratio")
+    )
     return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
 
 

@@ -11,11 +11,12 @@ from string import Template
 
 from streamxf.summary.page.data import MAX_ITEMS, page_data
 from streamxf.summary.page.facts import facts, figures, groups
+from streamxf.summary.page.values import attention
 from streamxf.summary.summary import Summary
 from streamxf.version import __version__
 from streamxf.wording import many, printable
 
-SCRIPTS = ("base.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
+SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
 def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
@@ -43,9 +44,11 @@ def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
         path=_text(contents.path),
         format=_text(str(contents.format)),
         figures=figures(summary),
+        attention=attention(summary.values),
         groups=groups(summary),
         facts=facts(summary),
         note=escape(note),
+        source="the checkpoint's own metadata" + (" and its tensors" if summary.values is not None else ""),
         version=escape(__version__),
         style=style,
         data=_json(data),

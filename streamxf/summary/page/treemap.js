@@ -1,5 +1,6 @@
 // The treemap: its tiles, and what they do.
 
+const TENSORS = tensorsOf(ROOT);
 const view = { focus: ROOT, area: "stored", colour: COMPRESSED ? "ratio" : "dtype", found: null };
 
 function dtypeOf(node) {
@@ -20,8 +21,19 @@ function factsOf(node) {
   if (node.raw) facts.push(["ratio", ratioText(ratioOf(node))]);
   const share = weigh[view.area](node) / weigh[view.area](ROOT);
   facts.push(["share of all", share >= 0.0005 ? `${fixed(share * 100, 1)} %` : "less than 0.1 %"]);
+  facts.push(...valueFacts(node));
   if (node.parts > 1) facts.push(["shards", count(node.parts)]);
   if (node.chain >= 0) facts.push(["chain", DATA.chains[node.chain]]);
+  return facts;
+}
+
+function valueFacts({ kind, values, broken, zeros }) {
+  if (kind !== "tensor") return [...(broken ? [["with NaN or Inf", many(broken, "tensor")]] : []), ...(zeros ? [["all zeros", many(zeros, "tensor")]] : [])];
+  if (values === null) return [];
+  const counts = [["NaN", values.nan], ["Inf", values.inf]].filter(([, number]) => number);
+  const facts = counts.map(([label, number]) => [label, count(number)]);
+  facts.push(["zeros", percent(values.zeros, values.elements)]);
+  if (values.min !== null) facts.push(["range", `${figure(values.min)} to ${figure(values.max)}`], ["mean, std", `${figure(values.mean)}, ${figure(values.std)}`]);
   return facts;
 }
 
@@ -40,6 +52,7 @@ function stepInto(node) {
 function drawTreemap() {
   const target = byId("treemap");
   const [width, height] = [target.clientWidth, target.clientHeight];
+  if (!width || !height) return; // a window that is not laid out yet
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Treemap of sizes" });
   const box = { x: 0, y: 0, w: width, h: height };
   const { tiles, edges } = layOut(view.focus, box, { tiles: [], edges: [] });
@@ -60,6 +73,7 @@ function drawTreemap() {
     pills.push(pill);
     named.push(edge);
   }
+  for (const { node, box: inner } of tiles) svg.append(...frameOf(node, inner, fillOf(node)));
   for (const tile of tiles) label(tile, svg, pills, named);
   for (const pill of pills) svg.append(pill.back, pill.text);
   target.replaceChildren(svg);
@@ -72,7 +86,8 @@ function tileOf({ node, box }) {
   const module = stepInto(node);
   const kind = node.kind === "module" ? "module" : module ? "inside" : "leaf";
   const mark = draw("g", { class: `tile ${kind}${matches(node) ? "" : " faded"}`, role: "img", tabindex: -1, "data-path": node.path, "data-bytes": weigh[view.area](node) });
-  mark.append(draw("rect", { x: box.x, y: box.y, width: box.w, height: box.h, fill: fillOf(node), "stroke-width": Math.min(1, Math.min(box.w, box.h) / 12) }));
+  const [fill, place] = [fillOf(node), { x: box.x, y: box.y, width: box.w, height: box.h }];
+  mark.append(draw("rect", { ...place, fill, "stroke-width": Math.min(1, Math.min(box.w, box.h) / 12) }), ...stripesOf(fill, place));
   tipped(mark, node.path, factsOf(node));
   if (module) {
     const go = () => look(module);
@@ -104,15 +119,10 @@ function drawCrumbs() {
 }
 
 function drawTreemapLegend() {
-  const target = byId("treemap-legend");
-  if (view.colour === "ratio") return rampLegend(target, ...scaleEnds(DATA.scale), "Stored / in memory");
-  const keys = DATA.dtypes.slice(0, KINDS.length).map((name, dtype) => [name, dtypeColour(dtype)]);
-  if (ROOT.objects) keys.push(["object", PLAIN]);
-  target.replaceChildren(...keys.map(([name, colour]) => {
-    const patch = make("i");
-    patch.style.background = colour;
-    return make("span", { class: "key" }, patch, name);
-  }));
+  const keys = DATA.dtypes.slice(0, KINDS.length).map((name, dtype) => key(name, dtypeColour(dtype)));
+  if (ROOT.objects) keys.push(key("object", PLAIN));
+  const legend = view.colour === "ratio" ? ratioLegend(TENSORS.map(ratioOf)) : keys;
+  byId("treemap-legend").replaceChildren(...legend, ...flagKeys(ROOT));
 }
 
 choice(byId("area"), "area", [["stored", "stored"], ["raw", "in memory"]], view.area, (value) => {

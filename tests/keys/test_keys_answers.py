@@ -10,7 +10,7 @@ import pytest
 from sealed import fragment_of
 
 from streamxf.errors import KeyServiceError, PolicyError
-from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, unanswered
+from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, answers
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 
@@ -43,7 +43,7 @@ class Service(KeyProvider):
 def clock(monkeypatch):
     """What time it is, in a list of one."""
     now = [1000.0]
-    monkeypatch.setattr(unanswered, "monotonic", lambda: now[0])
+    monkeypatch.setattr(answers, "monotonic", lambda: now[0])
     return now
 
 
@@ -81,7 +81,7 @@ def test_it_is_asked_again_after_some_minutes(clock):
     ring = KeyRing([service, KEY])
     given = wrapped(3, service, KEY)
     assert len(opened(ring, given[:1])) == 1
-    clock[0] += unanswered.REST_SECONDS - 1
+    clock[0] += answers.REST_SECONDS - 1
     assert not opened(ring, given[1:2])
     assert service.asked == 1
     clock[0] += 2

@@ -1,0 +1,1 @@
+"""Statistics of the values in tensors: counts of NaN, infinities and zeros, range, mean, deviation, histogram."""

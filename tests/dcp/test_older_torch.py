@@ -1,0 +1,81 @@
+"""Checkpoints whose metadata torch wrote before 2.3: it named tensors' properties by the module of sharded tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cli.command import runner
+from torch.distributed._shard.sharded_tensor import metadata as older
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+
+import streamxf
+from streamxf import FileSystemReader, FileSystemWriter
+
+from .helpers import assert_same, load_with
+
+STATE = {"weight": torch.arange(12.0).reshape(3, 4), "nested": {"bias": torch.ones(3, dtype=torch.bfloat16), "step": 7}}
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
+    "stock ZStandard": lambda path: dcp.FileSystemWriter(path, _extensions=[StockZStandard()], sync_files=False),
+    "own": lambda path: FileSystemWriter(path, sync_files=False),
+}
+FORMATS = [torch.contiguous_format, torch.channels_last, torch.preserve_format]
+
+
+def save_as_before(path: Path, writer: str = "stock", protocol: int = 2) -> None:
+    """What torch 2.2 wrote: also without some of what is there today."""
+    dcp.save(STATE, storage_writer=WRITERS[writer](path))
+    content = pickle.loads((path / ".metadata").read_bytes())
+    for item, form in zip(content.state_dict_metadata.values(), FORMATS, strict=True):
+        if hasattr(item, "properties"):
+            item.properties = older.TensorProperties(item.properties.dtype, memory_format=form)
+    del content.storage_meta, content.version
+    for place in content.storage_data.values():
+        if writer == "stock":
+            vars(place).pop("transform_descriptors", None)
+    data = pickle.dumps(content, protocol)
+    assert older.__name__.encode() in data
+    (path / ".metadata").write_bytes(data)
+
+
+@pytest.mark.parametrize("reader", [dcp.FileSystemReader, FileSystemReader])
+@pytest.mark.parametrize("writer", ["stock", "own"])
+def test_pytorchs_own_test(tmp_path: Path, writer: str, reader: Any) -> None:
+    """``test_sharded_tensor_dependency`` of its ``test_compatibility.py``."""
+    made = WRITERS[writer](tmp_path)
+    with mock.patch("torch.distributed.checkpoint.metadata.TensorProperties", older.TensorProperties):
+        dcp.save({"a": torch.ones(4, 4)}, storage_writer=made)
+    assert older.__name__.encode() in (tmp_path / ".metadata").read_bytes()
+    if writer == "own" and reader is dcp.FileSystemReader:
+        reader = lambda path: dcp.FileSystemReader(path, _extension_registry=streamxf.Registry())  # noqa: E731
+    assert_same(load_with({"a": torch.ones(4, 4)}, reader(tmp_path)), {"a": torch.ones(4, 4)})
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("writer", ["stock", "stock ZStandard"])
+def test_whatever_reads_checkpoints_reads_them(tmp_path: Path, writer: str, protocol: int, capsys: Any) -> None:
+    path, copy, run = tmp_path / "checkpoint", tmp_path / "copy", runner(capsys)
+    save_as_before(path, writer, protocol)
+    assert_same(load_with(STATE, FileSystemReader(path)), STATE)
+    assert_same(load_with(STATE, streamxf.FsspecReader(str(path))), STATE)
+    assert streamxf.verify(path).ok
+    assert_same(streamxf.salvage(path).state_dict, STATE)
+    streamxf.transcode(path, copy, "zstd")
+    assert_same(load_with(STATE, FileSystemReader(copy)), STATE)
+    assert streamxf.diff(path, copy).same
+    assert run("verify", path).code == 0
+    assert "weight" in run("inspect", path, "--items").out
+
+
+def test_what_else_stands_in_that_module_is_refused(tmp_path: Path) -> None:
+    save_as_before(tmp_path)
+    data = (tmp_path / ".metadata").read_bytes()
+    (tmp_path / ".metadata").write_bytes(data.replace(b"MEM_FORMAT_ENCODING\n", b"ShardedTensorMetadata\n"))
+    assert "ShardedTensorMetadata" in str(streamxf.verify(tmp_path).damaged[0].message)
