@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -128,8 +127,7 @@ class AwsKms(KeyProvider):
         return f"AwsKms({self.arn!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = {"profile": self.profile, "endpoint_url": self.endpoint_url, "allow_http": self.allow_http}
-        return partial(AwsKms, self.arn, **named), ()
+        return _remade, (self.arn, self.profile, self.endpoint_url, self.allow_http)
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
         """The part `wanted` of KMS's answer."""
@@ -207,6 +205,10 @@ class AwsKms(KeyProvider):
                 **config,
             ),
         )
+
+
+def _remade(arn: str, profile: str | None, endpoint_url: str | None, allow_http: bool) -> AwsKms:
+    return AwsKms(arn, profile=profile, endpoint_url=endpoint_url, allow_http=allow_http)
 
 
 def _context(what: str, data: bytes) -> dict[str, str]:

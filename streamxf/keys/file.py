@@ -11,8 +11,7 @@ from contextlib import suppress
 from streamxf.errors import KeyFileError, ParameterError
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
-from streamxf.keys.text import PROTECTED, SECRET, AnyKey, format_key
-from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
+from streamxf.keys.text import MAX_TEXT, PROTECTED, SECRET, AnyKey, format_key, is_public, key_line, read_line
 
 PathLike = str | os.PathLike[str]
 
