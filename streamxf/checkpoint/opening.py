@@ -69,6 +69,14 @@ class Wanted:
         chunk, item = self.chunk, self.item
         return Identity(writer_id, self.kind, name, item.dtype, chunk.offset, chunk.shape, item.shape)
 
+    def check(self, found: Identity, writer_id: bytes) -> None:
+        """Compare the identity of its container; raises IdentityError."""
+        wanted = self.identity(writer_id)
+        if found.writer_id != writer_id:
+            raise IdentityError("the container was written by another process or save than its file: it was swapped")
+        if found != wanted:
+            raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
+
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
         """The most bytes that the stream may have; None for any number."""
         if isinstance(self.item, ObjectItem) or self.chunk is None:
@@ -88,12 +96,21 @@ class ItemOpener:
     access : Access
     object_limit : callable
         From the stored size of an object to the most bytes that it may decode to; None for any number.
+    sees_index : bool
+        Whether who read the metadata looked for an index. Torch's own code does not, so there a missing one means
+        nothing.
     """
 
     def __init__(
-        self, metadata: Metadata, access: Access, object_limit: Callable[[int], int | None] = lambda _: None
+        self,
+        metadata: Metadata,
+        access: Access,
+        object_limit: Callable[[int], int | None] = lambda _: None,
+        *,
+        sees_index: bool = True,
     ) -> None:
         self._metadata = metadata
+        self._sees_index = sees_index
         self._access = access
         self._object_limit = object_limit
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
@@ -118,8 +135,11 @@ class ItemOpener:
         UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
             If its chain cannot be rebuilt.
         """
+        return self.open_source(self.source(file, wanted.place), wanted, meter)
+
+    def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+        """The same for who has the item's stored bytes."""
         place = wanted.place
-        source = self.source(file, place)
         limit = wanted.max_size(self._object_limit)
         check_size = partial(_check_size, limit, wanted.kind)
         if not self.in_container(source, place):
@@ -210,16 +230,16 @@ class ItemOpener:
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
                 "comes from elsewhere"
             )
-        _compare(identity, wanted.identity(index.writers[index.files[wanted.place.file].writer].id))
+        wanted.check(identity, index.writers[index.files[wanted.place.file].writer].id)
         if header.hashed != (wanted.place.sha256 is not None):
             raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
 
     def _check_unpublished(self, header: Header, wanted: Wanted) -> None:
         require, identity = self._access.require, header.identity
-        if header.published:
+        if header.published and self._sees_index:
             raise MetadataError("the item was published with an index, and the metadata has none: it was removed")
         if identity is not None:
-            _compare(identity, wanted.identity(identity.writer_id))
+            wanted.check(identity, identity.writer_id)
         if require is None:
             return
         if not header.keyed:
@@ -268,16 +288,13 @@ class ItemOpener:
         return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
 
 
-def _compare(found: Identity, wanted: Identity) -> None:
-    if found.writer_id != wanted.writer_id:
-        raise IdentityError("the container was written by another process or save than its file: it was swapped")
-    if found != wanted:
-        raise IdentityError(
-            f"the container holds the {found.kind} {found.name!r} at {list(found.offset)}, {found.dtype or 'no dtype'} "
-            f"{list(found.shape)} of {list(found.tensor_shape)}, where the metadata has the {wanted.kind} "
-            f"{wanted.name!r} at {list(wanted.offset)}, {wanted.dtype or 'no dtype'} {list(wanted.shape)} of "
-            f"{list(wanted.tensor_shape)}: it was swapped"
-        )
+def _shown(identity: Identity) -> str:
+    if identity.kind is Kind.OBJECT:
+        return f"the object {identity.name!r}"
+    return (
+        f"the {identity.kind} {identity.name!r}, {identity.dtype} {list(identity.shape)} at {list(identity.offset)} of "
+        f"{list(identity.tensor_shape)}"
+    )
 
 
 def _check_size(limit: int | None, kind: Kind, size: int) -> None:

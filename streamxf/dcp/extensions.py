@@ -97,10 +97,7 @@ class Extensions:
 
     def descriptors(self) -> list[str]:
         """In the order in which a reader applies them: the reverse."""
-        save_order = [extension.get_descriptor() for extension in self.foreign] + [
-            str(descriptor) for descriptor in self.chain.descriptors
-        ]
-        return save_order[::-1]
+        return [extension.get_descriptor() for extension in (*self.foreign, *self.chain)][::-1]
 
     @property
     def in_blocks(self) -> bool:

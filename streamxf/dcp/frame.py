@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from streamxf.checkpoint.boxes import contiguous_strides
 from streamxf.errors import StreamxfError
 from streamxf.format.dtypes import elements_size
 
@@ -36,7 +37,7 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     StreamxfError
         If this torch does not write as expected.
     """
-    target = _Target()
+    target: Any = _Target()
     writer: Any = torch._C.PyTorchFileWriter(target, False, _ALIGNMENT)
     # nothing global is switched, so other threads may call torch.save meanwhile
     torch.serialization._save(_shell(dtype, shape), _Records(writer), pickle, _PROTOCOL, False)  # type: ignore[no-untyped-call]
@@ -56,7 +57,8 @@ def _shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """
     size = elements_size(dtype, shape)
     storage = torch.UntypedStorage(size, device="cpu") if size < _MAPPED or os.name == "nt" else _mapped(size)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(storage, 0, tuple(shape))
+    made = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+    return made.set_(storage, 0, tuple(shape), contiguous_strides(shape))
 
 
 def _mapped(size: int) -> torch.UntypedStorage:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.chain import Chain
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+from streamxf.checkpoint.access import Require
+from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.load.items import Require
-from streamxf.dcp.metadata.save_ids import SaveIds
 from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 
 if TYPE_CHECKING:

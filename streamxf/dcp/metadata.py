@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from streamxf.collector import collector_paused
 from streamxf.dcp.compat import DCP_VERSION
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
-from streamxf.collector import collector_paused
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem

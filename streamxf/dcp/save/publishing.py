@@ -1,4 +1,4 @@
-"""From what all ranks wrote to the bytes of a metadata file: index, keys, vouchers, and the pickle for torch's readers."""
+"""From what all ranks wrote to a metadata file: index, keys, vouchers, and the pickle for torch's readers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def prepare(
     writers = {record.writer_id: record.wrapped for record in records}
     numbers = {writer_id: number for number, writer_id in enumerate(writers)}
     transforms = tuple(extension.get_descriptor() for extension in extensions.foreign)
-    chain = tuple(_unkeyed(str(descriptor)) for descriptor in extensions.chain.descriptors)
+    chain = tuple(map(str, extensions.chain.descriptors))
     items = items_of(content, (*(f"!{text}" for text in transforms), *chain))
     _check_whole(items.values(), rank)
     index = Index(
@@ -124,10 +124,6 @@ def descriptors_of(index: Index, wrapped: dict[bytes, str]) -> dict[str, list[st
     if not index.transforms and not index.chain:
         return {}
     return {path: by_writer[index.writers[file.writer].id] for path, file in index.files.items()}
-
-
-def _unkeyed(descriptor: str) -> str:
-    return descriptor.partition("#")[0] if descriptor.startswith(f"{ENCRYPT}/") else descriptor
 
 
 def _dek(wrapped: str) -> bytes | None:
