@@ -9,6 +9,39 @@ from streamxf.errors import MetadataError, NoCheckpointError
 _SHOWN = 8
 
 
+_SLIP = ".slip"  # what conversions write beside a data file that is finished, until all are
+
+
+def unfinished(names: Collection[str]) -> str | None:
+    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None.
+
+    Parameters
+    ----------
+    names : collection of str
+        Those of the files in it.
+    """
+    data = [name for name in names if name.endswith(".distcp")]
+    finished = [name for name in data if f"{name}{_SLIP}" in names]
+    if not finished:
+        return None
+    return (
+        "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
+        f"{len(finished):,} of the {len(data):,} data files that are here are finished. The same call resumes from "
+        "there and publishes the checkpoint; to give it up, delete the folder"
+    )
+
+
+def resumable(leftovers: Collection[str]) -> list[str]:
+    """A line that says so if some leftovers are of an interrupted conversion, in place of the checkpoint beside."""
+    finished = sum(name.endswith(f".distcp{_SLIP}") for name in leftovers)
+    if not finished:
+        return []
+    return [
+        f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
+        "transcode, pack or salvage that was interrupted, or is at work; the same call resumes from there"
+    ]
+
+
 def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
     """Why a metadata file is not there.
 
@@ -21,6 +54,8 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
     rank : int, optional
         Whose metadata it would be; None for that of all ranks.
     """
+    if (text := unfinished(names)) is not None:
+        return NoCheckpointError(text, file=folder)
     ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
     if rank is not None and ranks:
         shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")

@@ -13,6 +13,7 @@ from streamxf.cli import show, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
+from streamxf.cli.words import in_terminal_words
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def clean(
         warnings.simplefilter("ignore")  # what cannot be removed is in the report
         report = remove(path, dry_run=dry_run or asks, **options)
         if asks and report.removed:
-            show.console().print(str(report))
+            show.console().print(in_terminal_words(str(report)))
             if not typer.confirm(f"Remove {'it' if len(report.removed) == 1 else 'them'}?"):
                 show.console().print("nothing was removed")
                 return FINE
@@ -76,6 +77,6 @@ def _print(path: str, report: CleanReport, json: bool) -> None:
     if json:
         show.as_json({"path": path, **asdict(report)})
     elif report.removed or report.failed or report.kept or report.recent:
-        show.console().print(str(report))
+        show.console().print(in_terminal_words(str(report)))
     else:
         show.console().print("there is nothing to remove")

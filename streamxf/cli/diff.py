@@ -58,9 +58,10 @@ def diff(
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
     Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
-    and is counted separately. What pack keeps of the files that it packed is left out, so a checkpoint
-    is the same as the file that it was packed from. An item that cannot be read is listed with the reason, and the
-    others are compared.
+    and is counted separately. A folder that was packed is compared with a folder, or with another packed one, file by
+    file. Otherwise only tensors and objects are compared, so a checkpoint is the same as the file that it was packed
+    from; it says what was not compared. An item that cannot be read is listed with the reason, and the others are
+    compared.
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
     """
@@ -95,12 +96,11 @@ def diff(
 
 
 def _print(found: Difference, top: int) -> None:
-    from streamxf.compare.difference import counts_of
+    from streamxf.compare.difference import verdict_of
     from streamxf.wording import many, printable
 
     out = show.console()
-    verdict = "the same" if found.same else f"different: {counts_of(found)}"
-    out.print(f"{printable(found.first)} and {printable(found.second)}: {verdict}")
+    out.print(f"{printable(found.first)} and {printable(found.second)}: {verdict_of(found)}")
     out.print(
         f"{many(found.equal, 'item')} the same, {found.differing:,} of {found.elements:,} elements compared differ"
     )
@@ -109,6 +109,7 @@ def _print(found: Difference, top: int) -> None:
     _names("-", found.removed, top)
     _names("+", found.added, top)
     _names("?", [f"{name}: {reason}" for name, reason in found.incomparable.items()], top)
+    _names("not compared:", found.not_compared, top)
     for note in found.notes:
         out.print(f"note: {printable(note)}", soft_wrap=True)
 

@@ -22,11 +22,17 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self._raised: list[KeyboardInterrupt] = []
 
     @property
     def exit_code(self) -> int:
         """As shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
         return INTERRUPTED if self.first is None else 128 + self.first
+
+    def how_to_resume(self, error: BaseException) -> list[str]:
+        """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""
+        notes = [note for each in (*self._raised, error) for note in getattr(each, "__notes__", ())]
+        return [note for note in dict.fromkeys(notes) if "the same call" in note]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -46,4 +52,5 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.first = self.first or number
-        raise KeyboardInterrupt
+        self._raised.append(KeyboardInterrupt())
+        raise self._raised[-1]

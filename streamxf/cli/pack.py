@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from streamxf.cli import show, units
 from streamxf.cli.exits import FINE
@@ -25,6 +28,7 @@ from streamxf.cli.options import (
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
     "streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --encrypt-to file:model.key",
+    "streamxf pack checkpoint-500/ /checkpoints/run-500 --exclude 'runs/*'",
     "streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum",
 )
 
@@ -36,6 +40,21 @@ def pack(
     encrypt_to: EncryptToOption = None,
     signer: SignerOption = None,
     overwrite: OverwriteOption = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="PATTERN",
+            help="Paths to leave out of a folder, as 'optimizer.pt' or '*.log'; may be given several times.",
+        ),
+    ] = None,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Pack links that lead to files outside of the folder as these files, as in the hub's cache.",
+        ),
+    ] = False,
     file_size: FileSizeOption = "256MiB",
     key: KeyOption = None,
     trust: TrustOption = None,
@@ -43,12 +62,14 @@ def pack(
     require: RequireOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Write a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint as one of streamxf.
+    """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
-    Workers read and encode block by block, so memory does not depend on the size of the model. What the files hold
-    besides tensors is kept, too, so unpack can make them again.
+    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, everything else
+    as bytes, and unpack writes it again, byte for byte. Links within the folder, empty folders and permissions are
+    kept. What cannot be restored is refused. Workers read and encode block by block, so memory does not depend on the
+    size of the model.
 
-    If the command fails or is killed, the same command goes on from there.
+    If the command fails or is killed, the same command resumes.
     """
     from streamxf.convert.pack import pack as write
 
@@ -58,6 +79,8 @@ def pack(
             target,
             chain,
             overwrite=overwrite,
+            exclude=exclude or (),
+            follow_links=follow_links,
             encrypt_to=keys_at(encrypt_to),
             signer=key_at(signer),
             keys=keys_at(key),

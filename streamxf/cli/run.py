@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 from streamxf.cli.app import app
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
+from streamxf.cli.words import in_terminal_words
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
@@ -37,7 +38,9 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     try:
         try:
             found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
-            if found == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, and no command returns it
+            # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
+            # what such a half-imported library led to counts for nothing
+            if found == INTERRUPTED or interrupts.first is not None:
                 raise KeyboardInterrupt
             sys.stdout.flush()
             return found if isinstance(found, int) else FINE
@@ -58,7 +61,8 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
         except BaseException as raised:  # DCP's own is none of Exception
             cause = root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
-                return _fail(command, "interrupted", "Interrupted", interrupts.exit_code, arguments)
+                text = "; ".join(["interrupted", *map(in_terminal_words, interrupts.how_to_resume(cause))])
+                return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
             return _failed(command, cause, arguments)
     except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -55,7 +55,7 @@ def transcode(
     Items are copied block by block, with all checks of a load; no tensor is held whole. Names, shards and objects stay
     as they are.
 
-    If the command fails or is killed, the same command goes on from there. With --in-place the old checkpoint loads
+    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
     until the new one does; both need room until then.
     """
     from streamxf.convert.transcode import transcode as write

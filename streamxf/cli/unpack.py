@@ -27,8 +27,7 @@ def unpack(
         typer.Option(
             "--format",
             help="By default what TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that "
-            "was a file or a Hugging Face folder, else such a folder. dcp is a checkpoint that torch's own reader "
-            "loads.",
+            "was a file or a folder, else a Hugging Face folder. dcp is a checkpoint that torch's own reader loads.",
         ),
     ] = None,
     only: Annotated[
@@ -57,11 +56,12 @@ def unpack(
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
-    What pack made of a .safetensors file or a Hugging Face folder becomes the same bytes again, and of a torch.save
-    file the same content. Tensors are written block by block, so memory does not depend on the size of the model.
+    What pack made of a file or a folder becomes the same file or folder again, byte for byte. In another format, only
+    the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
+    of the model.
 
-    TARGET takes its place when all of it is written. If the command fails or is killed, the same command goes on from
-    there, but for URLs, where it begins anew.
+    TARGET takes its place when all of it is written. If the command fails or is killed, the same command resumes; for
+    a URL, it starts over.
     """
     from streamxf.convert.unpack import unpack as write
 

@@ -6,6 +6,7 @@ import re
 
 _FLAGS = (
     "allow_unsigned",
+    "follow_links",
     "in_place",
     "merge_ranks",
     "overwrite",
@@ -14,12 +15,13 @@ _FLAGS = (
     "vouch",
     "without_metadata",
 )
-_VALUES = ("encrypt_to", "expect_save_id", "only", "prefix", "rank", "require", "signer", "trust")
+_VALUES = ("encrypt_to", "exclude", "expect_save_id", "format", "only", "prefix", "rank", "require", "signer", "trust")
 _RULES = (
     (r"streamxf\.salvage\(path, keys=keys, without_metadata=True\)", "streamxf salvage PATH TARGET --without-metadata"),
     (r"streamxf\.salvage\(path, keys=keys\)", "streamxf salvage PATH TARGET"),
     (r"streamxf\.verify\(path, keys\)", "streamxf verify PATH"),
     (r"streamxf\.(clean|pack|salvage|verify)\b(?!\()", r"streamxf \1"),
+    (r"\b([Tt])he same call\b", r"\1he same command"),
     (r" ?What takes keys= alone gets both in it: keys=KeyRing\(\[\.\.\.\], trust=\.\.\.\)", ""),
     (r"the signer's VerifyKey in trust=", "the signer's public key by --trust"),
     (r"have it saved with Encrypt\(\.\.\., signer=\.\.\.\)", "have it saved with --signer"),

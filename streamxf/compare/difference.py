@@ -91,6 +91,8 @@ class Difference:
         Of all tensors of both that were compared; how many elements there are, and how many are not the same.
     notes : tuple of str
         In plain sentences, what a reader should know.
+    not_compared : tuple of str
+        What else the two paths hold: files beside tensors, say.
     """
 
     first: str
@@ -103,14 +105,15 @@ class Difference:
     elements: int
     differing: int
     notes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether every item is known to be the same."""
+        """Whether every item that was compared is known to be the same."""
         return not (self.removed or self.added or self.changed or self.incomparable)
 
     def __str__(self) -> str:
-        title = "the same" if self.same else f"DIFFERENT: {counts_of(self)}"
+        title = verdict_of(self) if self.same else f"DIFFERENT: {counts_of(self)}"
         lines = [
             title,
             f"{many(self.equal, 'item')} the same; {self.differing:,} of {self.elements:,} compared elements differ",
@@ -118,9 +121,17 @@ class Difference:
             *listed("only in the first", self.removed),
             *listed("only in the second", self.added),
             *listed("not comparable", [f"{name}: {reason}" for name, reason in self.incomparable.items()]),
+            *listed("not compared", self.not_compared),
             *listed("note", self.notes),
         ]
         return "\n".join(lines)
+
+
+def verdict_of(found: Difference) -> str:
+    """Whether the two are the same, in words."""
+    if not found.same:
+        return f"different: {counts_of(found)}"
+    return "the same, as far as they were compared" if found.not_compared else "the same"
 
 
 def counts_of(found: Difference) -> str:

@@ -15,7 +15,7 @@ from streamxf.compare.difference import Change, Difference
 from streamxf.compare.names import prefix_notes
 from streamxf.compare.objects import Incomparable, difference_of
 from streamxf.compare.values import Distance, Tally
-from streamxf.convert.origin import ITEM
+from streamxf.convert.origin import is_kept
 from streamxf.descriptor import shorten
 from streamxf.errors import (
     KeyMissingError,
@@ -45,19 +45,23 @@ def compare(
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
     values: bool = False,
+    files: bool = False,
     progress: Progress | None = None,
 ) -> Difference:
     """Compare two opened checkpoints, as `diff` does.
 
-    What `pack` keeps of the packed files themselves is left out: a checkpoint is the same as the file that it was
-    packed from.
+    Parameters
+    ----------
+    files : bool
+        Whether what `pack` keeps of files is compared, too. Otherwise a checkpoint is the same as the file that it was
+        packed from, whatever else is in that file.
 
     Raises
     ------
     StreamxfError, OSError
         If no item can be read that both have. One that cannot be read beside others that can is not comparable.
     """
-    one, other = _chosen(first, only, prefixes[0]), _chosen(second, only, prefixes[1])
+    one, other = _chosen(first, only, prefixes[0], files), _chosen(second, only, prefixes[1], files)
     if not one and not other and (only or any(prefixes)):
         raise ParameterError("no item of either has such a name, so there is nothing to compare")
     found = _Found()
@@ -252,9 +256,9 @@ def _boxes(pairs: list[_Pair], side: Literal[1, 2]) -> Iterator[Box]:
         yield from boxes_of(pair[side], size)
 
 
-def _chosen(source: Source, only: Sequence[str], prefix: str) -> dict[str, Entry]:
+def _chosen(source: Source, only: Sequence[str], prefix: str, files: bool) -> dict[str, Entry]:
     found = chosen(source.contents.entries, only, prefix)
-    return {name: entry for name, entry in found.items() if entry.name != ITEM}
+    return {name: entry for name, entry in found.items() if files or not is_kept(entry.name)}
 
 
 def _dtype(entry: Entry) -> torch.dtype:

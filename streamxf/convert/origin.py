@@ -1,66 +1,96 @@
-"""`Origin`: what `pack` keeps of the files that it packed, besides tensors and objects, so that `unpack` can give them
-back.
+"""`Origin`: what `pack` keeps of the files that it packed, so that `unpack` writes the same bytes again.
 
-It is stored as one object more, `ITEM`, made of nothing but dicts, lists, texts, numbers and bytes.
+A file is its tensors, each an item of its own, and the bytes around them, which are one item more. The origin says
+where in the file each tensor stands. It is stored as one object, `ITEM`, of dicts, lists, strings and numbers only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from streamxf.convert.tree import is_inside, leads_inside
 from streamxf.errors import MetadataError
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import Entry, Format
+from streamxf.formats.extents import Extent, dense_order
+from streamxf.formats.source import Source
 
 ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
-_PACKED = (Format.SAFETENSORS, Format.HUGGING_FACE, Format.TORCH)
+_FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
+_PACKED = (Format.SAFETENSORS, Format.TORCH, *_FOLDERS)
+_OWNER = 0o700
 
 
-@dataclass(frozen=True)
-class View:
-    """How a tensor of a ``torch.save`` file lies in its storage.
-
-    Attributes
-    ----------
-    storage : int
-        The storage's number in its file. Tensors with the same number share their memory.
-    offset : int
-        Of its first element, in elements.
-    strides : tuple of int
-        In elements.
-    requires_grad : bool
-    parameter : bool
-        Whether it is a ``torch.nn.Parameter``.
-    """
-
-    storage: int
-    offset: int
-    strides: tuple[int, ...]
-    requires_grad: bool = False
-    parameter: bool = False
+def rest_of(path: str) -> str:
+    """The name of the item that holds a file's bytes around its tensors."""
+    return f"{ITEM}/{path}"
 
 
-@dataclass(frozen=True)
-class Pickled:
-    """What a ``torch.save`` file held around its tensors.
+def is_kept(name: str) -> bool:
+    """Whether an item is what pack kept besides tensors and objects."""
+    return name == ITEM or name.startswith(f"{ITEM}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor whose elements stand in a file one after the other.
 
     Attributes
     ----------
-    skeleton : Any
-        The saved object with its dicts, lists and tuples, keys and their order; at the place of each tensor or object
-        its name in the flat state dict. What is a text in it is always such a name, except for keys.
-    views : dict of str to View
-        Of all tensors, by their names.
-    storages : tuple of int
-        Bytes of each storage, by its number.
+    name : str
+        The item's.
+    start : int
+        Where it begins in the file.
+    dtype : str
+        As torch names it.
+    shape : tuple of int
+    order : tuple of int
+        Its dimensions, the one that changes slowest in the file first.
     """
 
-    skeleton: Any
-    views: dict[str, View]
-    storages: tuple[int, ...]
+    name: str
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+def placed(entries: Iterable[Entry], extents: Mapping[str, Extent]) -> list[Placed]:
+    """The tensors of a file that have bytes of their own, in their order. Of tensors that overlap, one counts; those
+    with gaps between their elements do not.
+    """
+    found: list[Placed] = []
+    stop = 0
+    for entry in sorted(entries, key=lambda entry: (extents[entry.name].start, -(entry.raw_bytes or 0))):
+        extent = extents[entry.name]
+        order = dense_order(extent.shape, extent.strides)
+        if entry.raw_bytes and order is not None and extent.start >= stop:
+            found.append(Placed(entry.name, extent.start, str(entry.dtype), entry.shape, order))
+            stop = extent.start + entry.raw_bytes
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """What is in a file besides the bytes around its tensors.
+
+    Attributes
+    ----------
+    tensors : tuple of Placed
+        In the order of the file.
+    others : tuple of str
+        Names of items that need no bytes of their own in the file: objects, and tensors that share their memory.
+    mode : int or None
+        Its permissions; None where the storage had none.
+    """
+
+    tensors: tuple[Placed, ...] = ()
+    others: tuple[str, ...] = ()
+    mode: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,47 +100,54 @@ class Origin:
     Attributes
     ----------
     format : Format
-        `SAFETENSORS`, `HUGGING_FACE` or `TORCH`.
-    name : str
-        Of the file or folder, without the path to it.
-    heads : dict of str to bytes
-        For each safetensors file, by its path relative to the folder (or its name, where it is the checkpoint): what
-        stands in it before the tensors, the eight bytes of the header's length among it.
-    pickled : dict of str to Pickled
-        The same for each ``torch.save`` file.
-    files : dict of str to bytes
-        Other files of a Hugging Face folder, by relative path: index, configuration, tokenizer.
-    left_out : dict of str to int
-        Sizes of those that were not kept, by relative path.
+        `SAFETENSORS` or `TORCH` for a file; `HUGGING_FACE` or `FOLDER`.
+    files : dict of str to PackedFile
+        By path relative to the folder; where a file was packed, by its name.
+    folders : dict of str to int or None
+        Their permissions. The folder itself has an empty path.
+    links : dict of str to str
+        Symbolic links, and what they say.
+    excluded : tuple of str
+        Patterns of what the caller left out.
     """
 
     format: Format
-    name: str
-    heads: dict[str, bytes] = field(default_factory=dict)
-    pickled: dict[str, Pickled] = field(default_factory=dict)
-    files: dict[str, bytes] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
+    files: dict[str, PackedFile] = field(default_factory=dict)
+    folders: dict[str, int | None] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder was packed, with all that was in it."""
+        return self.format in _FOLDERS
+
+    def items(self) -> Iterator[str]:
+        """The names of all items that the files are made of."""
+        yield ITEM
+        for path, file in self.files.items():
+            yield rest_of(path)
+            yield from (tensor.name for tensor in file.tensors)
+            yield from file.others
 
     def to_plain(self) -> dict[str, Any]:
         """What is stored."""
         return {
             "version": _VERSION,
             "format": self.format.name,
-            "name": self.name,
-            "heads": dict(self.heads),
-            "pickled": {
-                name: {
-                    "skeleton": file.skeleton,
-                    "views": {
-                        tensor: [view.storage, view.offset, list(view.strides), view.requires_grad, view.parameter]
-                        for tensor, view in file.views.items()
-                    },
-                    "storages": list(file.storages),
+            "files": {
+                path: {
+                    "tensors": [
+                        [each.name, each.start, each.dtype, list(each.shape), list(each.order)] for each in file.tensors
+                    ],
+                    "others": list(file.others),
+                    "mode": file.mode,
                 }
-                for name, file in self.pickled.items()
+                for path, file in self.files.items()
             },
-            "files": dict(self.files),
-            "left_out": dict(self.left_out),
+            "folders": dict(self.folders),
+            "links": dict(self.links),
+            "excluded": list(self.excluded),
         }
 
     @classmethod
@@ -120,43 +157,92 @@ class Origin:
         Raises
         ------
         MetadataError
-            If it is anything else.
+            If it is anything else, or a path in it leads out of the folder.
         """
         try:
             if value["version"] != _VERSION:
                 raise MetadataError(
                     f"the item has version {value['version']!r:.20}; this streamxf reads version {_VERSION}", item=ITEM
                 )
-            kind = Format[value["format"]]
-            if kind not in _PACKED:
-                raise ValueError(f"pack keeps nothing of {kind}")
-            return cls(
-                kind,
-                _text(value["name"]),
-                {_text(name): _bytes(head) for name, head in value["heads"].items()},
-                {_text(name): _pickled(file) for name, file in value["pickled"].items()},
-                {_text(name): _bytes(data) for name, data in value["files"].items()},
-                {_text(name): int(size) for name, size in value["left_out"].items()},
+            made = cls(
+                Format[value["format"]],
+                {_text(path): _file(file) for path, file in value["files"].items()},
+                {_text(path): _mode(mode, _OWNER) for path, mode in value["folders"].items()},
+                {_text(path): _text(leads_to) for path, leads_to in value["links"].items()},
+                tuple(map(_text, value["excluded"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.format not in _PACKED or (not self.is_folder and len(self.files) != 1):
+            raise MetadataError("it does not say how the one file looked that was packed", item=ITEM)
+        folders = self.folders.keys() - {""}
+        paths = [*self.files, *self.links, *folders]
+        solid = {*self.files, *self.links}
+        if (
+            len(set(paths)) < len(paths)
+            or not all(map(is_inside, paths))
+            or any(_is_below(path, solid) for path in paths)
+        ):
+            raise MetadataError("it has a path twice, or one that does not belong in the folder", item=ITEM)
+        if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
+            raise MetadataError("it has a link that leads out of the folder", item=ITEM)
+        names = list(self.items())
+        if len(set(names)) < len(names):
+            raise MetadataError("it has an item in two places", item=ITEM)
 
 
-def _pickled(value: Any) -> Pickled:
-    views = {
-        _text(name): View(int(storage), int(offset), tuple(map(int, strides)), bool(grad), bool(parameter))
-        for name, (storage, offset, strides, grad, parameter) in value["views"].items()
-    }
-    return Pickled(value["skeleton"], views, tuple(map(int, value["storages"])))
+def origin_of(source: Source) -> Origin | None:
+    """What `pack` kept of the files that it packed; None if the checkpoint was not packed.
+
+    Raises
+    ------
+    MetadataError
+        If the item is not one that `pack` stores.
+    """
+    entry = source.contents.entries.get(ITEM)
+    return Origin.from_plain(source.load_object(entry)) if entry is not None else None
+
+
+def _is_below(path: str, solid: set[str]) -> bool:
+    """Whether a path leads through a file or a link."""
+    at = path.find("/")
+    while at >= 0:
+        if path[:at] in solid:
+            return True
+        at = path.find("/", at + 1)
+    return False
+
+
+def _file(value: Any) -> PackedFile:
+    tensors = tuple(
+        Placed(_text(name), _count(start), _text(dtype), tuple(map(_count, shape)), tuple(map(_count, order)))
+        for name, start, dtype, shape, order in value["tensors"]
+    )
+    for tensor in tensors:
+        if sorted(tensor.order) != list(range(len(tensor.shape))):
+            raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
+    return PackedFile(tensors, tuple(map(_text, value["others"])), _mode(value["mode"]))
+
+
+def _mode(value: Any, least: int = 0) -> int | None:
+    if value is None:
+        return None
+    if _count(value) > 0o777 or value & least != least:
+        raise ValueError(f"{value!r:.40} are not permissions")
+    return int(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is not a size")
+    return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
-    return value
-
-
-def _bytes(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"{value!r:.40} is no bytes")
+        raise TypeError(f"{value!r:.40} is not a string")
     return value

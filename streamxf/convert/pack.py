@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,22 +12,24 @@ from streamxf.chain import ChainLike
 from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.convert.encryption import chain_for
 from streamxf.convert.job import FILE_SIZE
-from streamxf.convert.keep import identity_of, origin_of
-from streamxf.convert.places import is_same
+from streamxf.convert.places import refuse_inside
 from streamxf.convert.raw import RawFiles
 from streamxf.convert.result import Converted
 from streamxf.convert.session import check_target, write_job, writer_to
 from streamxf.convert.transcode import transcode
+from streamxf.convert.tree import paths_in, refuse_unused
+from streamxf.convert.whole import identity_of, open_whole
 from streamxf.dcp.load.items import Require
-from streamxf.errors import ParameterError
+from streamxf.dcp.publish.listing import made_by_writers
+from streamxf.errors import UnsupportedError
+from streamxf.formats.dcp import read_contents
 from streamxf.formats.location import Location
-from streamxf.formats.opening import open_source
-from streamxf.formats.raw import RawSource
-from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.formats.opening import is_checkpoint
+from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.wording import many
+from streamxf.wording import printable
 
-_OF_DCP = (".distcp", ".metadata")
+_SHOWN = 5
 
 
 def pack(
@@ -36,6 +38,8 @@ def pack(
     chain: ChainLike | None = None,
     *,
     overwrite: bool = False,
+    exclude: Sequence[str] = (),
+    follow_links: bool = False,
     encrypt_to: KeysLike = None,
     signer: SignerLike | None = None,
     keys: KeysLike = None,
@@ -50,15 +54,18 @@ def pack(
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
 
-    The source is a ``.safetensors`` or ``torch.save`` file, a Hugging Face folder, or a DCP checkpoint, streamxf's or
-    stock. Workers read and encode block by block, so that memory does not depend on the size of the model. Names are
-    those that DCP gives: a nested state dict is flattened as by ``dcp.save``.
+    The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or stock. Workers
+    read and encode block by block, so that memory does not depend on the size of the model.
 
-    What files hold besides tensors and objects goes into one object more, ``streamxf.source``, from which `unpack`
-    makes the same files again: headers, the folder's index and its small files (64 MiB together), and of
-    ``torch.save`` files the nesting and which tensors share memory.
+    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
+    else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
+    of the file before them, as in ``optimizer.pt/state.0.exp_avg``. Permissions, empty folders and links within the
+    folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
 
-    A call that failed or was killed can be made again, and goes on, as with `transcode`.
+    What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
+    files again, byte for byte. Of a nested state dict, names are those that ``dcp.save`` gives.
+
+    A call that failed or was killed can be made again, and resumes, as with `transcode`.
 
     Parameters
     ----------
@@ -66,6 +73,12 @@ def pack(
         Or URLs. The target is a folder, not there yet, or without a checkpoint.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`.
+    exclude : sequence of str
+        Shell patterns: what has a path that matches one is left out of a folder. A folder that matches is left out with
+        all that is in it.
+    follow_links : bool
+        Whether a link to a file outside of the folder is packed as that file, as in the hub's cache. By default it is
+        refused.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have nothing that is.
 
@@ -75,13 +88,18 @@ def pack(
 
     Raises
     ------
-    FileNotFoundError, NoCheckpointError, UnsupportedError
+    FileNotFoundError, NoCheckpointError
         If there is nothing to pack.
+    UnsupportedError
+        If something in the folder cannot be packed and restored; names it.
+    ParameterError
+        If a pattern excludes nothing.
     StreamxfError, OSError
         As `transcode`.
     """
     location = Location.of(source, storage_options)
-    if location.is_folder() and any(name.endswith(_OF_DCP) for name in location.names()):
+    if is_checkpoint(location):
+        _refuse_beside(location, exclude)
         return transcode(
             source,
             target,
@@ -99,20 +117,40 @@ def pack(
             file_size=file_size,
             progress=progress,
         )
-    if is_same(source, target):
-        raise ParameterError("source and target are the same, and the files of one would lie among those of the other")
-    with open_source(source, storage_options=storage_options) as opened:
-        assert isinstance(opened, RawSource)  # all but those of DCP
+    refuse_inside(source, target)
+    identity = partial(identity_of, location, exclude, follow_links=follow_links)
+    before = identity()
+    with open_whole(location, exclude, follow_links=follow_links) as opened:
+        refuse_unused(exclude, opened.excluded)
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
         writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)
         check_target(writer, overwrite)
-        origin = origin_of(location, opened)
-        identity = partial(identity_of, location, opened.contents, origin)
-        job = RawFiles(location, opened, origin.to_plain(), identity).job()
-        done = write_job(writer, job, file_size, progress)
-    return replace(done, notes=(_note_of(sorted(origin.left_out)),)) if origin.left_out else done
+        done = write_job(writer, RawFiles(location, opened, before, identity).job(), file_size, progress)
+        return replace(done, notes=tuple(opened.contents.notes))
 
 
-def _note_of(left_out: list[str]) -> str:
-    verb = "was" if len(left_out) == 1 else "were"
-    return f"{many(len(left_out), 'file')} of the folder {verb} not kept, such as {left_out[0]}: too large together"
+def _refuse_beside(location: Location, exclude: Sequence[str]) -> None:
+    """Refuse to leave out, without being asked to, what lies in a checkpoint's folder and is not part of it.
+
+    Raises
+    ------
+    UnsupportedError
+    """
+    excluded: set[str] = set()
+    beside = [
+        path for path in paths_in(location, exclude, excluded) if path != ".metadata" and not made_by_writers(path)
+    ]
+    refuse_unused(exclude, excluded)
+    if beside:  # metadata may name files of any name, and in folders
+        known = set(read_contents(location, KeyRing.of(None)).files)
+        beside = [
+            path for path in beside if path not in known and not any(name.startswith(f"{path}/") for name in known)
+        ]
+    if beside:
+        more = f" and {len(beside) - _SHOWN:,} more" if len(beside) > _SHOWN else ""
+        raise UnsupportedError(
+            f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
+            f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
+            "or leave it out (exclude=)",
+            file=location.given,
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -20,21 +20,21 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from streamxf.convert.identity import check_same
 from streamxf.convert.job import Item, Job, Resolve
-from streamxf.convert.origin import ITEM
 from streamxf.dcp.save.streamed import Streamed
 from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.dcp.tensors.framing import frame_of
-from streamxf.errors import ContainerError, ParameterError, located
+from streamxf.errors import ContainerError, located
 from streamxf.fileio.feed import FileFeed
 from streamxf.fileio.ring import Buffer
 from streamxf.fileio.source import Access, FileSlice, access_to
 from streamxf.formats.contents import Entry
-from streamxf.formats.extents import Extent
+from streamxf.formats.extents import Extent, Pieces
 from streamxf.formats.location import Location
 from streamxf.formats.raw import RawSource
 from streamxf.formats.source import BOX_BYTES, Box, boxes_of
 
-_OBJECTS = ""  # where these come from: they are in memory already
+_IN_MEMORY = ""  # where items come from for which no file is kept open
+_SMALL = 2**16  # bytes
 
 
 class RawFiles:
@@ -45,83 +45,96 @@ class RawFiles:
     location : Location
     source : RawSource
         Of the same checkpoint.
-    kept : mapping
-        What is stored besides, as the object `ITEM`.
+    before : str
+        The identity of `Job` when nothing was read yet.
     identity : callable
-        Gives that of `Job`, as it is now.
-
-    Raises
-    ------
-    ParameterError
-        If a tensor has the name of that object.
+        Gives it as it is now.
     """
 
-    def __init__(
-        self, location: Location, source: RawSource, kept: Mapping[str, Any], identity: Callable[[], str]
-    ) -> None:
-        if ITEM in source.contents.entries:
-            raise ParameterError(
-                f"the checkpoint has an item {ITEM!r}, the name under which pack keeps what it has read"
-            )
+    def __init__(self, location: Location, source: RawSource, before: str, identity: Callable[[], str]) -> None:
         self._location = location
         self._alone = not location.is_folder()
         self._source = source
-        self._kept = kept
+        self._before = before
         self._identity = identity
         self._entries = source.contents.entries
 
     def job(self) -> Job:
-        """All items, in the order in which they stand in their files."""
-        described: dict[str, Any] = {name: _described(entry) for name, entry in self._entries.items()}
-        described[ITEM] = BytesStorageMetadata()
-        paths = {**self._source.paths, ITEM: (ITEM,)}
+        """All items: objects, and then tensors in the order in which they stand in their files."""
+        described = {name: _described(entry) for name, entry in self._entries.items()}
+        objects = [name for name, entry in self._entries.items() if not entry.is_tensor]
         tensors = sorted(
             (entry for entry in self._entries.values() if entry.is_tensor),
             key=lambda entry: (entry.parts[0].file, entry.parts[0].start),
         )
-        objects = [ITEM, *(entry.name for entry in self._entries.values() if not entry.is_tensor)]
-        items = [Item(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), 0, _OBJECTS) for name in objects]
-        items += [Item.of_tensor(_write_item(entry), entry.parts[0].file) for entry in tensors]
-        identity = self._identity()
+        items = [Item(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), 0, _IN_MEMORY) for name in objects]
+        items += [Item.of_tensor(_write_item(entry), self._file_of(entry)) for entry in tensors]
 
         def check() -> None:
-            check_same(self._location.given, identity, self._identity())
+            check_same(self._location.given, self._before, self._identity())
 
-        return Job(Metadata(described, paths), items, None, identity, self._opened, check)
+        return Job(Metadata(described, dict(self._source.paths)), items, None, self._before, self._opened, check)
+
+    def _file_of(self, entry: Entry) -> str:
+        """Which file is kept open for an item. A small file is read at once, or a folder of many small ones would have
+        few of them in each data file.
+        """
+        name = entry.parts[0].file
+        small = (self._source.contents.files.get(name) or _SMALL) < _SMALL
+        return _IN_MEMORY if small and not self._alone else name
 
     @contextmanager
     def _opened(self, items: Sequence[Item]) -> Iterator[Resolve]:
         with ExitStack() as stack:
             files: dict[str, Access] = {}
-            for name in dict.fromkeys(item.file for item in items if item.file != _OBJECTS):
-                file = self._location.open("" if self._alone else name)
-                files[name] = access_to(stack.enter_context(file))
+            for name in dict.fromkeys(item.file for item in items if item.file != _IN_MEMORY):
+                files[name] = access_to(stack.enter_context(self._open(name)))
 
             def resolve(write: WriteItem) -> Any:
-                if write.type is WriteItemType.BYTE_IO:
-                    return self._object(write.index.fqn)
                 entry = self._entries[write.index.fqn]
-                return self._stream(entry, files[entry.parts[0].file])
+                if not entry.is_tensor:
+                    return self._object(entry)
+                name = entry.parts[0].file
+                if name in files:
+                    return self._stream(entry, files[name])
+                with self._open(name) as file:
+                    return self._held(entry, access_to(file))
 
             yield resolve
 
-    def _object(self, name: str) -> io.BytesIO:
+    def _open(self, name: str) -> IO[bytes]:
+        return self._location.open("" if self._alone else name)
+
+    def _object(self, entry: Entry) -> io.BytesIO:
         """As DCP's planner has it."""
         data = io.BytesIO()
-        torch.save(self._kept if name == ITEM else self._source.load_object(self._entries[name]), data)
+        torch.save(self._source.load_object(entry), data)
         return data
+
+    def _held(self, entry: Entry, access: Access) -> Streamed:
+        """An item of a small file, whose bytes are read now."""
+        extent = self._source.extent(entry)
+        feed = _BoxFeed(entry, extent, access, **self._place(entry))
+        data = bytearray(feed.size)
+        feed.copy(0, feed.size, Buffer(memoryview(data), data), 0)
+        return _framed(extent, bytes(data))
 
     def _stream(self, entry: Entry, access: Access) -> Streamed:
         extent = self._source.extent(entry)
-        strides = contiguous_strides(extent.shape)
-        frame = frame_of(extent.dtype, extent.shape, strides)
-        named = {"file": self._location.full("" if self._alone else entry.parts[0].file), "item": entry.name}
-        feed: Any
-        if not entry.raw_bytes or _same_order(extent, strides):
-            feed = FileFeed(FileSlice(access, extent.start, entry.raw_bytes or 0), **named)
-        else:
-            feed = _BoxFeed(entry, extent, access, **named)
-        return Streamed(extent.dtype, extent.shape, (frame.prefix, feed, frame.suffix))
+        if isinstance(extent, Extent) and (
+            not entry.raw_bytes or _same_order(extent, contiguous_strides(extent.shape))
+        ):
+            part = FileSlice(access, extent.start, entry.raw_bytes or 0)
+            return _framed(extent, FileFeed(part, **self._place(entry)))
+        return _framed(extent, _BoxFeed(entry, extent, access, **self._place(entry)))
+
+    def _place(self, entry: Entry) -> dict[str, str]:
+        return {"file": self._location.full("" if self._alone else entry.parts[0].file), "item": entry.name}
+
+
+def _framed(extent: Extent | Pieces, elements: Any) -> Streamed:
+    frame = frame_of(extent.dtype, extent.shape, contiguous_strides(extent.shape))
+    return Streamed(extent.dtype, extent.shape, (frame.prefix, elements, frame.suffix))
 
 
 class _BoxFeed:
@@ -130,13 +143,13 @@ class _BoxFeed:
     Parameters
     ----------
     entry : Entry
-    extent : Extent
+    extent : Extent or Pieces
     access : Access
     file, item : str
         For errors.
     """
 
-    def __init__(self, entry: Entry, extent: Extent, access: Access, *, file: str, item: str) -> None:
+    def __init__(self, entry: Entry, extent: Extent | Pieces, access: Access, *, file: str, item: str) -> None:
         self.size = entry.raw_bytes or 0
         self._extent = extent
         self._access = access

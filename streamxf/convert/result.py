@@ -51,11 +51,11 @@ class Converted:
         lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain}"]
         lines += [f"save {save_id}" for save_id in self.save_ids]
         if self.kept_files:
-            lines.append(f"went on from an earlier call, of which {many(self.kept_files, 'file')} were finished")
+            lines.append(f"resumed: {many(self.kept_files, 'file')} of an earlier call were finished")
         if self.discarded_files:
             lines.append(
-                f"began anew: {many(self.discarded_files, 'finished file')} of another source, chain or key were of "
-                "no use"
+                f"started over: {many(self.discarded_files, 'finished file')} of another source, chain or key could "
+                "not be used"
             )
         return "\n".join([*lines, *listed("note", self.notes)])
 

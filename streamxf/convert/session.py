@@ -158,8 +158,10 @@ class _Session:
             if done:
                 error.add_note(
                     f"nothing was published; {done} of {len(self._files)} data files are finished and stay, so the "
-                    "same call goes on from there"
+                    "same call resumes from there"
                 )
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note("nothing was published, and no data file is finished: the same call starts over")
             raise
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         results += [result for number in sorted(kept) for result in kept[number]]
@@ -168,7 +170,7 @@ class _Session:
             writer.finish(self._job.metadata, [results])
         except BaseException as error:
             error.add_note(
-                f"its {many(len(self._files), 'data file')} stay: the same call goes on from there while source and "
+                f"its {many(len(self._files), 'data file')} stay: the same call resumes from there while source and "
                 "target are as they were, and streamxf.clean removes what no checkpoint needs"
             )
             raise

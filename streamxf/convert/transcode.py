@@ -46,9 +46,9 @@ def transcode(
     Objects are not unpickled. Names, shards and the planner's data stay as they are; where ranks have metadata of their
     own, each keeps its own.
 
-    Data files that are finished stay when the call fails or the process is killed, and the same call goes on from
-    there. Where the chain encrypts, that needs a recipient's key that opens, too: with public keys alone it begins
-    anew.
+    Data files that are finished stay when the call fails or the process is killed, and the same call resumes from
+    there. Where the chain encrypts, that needs a recipient's key that opens, too: with public keys alone it starts
+    over.
 
     Parameters
     ----------

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from streamxf.chain import Chain
 from streamxf.convert.files.huggingface import SHARD_SIZE
-from streamxf.convert.files.plan import format_of, fresh, origin_of, restored
+from streamxf.convert.files.plan import format_of, fresh, restored
 from streamxf.convert.files.target import Target
 from streamxf.convert.identity import identity_of
+from streamxf.convert.origin import origin_of
 from streamxf.convert.result import Converted
 from streamxf.convert.transcode import transcode
 from streamxf.convert.unpacked import Unpacked
@@ -53,14 +54,13 @@ def unpack(
     """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
 
     Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
-    of a file becomes that file again, where its format is asked for, or none: ``.safetensors`` files and Hugging Face
-    folders with the same bytes, ``torch.save`` files with the same objects, nesting, order of keys and shared memory.
-    Otherwise ``.safetensors`` files are written as the safetensors library writes them, and ``torch.save`` files have
-    the state dict nested as it was saved.
+    of a file or a folder becomes the same file or folder again, byte for byte, where its format is asked for, or none.
+    Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
+    state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
 
     The target takes its place when all of it is written. A local target that was not finished, because the call failed
-    or was killed, stays beside it in a hidden folder, and the same call goes on from there. What goes to a URL begins
-    anew.
+    or was killed, stays beside it in a hidden folder, and the same call resumes from there. What goes to a URL starts
+    over.
 
     Parameters
     ----------
@@ -70,7 +70,8 @@ def unpack(
         What is to be written, or its URL.
     format : str, optional
         By default what the target's name says: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
-        ``torch.save``; for a name without an ending the format that was packed, or else a Hugging Face folder.
+        ``torch.save``; for any other name the format that was packed, or else a Hugging Face folder. The suffix of a
+        format that is not written here, ``.gguf`` say, is refused.
         ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
@@ -105,7 +106,7 @@ def unpack(
     ParameterError
         If no item is chosen, or the arguments do not go together.
     UnsupportedError
-        If the format has no place for something; names it.
+        If the format has no place for something; names it. If the target's name says a format that is not written here.
     AbortedError
         If another process writes to the target.
     NoSpaceError
@@ -133,7 +134,7 @@ def unpack(
         if origin is not None and origin.format is wanted:
             plan = restored(opened, origin, place.name)
         else:
-            plan = fresh(opened, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects)
+            plan = fresh(opened, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
         kept = place.write(opened, plan, identity_of(Location.of(source, storage_options), opened.contents), progress)
     return Unpacked(
         os.fspath(target),

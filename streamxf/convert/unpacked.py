@@ -24,10 +24,10 @@ class Unpacked:
     tensors, objects : int
         How many are in them.
     restored : bool
-        Whether these are the files that were packed: of safetensors and Hugging Face folders the same bytes, of
-        ``torch.save`` the same nesting and shared memory.
+        Whether these are the files that were packed, byte for byte.
     left_out : tuple of str
-        Objects that are not in them, because the format has no place for objects.
+        Objects that are not in them, because the format has no place for objects; and files that were packed beside the
+        model that was written.
     seconds : float
     notes : tuple of str
         In plain sentences, what else there is to know.
@@ -58,5 +58,5 @@ class Unpacked:
         if self.restored:
             lines.append("as it was when it was packed")
         if self.kept_bytes:
-            lines.append(f"went on from an earlier call, which had written {size_text(self.kept_bytes)}")
+            lines.append(f"resumed: an earlier call had written {size_text(self.kept_bytes)}")
         return "\n".join([*lines, *listed("left out", self.left_out), *listed("note", self.notes)])

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 
 from streamxf.dcp.folder import Folder, digest
+from streamxf.dcp.load.advice import resumable, unfinished
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.manifest import Manifest, split
 from streamxf.dcp.metadata.unpickle import load_metadata
@@ -60,6 +61,7 @@ class CleanReport:
             *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
             *listed("left alone", self.kept),
             *listed("left alone, since a save may be writing it", self.recent),
+            *resumable((*self.removed, *self.recent) if self.dry_run else self.recent),
         ]
         return "\n".join(lines)
 
@@ -157,11 +159,13 @@ def _names(folder: Folder) -> list[str]:
     try:
         return folder.names(beside=True)
     except MetadataError as error:
-        raise type(error)(
-            f"{error.message}. Nothing was removed: its files may be what is left of a checkpoint. If you know that no "
-            "save to it was ever published, save to it again, which removes them in time, or delete the folder",
-            file=error.file,
-        ) from error
+        reason = "Nothing was removed"
+        if not unfinished(list_files(folder.filesystem, folder.path)):
+            reason += (
+                ": its files may be what is left of a checkpoint. If you know that no save to it was ever published, "
+                "save to it again, which removes them in time, or delete the folder"
+            )
+        raise type(error)(f"{error.message}. {reason}", file=error.file) from error
 
 
 def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[str, int | None]) -> set[str]:

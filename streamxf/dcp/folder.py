@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from streamxf.dcp.load.advice import unfinished
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata.limits import MAX_METADATA_FILES
 from streamxf.dcp.places import is_cached, local_path
@@ -75,9 +76,11 @@ class Folder:
                 "streamxf.open, and write it anew",
                 file=str(self.path),
             )
-        found = [name for name in self._listed() if _NAME.fullmatch(name)]
+        listed = set(self._listed())
+        found = [name for name in listed if _NAME.fullmatch(name)]
         if not found:
-            raise NoCheckpointError("there is no checkpoint: the folder has no .metadata", file=str(self.path))
+            text = unfinished(listed) or "there is no checkpoint: the folder has no .metadata"
+            raise NoCheckpointError(text, file=str(self.path))
         if len(found) > MAX_METADATA_FILES:
             raise MetadataError(
                 f"the folder has {len(found)} metadata files, {MAX_METADATA_FILES} are allowed", file=str(self.path)

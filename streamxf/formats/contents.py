@@ -18,6 +18,7 @@ class Format(Enum):
     SAFETENSORS = "safetensors"
     HUGGING_FACE = "Hugging Face"
     TORCH = "torch.save"
+    FOLDER = "folder"
 
     def __str__(self) -> str:
         return self.value

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from streamxf.collector import collector_paused
-from streamxf.dcp.load.advice import why_missing
+from streamxf.dcp.load.advice import unfinished, why_missing
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata.file import key_fragment
 from streamxf.dcp.metadata.manifest import Manifest
@@ -22,7 +22,7 @@ from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writ
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.verify.metadata import read_content
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import MetadataError, located
+from streamxf.errors import MetadataError, NoCheckpointError, located
 from streamxf.formats.contents import Contents, Entry, Format, Part
 from streamxf.formats.location import Location
 from streamxf.keys import KeyRing
@@ -92,6 +92,8 @@ def metadata_names(location: Location, listed: Iterable[str]) -> list[str]:
         return [".metadata"]
     ranks = sorted(filter(RANK_METADATA.fullmatch, names), key=lambda name: rank_of(name) or 0)
     if not ranks:
+        if (text := unfinished(names)) is not None:
+            raise NoCheckpointError(text, file=location.given)
         raise MetadataError(why_missing(names, 0), file=location.given)
     return ranks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import mmap
@@ -50,6 +51,56 @@ class Extent:
         if out.numel():
             first = sum(offset * stride for offset, stride in zip(offsets, self.strides, strict=True))
             _fill(read_into, self.start + first * self.dtype.itemsize, self.strides, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bytes that are scattered over a file, as one row of ``uint8``.
+
+    Attributes
+    ----------
+    starts : tuple of int
+        Where each piece begins in the file.
+    stops : tuple of int
+        Where each ends in the row.
+    """
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.stops[-1],)
+
+    def read(self, read_into: ReadInto, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """A part of the row, in memory of its own."""
+        out = empty(torch.uint8, lengths)
+        memory = out.numpy().data
+        at, stop = offsets[0], offsets[0] + lengths[0]
+        number = bisect.bisect_right(self.stops, at)
+        while at < stop:
+            begin = self.stops[number - 1] if number else 0
+            end = min(stop, self.stops[number])
+            read_into(self.starts[number] + at - begin, memory[at - offsets[0] : end - offsets[0]])
+            at, number = end, number + 1
+        return out
+
+
+def dense_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The dimensions, the slowest first, in whose order the elements follow one another without gaps; None if they do
+    not.
+    """
+    order = tuple(sorted(range(len(shape)), key=lambda dim: (-strides[dim], -shape[dim])))
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= shape[dim]
+    return order
 
 
 def empty(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

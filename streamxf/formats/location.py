@@ -74,6 +74,10 @@ class Location:
         """The last part of the path."""
         return os.path.basename(self.path.rstrip("/"))
 
+    def inside(self, name: str) -> Location:
+        """That of a folder in this folder."""
+        return Location(self.full(name), self._inner(name), self.filesystem, self.storage_options)
+
     def full(self, name: str) -> str:
         """The path of a file of this folder, for errors."""
         return f"{self.given.rstrip('/')}/{name}" if name else self.given
@@ -113,10 +117,27 @@ class Location:
             options = {"cache_type": "none"} if random else {}
             opened: IO[bytes] = self.filesystem.open(path, "rb", **options)
             return opened
-        return open(path, "rb", buffering=0)
+        return open(path, "rb", buffering=0, opener=_open_regular)
+
+    @property
+    def local_path(self) -> str | None:
+        """The path in the local file system, which a URL may name, too; None if it is elsewhere."""
+        if self.filesystem is None:
+            return self.path
+        protocol = self.filesystem.protocol
+        return self.path if "file" in ((protocol,) if isinstance(protocol, str) else protocol) else None
 
     def _inner(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}" if name else self.path
 
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file. A pipe would be waited for, and a device may have no end."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnsupportedError("this is not a regular file", file=path)
+    return descriptor

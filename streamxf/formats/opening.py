@@ -19,11 +19,13 @@ if TYPE_CHECKING:  # torch takes a second to import, and not every format needs 
 
     Shard = safetensors.Header | TorchFile
 
-_LOOKED_FOR = (
+LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
     "pytorch_model.bin.index.json and pytorch_model.bin"
 )
-_BEGINNING = 16
+BEGINNING = 16
+"""Bytes by which a file's format is known."""
+
 _OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
 
@@ -70,7 +72,7 @@ def contents_of(
         from streamxf.formats import dcp
 
         return dcp.read_contents(location, ring)
-    return _scanned(location, kind)[0]
+    return scanned(location, kind)[0]
 
 
 def open_source(
@@ -107,7 +109,7 @@ def open_source(
         return DcpSource(location, ring, require)
     from streamxf.formats.raw import RawSource
 
-    contents, shards = _scanned(location, kind)
+    contents, shards = scanned(location, kind)
     return RawSource(contents, location, shards)
 
 
@@ -120,54 +122,68 @@ def _kind_of(location: Location) -> huggingface.Layout | Format:
         If it is no checkpoint.
     UnsupportedError
     """
+    if is_checkpoint(location):
+        return Format.DCP
     if not location.is_folder():
         return _format_of_file(location)
     names = location.names()
-    if any(name.endswith(_OF_DCP) for name in names):
-        return Format.DCP
     with located(file=location.given):
         layout = huggingface.layout_of(names)
     if layout is None:
-        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {_LOOKED_FOR}", file=location.given)
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=location.given)
     return layout
+
+
+def is_checkpoint(location: Location) -> bool:
+    """Whether a path is the folder of a DCP checkpoint, or what is left of one; raises as `Location.is_folder`."""
+    return location.is_folder() and any(name.endswith(_OF_DCP) for name in location.names())
 
 
 def _format_of_file(location: Location) -> Format:
     with location.open() as file:
-        beginning = file.read(_BEGINNING)
+        beginning = file.read(BEGINNING)
     if beginning.startswith(PLAIN_MAGIC):
         raise UnsupportedError(
             "this is a plain file of streamxf, one stream of bytes and no checkpoint: streamxf.open reads it",
             file=location.given,
         )
-    if beginning.startswith(_OF_TORCH):
-        return Format.TORCH
-    if location.name.endswith(".safetensors") or safetensors.looks_like_one(beginning, location.size() or 0):
-        return Format.SAFETENSORS
+    found = format_of(beginning, location.size() or 0, location.name)
+    if found is not None:
+        return found
     raise NoCheckpointError(
         "the file is no checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
         file=location.given,
     )
 
 
-def _scanned(location: Location, kind: huggingface.Layout | Format) -> tuple[Contents, dict[str, Shard]]:
-    """What files hold, all together and each."""
+def format_of(beginning: bytes, size: int, name: str) -> Format | None:
+    """The format of a file of `size` bytes that begins so; None if it is neither ``torch.save``'s nor safetensors'."""
+    if beginning.startswith(_OF_TORCH):
+        return Format.TORCH
+    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, size):
+        return Format.SAFETENSORS
+    return None
+
+
+def scanned(location: Location, kind: huggingface.Layout | Format) -> tuple[Contents, dict[str, Shard]]:
+    """What the files of a checkpoint hold, all together and each."""
     if isinstance(kind, Format):
         name = location.name
         with located(file=location.given):
-            shard = _read_shard(location, name, alone=True, torchs=kind is Format.TORCH)
+            shard = read_shard(location, name, alone=True, torchs=kind is Format.TORCH)
         sizes = {name: location.size() or 0}
         return Contents(location.given, kind, shard.entries, sizes, extra=shard.metadata), {name: shard}
     shards: dict[str, Shard] = {}
 
-    def read_shard(name: str) -> Shard:
-        shards[name] = _read_shard(location, name, alone=False, torchs=kind.suffix == huggingface.BIN)
+    def read(name: str) -> Shard:
+        shards[name] = read_shard(location, name, alone=False, torchs=kind.suffix == huggingface.BIN)
         return shards[name]
 
-    return huggingface.contents_of(location, kind, read_shard), shards
+    return huggingface.contents_of(location, kind, read), shards
 
 
-def _read_shard(location: Location, name: str, *, alone: bool, torchs: bool) -> Shard:
+def read_shard(location: Location, name: str, *, alone: bool, torchs: bool) -> Shard:
+    """What a file holds; of ``torch.save``, or of safetensors. Raises as `contents_of`."""
     if torchs:
         from streamxf.formats import torchfile
 

@@ -11,8 +11,8 @@ import torch
 from streamxf.dcp.tensors.boxes import contiguous_strides
 from streamxf.errors import ContainerError, located
 from streamxf.fileio.source import Access, access_to
-from streamxf.formats.contents import Contents, Entry, Format
-from streamxf.formats.extents import Extent, ReadInto
+from streamxf.formats.contents import Contents, Entry
+from streamxf.formats.extents import Extent, Pieces, ReadInto
 from streamxf.formats.location import Location
 from streamxf.formats.safetensors import Header
 from streamxf.formats.source import Box, Source, check_box
@@ -39,15 +39,13 @@ class RawSource(Source):
     def __init__(self, contents: Contents, location: Location, shards: Mapping[str, Header | TorchFile]) -> None:
         self.contents = contents
         self.shards = shards
-        self._files = Files(location, alone=contents.format is not Format.HUGGING_FACE)
-        self._extents: dict[str, Extent] = {}
+        self._files = Files(location)
+        self._extents: dict[str, Extent | Pieces] = {}
         self._objects: dict[str, Any] = {}
         self.paths = {name: (name,) for name in contents.entries}
         for shard in shards.values():
-            if isinstance(shard, Header):
-                self._extents.update((entry.name, _extent(entry)) for entry in shard.entries.values())
-            else:
-                self._extents.update(shard.extents)
+            self._extents.update(extents_of(shard))
+            if isinstance(shard, TorchFile):
                 self._objects.update(shard.objects)
                 self.paths.update(shard.paths)
 
@@ -62,12 +60,21 @@ class RawSource(Source):
     def load_object(self, entry: Entry) -> Any:
         return self._objects[entry.name]
 
-    def extent(self, entry: Entry) -> Extent:
+    def extent(self, entry: Entry) -> Extent | Pieces:
         """Where a tensor stands in the file of its only part."""
         return self._extents[entry.name]
 
     def close(self) -> None:
         self._files.close()
+
+
+def extents_of(shard: Header | TorchFile) -> Mapping[str, Extent]:
+    """Where each tensor stands in a file."""
+    return (
+        shard.extents
+        if isinstance(shard, TorchFile)
+        else {name: _extent(entry) for name, entry in shard.entries.items()}
+    )
 
 
 def _extent(entry: Entry) -> Extent:
@@ -81,13 +88,12 @@ class Files:
     Parameters
     ----------
     location : Location
-    alone : bool
-        Whether that is the only file, and not the folder of all.
+        Of the folder that they are in, or of the only file.
     """
 
-    def __init__(self, location: Location, *, alone: bool) -> None:
+    def __init__(self, location: Location) -> None:
         self._location = location
-        self._alone = alone
+        self._alone = not location.is_folder()
         self._opened: OrderedDict[str, tuple[IO[bytes], Access]] = OrderedDict()
 
     def full(self, name: str) -> str:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from cli.command import Run
 from cli.conftest import STATE
-from cli.test_interrupts import interrupted, one_line
+from cli.test_interrupts import interrupted
 
 WEIGHTS = {f"layers.{n}.weight": torch.arange(200_000, dtype=torch.float32) * n for n in range(4)}
 
@@ -34,7 +34,7 @@ def check(path: Path, keys: object = None) -> None:
 def test_pack_says_what_it_wrote(run: Run, file: Path, tmp_path: Path):
     done = run("pack", file, tmp_path / "new", "--chain", "zstd+checksum")
     assert (done.code, done.err) == (0, "")
-    assert "wrote 5 items in 1 file" in done.out
+    assert "wrote 6 items in 1 file" in done.out
     assert "chain zstd:level=3+checksum" in done.out
     check(tmp_path / "new")
     assert run("verify", tmp_path / "new").code == 0
@@ -76,8 +76,16 @@ def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(ru
     save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
     new = tmp_path / "new"
     command = ["transcode", tmp_path / "old", new, "--chain", "zstd:level=19+checksum", "--file-size", "2MiB"]
-    done = interrupted(command, lambda _: any(new.glob("*.slip")))
-    assert done == (130, one_line("transcode"))
+    code, shown = interrupted(command, lambda _: any(new.glob("*.slip")))
+    assert code == 130
+    assert shown.startswith("streamxf transcode: interrupted; nothing was published; ")
+    assert shown.endswith("of 8 data files are finished and stay, so the same command resumes from there\n")
+    for known in (["verify", new], ["clean", new, "--yes"], ["inspect", new], ["recipients", new]):
+        found = run(*known)
+        assert found.code == 2
+        assert "there is no checkpoint here yet" in found.err
+        assert "interrupted" in found.err
+        assert "The same command resumes" in found.err
     finished = {path.name.removesuffix(".slip") for path in new.glob("*.slip")}
     assert {path.name for path in new.glob("*.distcp")} == finished
     assert not (new / ".metadata").exists()
@@ -87,3 +95,57 @@ def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(ru
     target = {name: torch.zeros(512, 1024) for name in state}
     load(target, storage_reader=streamxf.FileSystemReader(new))
     assert all(torch.equal(target[name], state[name]) for name in state)
+
+
+@pytest.mark.slow
+def test_an_interrupt_before_any_file_is_finished_says_that_the_next_call_starts_over(tmp_path: Path):
+    save_file({"w": torch.randn(2048, 2048)}, tmp_path / "a.safetensors")
+    command = ["pack", tmp_path / "a.safetensors", tmp_path / "new", "--chain", "zstd:level=19"]
+    code, shown = interrupted(command, lambda _: any((tmp_path / "new").glob("*.distcp*")), wait=0.1)
+    assert code == 130
+    assert "no data file is finished: the same command starts over" in shown
+
+
+@pytest.mark.slow
+def test_verify_and_clean_recognize_what_an_interrupt_in_place_left(run: Run, tmp_path: Path):
+    """The old checkpoint is whole; what is finished of the new one can be used or removed."""
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layers.{n}.weight": torch.randn(512, 1024, generator=generator) for n in range(8)}
+    path = tmp_path / "checkpoint"
+    save(state, storage_writer=streamxf.FileSystemWriter(path))
+    command = ["transcode", path, "--in-place", "--chain", "zstd:level=19+checksum", "--file-size", "2MiB"]
+    code, _ = interrupted(command, lambda _: any(path.glob("*.slip")))
+    assert code == 130
+    count = len(list(path.glob("*.slip")))
+    said = f"interrupted: {count} of the data files left over"
+    for known in (["verify", path], ["clean", path, "--dry-run"]):
+        found = run(*known)
+        assert found.code == 0
+        assert said in found.out
+        assert "the same command resumes from there" in found.out
+    assert run("clean", path, "--yes").code == 0
+    assert said not in run("verify", path).out
+
+
+def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    file.rename(hub / "model.safetensors")
+    (hub / "1_Pooling").mkdir()
+    (hub / "1_Pooling" / "config.json").write_text("{}")
+    (hub / "zeros").symlink_to("/dev/zero")
+    refused = run("pack", hub, tmp_path / "packed")
+    assert refused.code == 2
+    assert "zeros (a link that leads out of the folder, to /dev/zero)" in refused.err
+    assert "--exclude" in refused.err
+    assert "--follow-links" in refused.err
+    assert run("pack", hub, tmp_path / "packed", "--exclude", "zeroes").code == 2
+    assert run("pack", hub, tmp_path / "packed", "--exclude", "zeros").code == 0
+    assert run("unpack", tmp_path / "packed", tmp_path / "x.gguf").code == 2
+    assert run("unpack", tmp_path / "packed", tmp_path / "back").code == 0
+    assert (tmp_path / "back" / "1_Pooling" / "config.json").read_text() == "{}"
+    (hub / "1_Pooling" / "config.json").write_text("[]")
+    found = run("diff", tmp_path / "packed", hub)
+    assert found.code == 1
+    assert "streamxf.source/1_Pooling/config.json" in found.out
+    assert "not compared: " in found.out

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from convert.states import assert_same, data_files, loaded, trained
+from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.convert import slips
 from streamxf.convert.transcode import transcode
-from streamxf.errors import NoSpaceError, StreamxfError
+from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
+from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import Key, PrivateKey
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -52,7 +56,7 @@ def source(tmp_path: Path) -> Path:
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
     with pytest.raises(Stop) as raised:
         transcode(source, target, chain, file_size=FILE_SIZE, progress=StopsAfter(2_000_000), **options)
-    assert "the same call goes on from there" in raised.value.__notes__[-1]
+    assert "the same call resumes from there" in raised.value.__notes__[-1]
 
 
 def inodes(path: Path) -> dict[str, int]:
@@ -97,7 +101,7 @@ def test_another_call_begins_anew(tmp_path, source, options):
     old = data_files(target)
     done = transcode(source, target, **{"chain": "zstd", "file_size": FILE_SIZE, **options})
     assert (done.kept_files, done.discarded_files) == (0, len(old))
-    assert "began anew" in str(done)
+    assert "started over" in str(done)
     assert not set(old) & set(data_files(target))
     assert_same(loaded(target), trained())
 
@@ -193,6 +197,34 @@ def test_a_slip_passes_for_no_metadata(tmp_path, source):
 
 
 # -- what is left ------------------------------------------------------------------------------------
+
+
+def test_whoever_looks_at_what_is_not_finished_is_told_what_it_is(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    before = sorted(path.name for path in target.iterdir())
+    count = len(data_files(target))
+    said = rf"interrupted, or is at work\. {count} of the {count} .* same call resumes"
+    calls: list[Callable[[Path], object]] = [streamxf.verify, streamxf.clean, streamxf.recipients, open_source]
+    for call in (*calls, contents_of, lambda path: transcode(path, tmp_path / "copy")):
+        with pytest.raises(NoCheckpointError, match=said):
+            call(target)
+    with pytest.raises(CheckpointException, match="interrupted, or is at work"):
+        dcp_load({"step": 0}, storage_reader=streamxf.FileSystemReader(target))
+    assert sorted(path.name for path in target.iterdir()) == before
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files == count
+
+
+def test_what_is_not_finished_in_place_of_a_checkpoint_is_named(source):
+    with pytest.raises(Stop):
+        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=StopsAfter(2_000_000))
+    report = streamxf.verify(source)
+    said = f"interrupted: {len(list(source.glob('*.slip')))} of the data files left over"
+    assert report.ok
+    assert said in str(report)
+    assert said in str(streamxf.clean(source, dry_run=True))
+    assert "interrupted" not in str(streamxf.clean(source))
+    assert "interrupted" not in str(streamxf.verify(source))
 
 
 def test_clean_and_the_next_save_remove_what_is_left(tmp_path, source):

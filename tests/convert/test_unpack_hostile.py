@@ -4,7 +4,6 @@ never becomes much.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -42,132 +41,87 @@ def forged(source: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source.parent / "packed"
 
 
-def file_named(name: str) -> Forge:
-    def forge(kept: dict[str, Any]) -> None:
-        kept["files"][name] = b"[core]"
-
-    return forge
-
-
 def put(**changes: Any) -> Forge:
+    return lambda kept: kept.update(changes)
+
+
+def file_named(name: str) -> Forge:
+    return lambda kept: kept["files"].update({name: NOTHING})
+
+
+def link(path: str, leads_to: str) -> Forge:
+    return lambda kept: kept["links"].update({path: leads_to})
+
+
+def placed(*changes: tuple[int, Any]) -> Forge:
+    """Another name, start, dtype, shape or order of the tensor."""
+
     def forge(kept: dict[str, Any]) -> None:
-        kept.update(changes)
+        for at, value in changes:
+            kept["files"][WEIGHTS]["tensors"][0][at] = value
 
     return forge
 
 
-def header(data: bytes) -> Forge:
-    return put(heads={WEIGHTS: len(data).to_bytes(8, "little") + data})
+def in_many_files(kept: dict[str, Any]) -> None:
+    kept["files"] |= {f"{number}.safetensors": kept["files"][WEIGHTS] for number in range(1000)}
 
 
-def header_of(name: str, dtype: str, shape: list[int], size: int) -> Forge:
-    return header(json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode())
+def twice_in_a_file(kept: dict[str, Any]) -> None:
+    kept["files"][WEIGHTS]["tensors"] *= 2
 
 
-def many_times(kept: dict[str, Any]) -> None:
-    kept["heads"] = {f"{number}.safetensors": kept["heads"][WEIGHTS] for number in range(1000)}
-
-
-def many_empty_ones(kept: dict[str, Any]) -> None:
-    text = json.dumps({"__metadata__": {"": "x" * 2**20}}).encode()
-    one = len(text).to_bytes(8, "little") + text
-    kept["heads"] |= {f"{number}.safetensors": one for number in range(1024)}
-
-
-def one_file_everywhere(kept: dict[str, Any]) -> None:
-    kept["files"] = dict.fromkeys(map(str, range(100)), bytes(2**20))
-
-
-FOLDERS: dict[str, tuple[Forge, str]] = {
-    "up": (file_named("../evil"), "does not belong into the folder"),
-    "from the root": (file_named("/tmp/evil"), "does not belong into the folder"),
-    "a hook": (file_named(".git/config"), "does not belong into the folder"),
-    "with a zero": (file_named("a\0b"), "does not belong into the folder"),
-    "in a stream": (file_named("a:b"), "does not belong into the folder"),
-    "no text": (file_named("a\ud800"), "does not belong into the folder"),
-    "twice": (file_named(WEIGHTS), "twice"),
-    "a tensor in a thousand files": (many_times, "in two of the files"),
-    "a thousand long headers": (many_empty_ones, "more bytes"),
-    "one file a hundred times": (one_file_everywhere, "more bytes"),
-    "no header": (put(heads={}), "were not in the files"),
-    "a header of tables": (header(b"{" + b'"":{},' * 10**5 + b'"":{}}'), "tables than tensors explain"),
-    "a deep header": (header(b'{"' + b" " * 10**6 + b'":' + b"[" * 50_000), "deeper"),
-    "a header of another length": (put(heads={WEIGHTS: b"12345678{}"}), "the format allows"),
-    "another dtype": (header_of("w", "I32", [2, 3], 24), "another dtype or shape"),
-    "another shape": (header_of("w", "F32", [3, 2], 24), "another dtype or shape"),
-    "another tensor": (header_of("v", "F32", [2, 3], 24), "does not fit the tensors"),
-    "another format": (put(format="DCP"), "not what pack stores"),
+NOTHING = {"tensors": [], "others": [], "mode": None}
+OUT = "does not belong in the folder"
+LEADS_OUT = "leads out of the folder"
+ELSEWHERE = "do not stand where they stood"
+FORGED: dict[str, tuple[Forge, str]] = {
+    "up": (file_named("../evil"), OUT),
+    "from the root": (file_named("/tmp/evil"), OUT),
+    "up from below": (file_named("a/../../evil"), OUT),
+    "with a zero": (file_named("a\0b"), OUT),
+    "no text": (file_named("a\ud800"), OUT),
+    "a backslash": (file_named("..\\evil"), OUT),
+    "the folder itself": (file_named(""), OUT),
+    "below a file": (file_named(f"{WEIGHTS}/a"), OUT),
+    "through a link": (put(links={"a": "b"}, files={"a/evil": NOTHING}), OUT),
+    "a file and a folder": (put(folders={"": None, WEIGHTS: None}), OUT),
+    "a folder up": (put(folders={"../evil": None}), OUT),
+    "a link up": (link("a", "../evil"), LEADS_OUT),
+    "a link up from below": (link("a/b", "../../evil"), LEADS_OUT),
+    "a link that goes around": (link("a/b/c", "d/../../../../evil"), LEADS_OUT),
+    "a link from the root": (link("a", "/etc/passwd"), LEADS_OUT),
+    "a link in the place of a file": (link(WEIGHTS, "a"), OUT),
+    "a tensor in a thousand files": (in_many_files, "in two places"),
+    "a tensor twice in a file": (twice_in_a_file, "in two places"),
+    "no files": (put(files={}), "were not in the files"),
+    "later": (placed((1, 10**9)), ELSEWHERE),
+    "before the file": (placed((1, -1)), "not what pack stores"),
+    "another dtype": (placed((2, "int32")), "another dtype or shape"),
+    "another shape": (placed((3, [3, 2])), "another dtype or shape"),
+    "another tensor": (placed((0, "v")), "were not in the files"),
+    "more dimensions": (placed((4, [0, 1, 2])), "not what pack stores"),
+    "a dimension twice": (placed((4, [0, 0])), "not what pack stores"),
+    "permissions of root": (put(folders={"": 0o4777}), "not what pack stores"),
+    "a folder that nobody may enter": (put(folders={"": 0}), "not what pack stores"),
+    "another format": (put(format="DCP"), "does not say"),
+    "a file": (put(format="TORCH", files={}), "does not say"),
+    "no such format": (put(format="ZIP"), "not what pack stores"),
     "another version": (put(version=2), "version 2"),
-    "sizes without end": (put(left_out={"a": float("inf")}), "not what pack stores"),
     "no table": (lambda kept: 5, "not what pack stores"),
-    "a tensor": (lambda kept: TENSOR, "holds a tensor"),
+    "a tensor object": (lambda kept: TENSOR, "holds a tensor"),
 }
 
 
-@pytest.mark.parametrize("case", FOLDERS)
+@pytest.mark.parametrize("case", FORGED)
 def test_a_forged_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    forge, words = FOLDERS[case]
+    forge, words = FORGED[case]
     (tmp_path / "hub").mkdir()
     save_file({"w": TENSOR}, tmp_path / "hub" / WEIGHTS)
     packed = forged(tmp_path / "hub", forge, monkeypatch)
     with pytest.raises(MetadataError, match=words):
         unpack(packed, tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "packed"]
-
-
-def of_file(forge: Forge) -> Forge:
-    return lambda kept: forge(kept["pickled"]["model.pt"])
-
-
-def shared_tables(kept: dict[str, Any]) -> None:
-    value: Any = ["a"]
-    for _ in range(40):
-        value = [value, value]
-    kept["skeleton"] = {"a": value, "b": "b"}
-
-
-def inside_itself(kept: dict[str, Any]) -> None:
-    kept["skeleton"]["again"] = kept["skeleton"]
-
-
-def left_out(kept: dict[str, Any]) -> None:
-    del kept["skeleton"]["a"], kept["views"]["a"]
-
-
-def far_apart(kept: dict[str, Any]) -> None:
-    kept["views"] = {"a": [0, 0, [3, 1], False, False], "b": [0, 2**40, [3, 1], False, False]}
-    kept["storages"] = [2**43]
-
-
-def viewed(*view: Any) -> Forge:
-    return of_file(lambda kept: kept["views"].update(a=list(view)))
-
-
-FILES: dict[str, tuple[Forge, str]] = {
-    "tables that share their parts": (of_file(shared_tables), "a table in two places"),
-    "a table in itself": (of_file(inside_itself), "a table in two places"),
-    "a name twice": (of_file(lambda kept: kept["skeleton"].update(c="a")), "stand once"),
-    "a number for a name": (of_file(lambda kept: kept["skeleton"].update(a=1)), "stand once"),
-    "a name that is not there": (of_file(lambda kept: kept["skeleton"].update(a="z")), "not here"),
-    "a name left out": (of_file(left_out), "were not in the files"),
-    "far apart": (of_file(far_apart), "so far apart"),
-    "beyond its storage": (viewed(0, 1, [3, 1], False, False), "does not lie in its storage"),
-    "backwards": (viewed(0, 5, [-3, -1], False, False), "does not lie in its storage"),
-    "no such storage": (viewed(7, 0, [3, 1], False, False), "does not lie in its storage"),
-    "too few strides": (viewed(0, 0, [1], False, False), "does not lie in its storage"),
-    "endless strides": (viewed(0, 0, [2**80, 1], False, False), "does not lie in its storage"),
-    "a view without storage": (of_file(lambda kept: kept["views"].update(a=[])), "not what pack stores"),
-}
-
-
-@pytest.mark.parametrize("case", FILES)
-def test_a_forged_torch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    forge, words = FILES[case]
-    torch.save({"a": TENSOR, "b": TENSOR + 1}, tmp_path / "model.pt")
-    packed = forged(tmp_path / "model.pt", forge, monkeypatch)
-    with pytest.raises(MetadataError, match=words):
-        unpack(packed, tmp_path / "out.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "packed"]
 
 
 def test_names_that_are_no_texts(tmp_path: Path) -> None:

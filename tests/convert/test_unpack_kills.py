@@ -119,7 +119,7 @@ def test_the_next_call_goes_on(interrupted, checkpoint):
     done = unpack(checkpoint, interrupted, skip_objects=True)
     assert done.kept_bytes >= SYNC
     assert same(interrupted)
-    assert "went on from an earlier call" in str(done)
+    assert "resumed" in str(done)
     assert sorted(os.listdir(interrupted.parent)) == ["whole", "x.safetensors"]
 
 
@@ -340,7 +340,7 @@ def test_an_error_keeps_what_is_done_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "SYNC_BYTES", SYNC)
     with pytest.raises(ContainerError) as caught:
         unpack(path, tmp_path / "x.safetensors")
-    assert any("the same call goes on from there" in note for note in caught.value.__notes__)
+    assert any("the same call resumes from there" in note for note in caught.value.__notes__)
     assert not (tmp_path / "x.safetensors").exists()
     file.write_bytes(data)
     assert unpack(path, tmp_path / "x.safetensors").kept_bytes >= SYNC

@@ -25,6 +25,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.formats.contents import Format
+from streamxf.formats.location import Location
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.formats.source import Box
 
@@ -204,6 +205,15 @@ def test_a_url_of_nothing(path: str) -> None:
 
 
 # -- keys ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pipe", "zero"])
+def test_what_becomes_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """It was a file when it was listed."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(UnsupportedError, match="not a regular file"):
+        Location.of(tmp_path).open(name)
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from streamxf.buffers import flat_view
 from streamxf.formats.contents import Entry
 from streamxf.formats.source import Box, Source, boxes_of
 
-_ZEROS = memoryview(bytes(2**20))
+_WINDOW = 2**20  # bytes that are read at once of an item whose parts stand all over a file
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
-    """Bytes that nothing refers to."""
+class Step:
+    """How some bytes of a file are had.
 
-    size: int
+    Attributes
+    ----------
+    box : Box or None
+        What is read for them; None if they are in the window that was read last.
+    order : tuple of int
+        The dimensions of what is read, the one that changes slowest in the file first.
+    start, stop : int
+        Which bytes of it.
+    window : int or None
+        The number of the window, where they are part of one.
+    """
+
+    box: Box | None
+    order: tuple[int, ...]
+    start: int
+    stop: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +47,10 @@ class Run:
     entry : Entry
     order : tuple of int
         Its dimensions, the one that changes slowest in the file first.
-    skipped : int
-        Bytes at its beginning that are left out.
     """
 
     entry: Entry
     order: tuple[int, ...]
-    skipped: int = 0
 
     @classmethod
     def of(cls, entry: Entry) -> Run:
@@ -47,61 +59,51 @@ class Run:
 
     @property
     def size(self) -> int:
-        return math.prod(self.entry.shape) * dtype_of(self.entry).itemsize - self.skipped
+        return math.prod(self.entry.shape) * dtype_of(self.entry).itemsize
 
-    def boxes(self, start: int) -> Iterator[tuple[Box, int]]:
-        """The boxes from the byte `start` of the run on, each with how many of its bytes come before that."""
+    def steps(self, start: int) -> Iterator[Step]:
+        """From the byte `start` on, box by box."""
         itemsize = dtype_of(self.entry).itemsize
         turned = replace(self.entry, shape=tuple(self.entry.shape[dim] for dim in self.order))
-        at = -self.skipped - start
+        at = -start
         for box in boxes_of(turned, itemsize):
             size = math.prod(box.lengths) * itemsize
             if at + size > 0:
-                yield Box(self.entry, self._turned_back(box.offsets), self._turned_back(box.lengths)), max(0, -at)
+                wanted = Box(self.entry, self._turned_back(box.offsets), self._turned_back(box.lengths))
+                yield Step(wanted, self.order, max(0, -at), size)
             at += size
-
-    def memory(self, part: torch.Tensor) -> memoryview:
-        """A box's bytes in the order of the file."""
-        return bytes_of(part.permute(self.order).contiguous())
 
     def _turned_back(self, places: Sequence[int]) -> tuple[int, ...]:
         return tuple(places[self.order.index(dim)] for dim in range(len(places)))
 
 
 @dataclass(frozen=True, slots=True)
-class Woven:
-    """A storage that tensors share whose elements lie between each other's. It is put together in memory.
+class Cut:
+    """Some elements of a row of bytes, whose others stand elsewhere in the file.
 
     Attributes
     ----------
-    parts : tuple of (Entry, int, tuple of int)
-        Tensors, where each begins in the storage, in elements, and its strides. All have the same dtype.
-    size : int
-        In bytes.
+    entry : Entry
+    start, size : int
     """
 
-    parts: tuple[tuple[Entry, int, tuple[int, ...]], ...]
+    entry: Entry
+    start: int
     size: int
 
-    def boxes(self) -> Iterator[Box]:
-        """Those of all tensors."""
-        for entry, _, _ in self.parts:
-            yield from boxes_of(entry, dtype_of(entry).itemsize)
-
-    def memory(self, reading: Iterator[torch.Tensor]) -> memoryview:
-        """The storage, from the boxes that were read."""
-        itemsize = dtype_of(self.parts[0][0]).itemsize
-        storage = np.zeros(self.size // itemsize, f"V{itemsize}")
-        for entry, start, strides in self.parts:
-            for box in boxes_of(entry, itemsize):
-                first = start + sum(at * stride for at, stride in zip(box.offsets, strides, strict=True))
-                steps = [stride * itemsize for stride in strides]
-                place = np.lib.stride_tricks.as_strided(storage[first:], box.lengths, steps)
-                place[...] = np.frombuffer(bytes_of(next(reading)), storage.dtype).reshape(box.lengths)
-        return storage.view(np.uint8).data
+    def steps(self, start: int, window: int | None) -> Iterator[Step]:
+        """From the byte `start` on, window by window; `window` is the one that was read last."""
+        at, stop = self.start + start, self.start + self.size
+        while at < stop:
+            number = at // _WINDOW
+            first = number * _WINDOW
+            end = min(stop, first + _WINDOW)
+            box = Box(self.entry, (first,), (min(_WINDOW, self.entry.shape[0] - first),)) if number != window else None
+            yield Step(box, (0,), at - first, end - first, number)
+            at, window = end, number
 
 
-Segment = bytes | Zeros | Run | Woven
+Segment = bytes | Run | Cut
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,13 @@ class File:
         Relative to the checkpoint's folder; where the file is the checkpoint, its name.
     segments : tuple of Segment
         One after the other.
+    mode : int or None
+        Its permissions, as far as the umask allows them; None for the usual ones.
     """
 
     name: str
     segments: tuple[Segment, ...]
+    mode: int | None = None
 
     @property
     def size(self) -> int:
@@ -126,11 +131,7 @@ class File:
 
     def tensors(self) -> Iterator[str]:
         """The names, in the checkpoint, of tensors that are in it."""
-        for segment in self.segments:
-            if isinstance(segment, Run):
-                yield segment.entry.name
-            elif isinstance(segment, Woven):
-                yield from (entry.name for entry, _, _ in segment.parts)
+        yield from (segment.entry.name for segment in self.segments if isinstance(segment, Run))
 
 
 def size_of(segment: Segment) -> int:
@@ -140,34 +141,35 @@ def size_of(segment: Segment) -> int:
 
 def pieces(source: Source, file: File, start: int) -> Iterator[memoryview]:
     """A file's bytes from `start` on; each piece is valid until the next."""
-    begun: list[tuple[Segment, int]] = []
+    reading = source.read(step.box for step in _steps(file, start) if isinstance(step, Step) and step.box is not None)
+    window = memoryview(b"")
+    for step in _steps(file, start):
+        if not isinstance(step, Step):
+            yield step
+        elif step.box is None:
+            yield window[step.start : step.stop]
+        else:
+            memory = bytes_of(next(reading).permute(step.order).contiguous())
+            window = memory if step.window is not None else window
+            yield memory[step.start : step.stop]
+
+
+def _steps(file: File, start: int) -> Iterator[memoryview | Step]:
+    window = None
     at = -start
     for segment in file.segments:
-        size = size_of(segment)
-        if at + size > 0:
-            begun.append((segment, max(0, -at)))
+        size, skip = size_of(segment), max(0, -at)
         at += size
-    reading = source.read(_boxes(begun))
-    for segment, skip in begun:
-        match segment:
-            case bytes():
-                yield memoryview(segment)[skip:]
-            case Zeros():
-                for done in range(skip, segment.size, len(_ZEROS)):
-                    yield _ZEROS[: segment.size - done]
-            case Woven():
-                yield segment.memory(reading)[skip:]
-            case Run():
-                for _, cut in segment.boxes(skip):
-                    yield segment.memory(next(reading))[cut:]
-
-
-def _boxes(segments: Iterable[tuple[Segment, int]]) -> Iterator[Box]:
-    for segment, skip in segments:
-        if isinstance(segment, Run):
-            yield from (box for box, _ in segment.boxes(skip))
-        elif isinstance(segment, Woven):
-            yield from segment.boxes()
+        if at <= 0:
+            continue
+        if isinstance(segment, bytes):
+            yield memoryview(segment)[skip:]
+        elif isinstance(segment, Run):
+            yield from segment.steps(skip)
+        else:
+            for step in segment.steps(skip, window):
+                window = step.window
+                yield step
 
 
 def dtype_of(entry: Entry) -> torch.dtype:

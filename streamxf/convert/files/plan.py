@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from streamxf.convert.files import huggingface, safetensors, torchfile
 from streamxf.convert.files.layout import File
-from streamxf.convert.origin import ITEM, Origin, Pickled
+from streamxf.convert.files.restored import restored as restored_files
+from streamxf.convert.origin import Origin, is_kept
 from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Entry, Format
 from streamxf.formats.source import Source
 from streamxf.wording import many
 
 _SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(torchfile.SUFFIXES, Format.TORCH)}
+# Other formats of models and data. Any other suffix is part of a folder's name, as in "llama-3.1".
+_MODELS = (
+    ".gguf",
+    ".ggml",
+    ".llamafile",
+    ".onnx",
+    ".h5",
+    ".hdf5",
+    ".keras",
+    ".pb",
+    ".tflite",
+    ".mlmodel",
+    ".mlpackage",
+)
+_TENSORS = (
+    ".npz",
+    ".npy",
+    ".msgpack",
+    ".pkl",
+    ".pickle",
+    ".joblib",
+    ".nemo",
+    ".mar",
+    ".ptl",
+    ".pte",
+    ".pt2",
+    ".engine",
+)
+_DATA = (".json", ".txt", ".yaml", ".csv", ".parquet", ".arrow", ".zip", ".tar", ".gz", ".tgz", ".zst", ".distcp")
+_FOREIGN = frozenset((*_MODELS, *_TENSORS, *_DATA))
 _SHOWN = 5
 
 
@@ -33,6 +64,10 @@ class Plan:
         How many are in them.
     restored, left_out, notes
         As in `Unpacked`.
+    folders : mapping of str to int or None
+        Folders that have to be there, and their permissions; the folder itself has an empty path.
+    links : mapping of str to str
+        Symbolic links, and what they say.
     """
 
     files: Sequence[File]
@@ -42,23 +77,26 @@ class Plan:
     restored: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    folders: Mapping[str, int | None] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def format_of(name: str) -> Format | None:
-    """The format that a file's name says."""
-    return _SUFFIXES.get(os.path.splitext(name)[1].lower())
-
-
-def origin_of(source: Source) -> Origin | None:
-    """What `pack` kept of the files that it packed; None if it did not make this checkpoint.
+    """The format that a file's name says; None if it says nothing.
 
     Raises
     ------
-    MetadataError
-        If the item is none of pack's.
+    UnsupportedError
+        If it is the name of a format that is not written here.
     """
-    entry = source.contents.entries.get(ITEM)
-    return Origin.from_plain(source.load_object(entry)) if entry is not None else None
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in _FOREIGN:
+        raise UnsupportedError(
+            f"{suffix} files are not written here: name a target that ends in .safetensors or "
+            f"{', '.join(torchfile.SUFFIXES)}, or a folder; format= writes one of these under any name",
+            file=name,
+        )
+    return _SUFFIXES.get(suffix)
 
 
 def fresh(
@@ -70,6 +108,7 @@ def fresh(
     shard_size: int,
     *,
     skip_objects: bool,
+    origin: Origin | None = None,
 ) -> Plan:
     """New files.
 
@@ -81,6 +120,8 @@ def fresh(
         Of the file, where there is one.
     only, prefix, shard_size, skip_objects
         As in `unpack`.
+    origin : Origin, optional
+        What was packed. Of a folder with a model only the model is written.
 
     Raises
     ------
@@ -90,7 +131,10 @@ def fresh(
         If the format has no place for an item.
     """
     found = chosen(source.contents.entries, only, prefix)
-    entries = {shown: entry for shown, entry in found.items() if entry.name != ITEM}
+    entries = {shown: entry for shown, entry in found.items() if not is_kept(entry.name)}
+    files_left_out: tuple[str, ...] = ()
+    if origin is not None and origin.is_folder:
+        entries, files_left_out = _model_of(origin, entries)
     if not entries and (only or prefix):
         raise ParameterError("no item has such a name, so there is nothing to write", file=source.contents.path)
     tensors = {shown: entry for shown, entry in entries.items() if entry.is_tensor}
@@ -98,7 +142,7 @@ def fresh(
     if format is Format.TORCH:
         paths = {shown: _path(source.paths.get(entry.name), shown, prefix) for shown, entry in entries.items()}
         file = torchfile.fresh(name, entries, paths, source.load_object)
-        return Plan([file], False, len(tensors), len(objects))
+        return Plan([file], False, len(tensors), len(objects), left_out=files_left_out)
     if objects and not skip_objects:
         more = f" and {len(objects) - _SHOWN:,} more" if len(objects) > _SHOWN else ""
         raise UnsupportedError(
@@ -114,7 +158,7 @@ def fresh(
         files = huggingface.fresh(tensors, metadata, shard_size)
     else:
         files = [safetensors.fresh(name, tensors, metadata)]
-    return Plan(files, folder, len(tensors), 0, left_out=tuple(objects))
+    return Plan(files, folder, len(tensors), 0, left_out=(*objects, *files_left_out))
 
 
 def restored(source: Source, origin: Origin, name: str) -> Plan:
@@ -125,43 +169,44 @@ def restored(source: Source, origin: Origin, name: str) -> Plan:
     MetadataError
         If the checkpoint does not hold what was packed.
     """
-    entries = {item: entry for item, entry in source.contents.entries.items() if item != ITEM}
-
-    def pickled(file: str, kept: Pickled) -> File:
-        return torchfile.restored(file, kept, entries, source.load_object)
-
-    folder = origin.format is Format.HUGGING_FACE
-    if folder:
-        files = huggingface.restored(origin, entries, pickled)
-    elif len(origin.heads) + len(origin.pickled) != 1:
-        raise MetadataError("it does not say how the one file looked that was packed", item=ITEM)
-    elif origin.heads:
-        files = [safetensors.restored(name, head, entries) for head in origin.heads.values()]
+    entries = source.contents.entries
+    files = restored_files(origin, entries)
+    if origin.is_folder:
+        files.sort(key=lambda file: (file.name.endswith(huggingface.INDEX), file.name))
     else:
-        files = [pickled(name, kept) for kept in origin.pickled.values()]
-    _check_all(entries, origin, files)
-    tensors = sum(entry.is_tensor for entry in entries.values())
-    lost = sorted(origin.left_out)
-    notes = (f"{many(len(lost), 'file')} of the folder had not been kept, such as {shorten(lost[0])}",) if lost else ()
-    return Plan(files, folder, tensors, len(entries) - tensors, restored=True, notes=notes)
+        files = [replace(files[0], name=name, mode=None)]
+    shown = [entry for item, entry in entries.items() if not is_kept(item)]
+    tensors = sum(entry.is_tensor for entry in shown)
+    notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
+    return Plan(
+        files,
+        origin.is_folder,
+        tensors,
+        len(shown) - tensors,
+        restored=True,
+        notes=notes,
+        folders=origin.folders if origin.is_folder else {},
+        links=origin.links,
+    )
 
 
-def _check_all(entries: Mapping[str, Entry], origin: Origin, files: Iterable[File]) -> None:
-    """Refuse to leave out what the checkpoint has and the packed files had not, and to write anything twice."""
-    written: set[str] = set()
-    headed = (set(file.tensors()) for file in files if not origin.pickled or file.name in origin.heads)
-    for names in (*headed, *map(torchfile.names_in, origin.pickled.values())):
-        if twice := names & written:
-            raise MetadataError(
-                f"it has {shorten(min(twice))} in two of the files that were packed; ask for another format", item=ITEM
-            )
-        written |= names
-    if lost := [name for name in entries if name not in written]:
-        raise MetadataError(
-            f"{many(len(lost), 'item')} of the checkpoint, {shorten(lost[0])} first, were not in the files that were "
-            "packed; ask for another format",
-            item=ITEM,
-        )
+def _model_of(origin: Origin, entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """The items of a packed folder that are a model's, and the files in which there are none; if there is no model, all
+    items.
+    """
+    beside: set[str] = set()
+    for path, file in origin.files.items():
+        beside.update(tensor.name for tensor in file.tensors if tensor.name.startswith(f"{path}/"))
+    model = {shown: entry for shown, entry in entries.items() if entry.name not in beside}
+    if not model:
+        model = dict(entries)
+    written = {entry.name for entry in model.values()}
+    left_out = tuple(
+        path
+        for path, file in origin.files.items()
+        if written.isdisjoint((*(tensor.name for tensor in file.tensors), *file.others))
+    )
+    return model, left_out
 
 
 def _path(path: tuple[str | int, ...] | None, name: str, prefix: str) -> tuple[str | int, ...]:

@@ -1,4 +1,4 @@
-"""``.safetensors`` files to be written: as the safetensors library writes them, or as they were when they were packed.
+"""New ``.safetensors`` files, as the safetensors library writes them.
 
 The library sorts tensors by their dtypes, those with the strictest alignment first, and then by their names; its header
 is compact JSON, and spaces make its length a multiple of eight.
@@ -6,18 +6,16 @@ is compact JSON, and spaces make its length a multiple of eight.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from itertools import islice
 
 from streamxf.convert.files.layout import File, Run
-from streamxf.convert.origin import ITEM
 from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
+from streamxf.errors import UnsupportedError
 from streamxf.formats.contents import Entry
 from streamxf.formats.dtypes import SAFETENSORS, TWO_IN_ONE
-from streamxf.formats.safetensors import LENGTH_BYTES, MAX_HEADER, parse, read_header
+from streamxf.formats.safetensors import LENGTH_BYTES, MAX_HEADER
 from streamxf.wording import many
 
 METADATA = "__metadata__"
@@ -79,43 +77,6 @@ def fresh(file: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) 
             f"the header would have {len(text):,} bytes, and safetensors allows {MAX_HEADER:,}: write several files"
         )
     return File(file, (len(text).to_bytes(LENGTH_BYTES, "little") + text, *runs))
-
-
-def restored(name: str, head: bytes, entries: Mapping[str, Entry]) -> File:
-    """A file as it was packed.
-
-    Parameters
-    ----------
-    head : bytes
-        What stood in it before the tensors.
-    entries : mapping of str to Entry
-        Of the checkpoint, by name; those that the head speaks of are in it.
-
-    Raises
-    ------
-    MetadataError
-        If the checkpoint has other tensors than the head says.
-    """
-    try:
-        named = [entry for entry in parse(head[LENGTH_BYTES:]) if entry in entries]
-        size = len(head) + sum(entries[entry].raw_bytes or 0 for entry in named)
-        header = read_header(io.BytesIO(head), size, name)
-    except StreamxfError as error:
-        raise MetadataError(
-            f"the header of {shorten(name)} that was kept when it was packed does not fit the tensors: {error.message}",
-            item=ITEM,
-        ) from None
-    runs = []
-    for wanted in sorted(header.entries.values(), key=lambda entry: (entry.parts[0].start, entry.stored_bytes)):
-        found = entries.get(wanted.name)
-        if found is None or (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-            raise MetadataError(
-                f"the header of {shorten(name)} that was kept when it was packed has another dtype or shape for the "
-                "tensor than the checkpoint",
-                item=shorten(wanted.name),
-            )
-        runs.append(Run.of(found))
-    return File(name, (head, *runs))
 
 
 def _is_text(name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from streamxf.convert.files.layout import Run, Woven, Zeros
+from streamxf.convert.files.layout import Run
 from streamxf.convert.files.plan import Plan
 from streamxf.convert.files.upload import Upload, refuse_replacing
 from streamxf.convert.files.writing import Writing, draft_of, refuse_existing
@@ -70,13 +70,11 @@ class Target:
             As `Writing.run`.
         """
         if self._local is None:
-            return Upload(self._location, plan.files, folder=plan.folder, overwrite=self._overwrite).run(
-                source, progress
-            )
+            return Upload(self._location, plan, overwrite=self._overwrite).run(source, progress)
         self._check_kind(self._local, plan.folder)
-        identity = _identity(identity, plan)
-        writing = Writing(self._local, plan.files, folder=plan.folder, identity=identity, overwrite=self._overwrite)
-        return writing.run(source, progress)
+        return Writing(self._local, plan, identity=_identity(identity, plan), overwrite=self._overwrite).run(
+            source, progress
+        )
 
     def _check_kind(self, local: Path, folder: bool) -> None:
         if not local.exists():
@@ -105,19 +103,18 @@ def _identity(source: str, plan: Plan) -> str:
 
 def _parts(plan: Plan) -> Iterable[bytes]:
     for file in plan.files:
-        yield _encoded(file.name)
+        yield _encoded(f"{file.mode} {file.name}")
         for segment in file.segments:
-            match segment:
-                case bytes():
-                    yield segment
-                case Zeros():
-                    yield f"zeros {segment.size}".encode()
-                case Run():
-                    entry = segment.entry
-                    yield _encoded(f"{entry.name} {entry.dtype} {entry.shape} {segment.order} {segment.skipped}")
-                case Woven():
-                    places = [(entry.name, entry.dtype, entry.shape, *place) for entry, *place in segment.parts]
-                    yield _encoded(str(places))
+            if isinstance(segment, bytes):
+                yield segment
+                continue
+            entry = segment.entry
+            place = segment.order if isinstance(segment, Run) else (segment.start, segment.size)
+            yield _encoded(f"{entry.name} {entry.dtype} {entry.shape} {place}")
+    for path, mode in plan.folders.items():
+        yield _encoded(f"folder {mode} {path}")
+    for path, leads_to in plan.links.items():
+        yield _encoded(f"link {path} {leads_to}")
 
 
 def _encoded(text: str) -> bytes:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 from streamxf.buffers import write_all
 from streamxf.convert.files.huggingface import WEIGHTS
 from streamxf.convert.files.layout import File, pieces
+from streamxf.convert.files.plan import Plan
 from streamxf.dcp.save.storing import storing
+from streamxf.descriptor import shorten
+from streamxf.errors import UnsupportedError
 from streamxf.formats.location import Location
 from streamxf.formats.source import Source
 from streamxf.progress import Progress
@@ -22,14 +25,15 @@ class Upload:
     Parameters
     ----------
     target : Location
-    files, folder, overwrite
-        As in `Writing`.
+    plan, overwrite
+        As in `Writing`. What has no permissions there gets none.
     """
 
-    def __init__(self, target: Location, files: Sequence[File], *, folder: bool, overwrite: bool) -> None:
+    def __init__(self, target: Location, plan: Plan, *, overwrite: bool) -> None:
         self._target = target
-        self._files = files
-        self._folder = folder
+        self._plan = plan
+        self._files = plan.files
+        self._folder = plan.folder
         self._overwrite = overwrite
 
     def run(self, source: Source, progress: Progress | None) -> int:
@@ -39,14 +43,24 @@ class Upload:
         ------
         FileExistsError
             If something is there that may not be replaced.
+        UnsupportedError
+            If there are links to be made.
         Exception
             Whatever reading or writing raised. Files before that one are stored.
         """
+        if self._plan.links:
+            raise UnsupportedError(
+                f"the folder that was packed has links, such as {shorten(min(self._plan.links))}, which a URL has no "
+                "place for: name a local target",
+                file=self._target.given,
+            )
         found = refuse_replacing(self._target, overwrite=self._overwrite)
         if progress is not None:
             progress.expect(sum(file.size for file in self._files))
         for file in self._files:
             self._write(source, file, progress)
+        for folder in filter(None, self._plan.folders):
+            self._target.filesystem.makedirs(f"{self._target.path.rstrip('/')}/{folder}", exist_ok=True)
         if self._folder:
             written = {file.name for file in self._files}
             for name in found:

@@ -11,14 +11,15 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
 from streamxf.convert.files.huggingface import WEIGHTS
 from streamxf.convert.files.journal import Journal
-from streamxf.convert.files.layout import File, pieces
+from streamxf.convert.files.layout import pieces
+from streamxf.convert.files.plan import Plan
 from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
 from streamxf.dcp.save.volume import Volume
 from streamxf.errors import AbortedError, NoSpaceError
@@ -45,22 +46,19 @@ class Writing:
     ----------
     target : Path
         Where they are to be; absolute, and no link.
-    files : sequence of File
-        In the order in which they are written.
-    folder : bool
-        Whether the target is a folder; else there is one file, the target.
+    plan : Plan
+        Files in the order in which they are written; if they do not lie in a folder, the one is the target.
     identity : str or None
         Of what is being written; None for none, so that nothing goes on from where it was.
     overwrite : bool
         Whether what is there may be replaced.
     """
 
-    def __init__(
-        self, target: Path, files: Sequence[File], *, folder: bool, identity: str | None, overwrite: bool
-    ) -> None:
+    def __init__(self, target: Path, plan: Plan, *, identity: str | None, overwrite: bool) -> None:
         self._target = target
-        self._files = files
-        self._folder = folder
+        self._plan = plan
+        self._files = plan.files
+        self._folder = plan.folder
         self._overwrite = overwrite
         self._draft = draft_of(target)
         self._content = self._draft / "content"
@@ -150,8 +148,23 @@ class Writing:
             self._write_file(source, place, done, progress)
             done = 0
             self._journal.write(place + 1, 0)
+        self._finish_folders()
         for folder, _, _ in os.walk(self._content):
             sync_folder(folder)
+
+    def _finish_folders(self) -> None:
+        """Make what is not a file, and set permissions: last, since files that are written have to be writable."""
+        allowed = _allowed(self._draft)
+        for path in self._plan.folders:
+            (self._content / path).mkdir(parents=True, exist_ok=True)
+        for path, leads_to in self._plan.links.items():
+            if not os.path.lexists(self._content / path):
+                (self._content / path).parent.mkdir(parents=True, exist_ok=True)
+                os.symlink(leads_to, self._content / path)
+        modes = [*((file.name, file.mode) for file in self._files), *self._plan.folders.items()]
+        for path, mode in modes:
+            if mode is not None:
+                os.chmod(self._content / path, mode & allowed)
 
     def _write_file(self, source: Source, number: int, start: int, progress: Progress | None) -> None:
         file = self._files[number]
@@ -197,7 +210,7 @@ class Writing:
 
     def _keep_modes(self) -> None:
         """Let nobody read a folder or a file who could not read the one that it replaces."""
-        for name in (".", *(file.name for file in self._files)):
+        for name in (".", *filter(None, self._plan.folders), *(file.name for file in self._files)):
             if (self._target / name).exists():
                 os.chmod(self._content / name, stat.S_IMODE((self._target / name).stat().st_mode))
 
@@ -215,7 +228,7 @@ class Writing:
         number, done = self._journal.read()
         if number or done:
             error.add_note(
-                f"nothing was put in place; what is written so far is kept in {self._draft}, and the same call goes on "
+                f"nothing was put in place; what is written so far is kept in {self._draft}, and the same call resumes "
                 "from there"
             )
         elif not self._replaced.exists():
@@ -233,6 +246,15 @@ def refuse_existing(target: Path) -> None:
         raise FileExistsError(
             errno.EEXIST, "it is there already; name another target, or allow to replace it (overwrite)", str(target)
         )
+
+
+def _allowed(draft: Path) -> int:
+    """The permissions that the umask leaves; to ask for it would change it for all threads."""
+    probe = draft / "probe"
+    probe.mkdir(exist_ok=True)
+    mode = stat.S_IMODE(probe.stat().st_mode) & 0o777
+    probe.rmdir()
+    return mode
 
 
 def _size(path: Path) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from streamxf.dcp.load.advice import resumable
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many, printable
@@ -110,6 +111,7 @@ class VerifyReport:
             *listed("damaged", self.damaged, self.unlisted),
             *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
+            *resumable(self.leftovers),
         ]
         if not self.ok:
             lines.append("next: put back what is damaged from another copy; or load the rest with streamxf.salvage")

@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.dcp.compat import metadata_name
+from streamxf.dcp.load.advice import unfinished
 from streamxf.dcp.load.items import ItemOpener, Require
 from streamxf.dcp.metadata.save_ids import UNKNOWN_RANKS, SaveIds, as_save_ids, check_save_id
 from streamxf.dcp.publish.listing import RANK_METADATA, list_files, made_by_writers, rank_of
@@ -155,8 +156,9 @@ class _Look:
         ranks = sorted(filter(RANK_METADATA.fullmatch, listed), key=lambda name: rank_of(name) or 0)
         names = [".metadata"] if ".metadata" in listed else ranks
         data = {name for name in listed if name.endswith(_SUFFIX)}
-        if not names and not data:
-            raise NoCheckpointError("there is no checkpoint: the folder has no .metadata", file=self.path)
+        reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
+        if not names and reason is not None:
+            raise NoCheckpointError(reason, file=self.path)
         if not names:
             self.findings.damage(MetadataError(_NO_METADATA), ".metadata")
         contents = {name: self._read(name) for name in names}

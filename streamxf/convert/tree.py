@@ -1,0 +1,210 @@
+"""`Tree`: everything in a folder, the folders below it included, of which nothing may be lost when it is packed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.formats.location import Location
+from streamxf.wording import printable
+
+_MAX_PATH = 4096
+_SHOWN = 5
+_OWNER = stat.S_IRWXU
+_BITS = 0o777
+
+
+@dataclass
+class Tree:
+    """What is in a folder, by paths relative to it, in their order.
+
+    Attributes
+    ----------
+    files : dict of str to int
+        Sizes in bytes.
+    modes : dict of str to int
+        Permissions of files and folders, where the storage has any; those of the folder itself by an empty path.
+    folders : list of str
+        Without the folder itself.
+    links : dict of str to str
+        Symbolic links that lead to something else in the folder, and what they say.
+    excluded : set of str
+        Paths that the caller excluded; of a folder, not what is in it.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)
+    _refused: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, location: Location, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
+        """List a folder.
+
+        Parameters
+        ----------
+        exclude : sequence of str
+            Shell patterns. What has a path that matches one is left out, and so is everything in such a folder.
+        follow_links : bool
+            Whether a link to a file outside of the folder stands for that file.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is something that cannot be restored; names it.
+        """
+        tree = cls()
+        local = location.local_path
+        if local is not None:
+            tree._note_mode("", os.stat(local).st_mode, folder=True)
+        for path, entry in _found(location, exclude, tree.excluded):
+            if isinstance(entry, os.DirEntry):
+                tree._add_local(path, entry, follow_links)
+            else:
+                tree._add_remote(path, entry)
+        if tree._refused:
+            raise _cannot_pack(tree._refused, location)
+        return tree
+
+    def _add_local(self, path: str, entry: os.DirEntry[str], follow_links: bool) -> None:
+        facts = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(facts.st_mode):
+            leads_to = os.readlink(entry.path)
+            if leads_inside(path, leads_to):
+                self.links[path] = leads_to
+                return
+            shown = f"a link that leads out of the folder, to {printable(leads_to, 80)}"
+            if not follow_links or not entry.is_file():
+                self._refuse(path, shown)
+                return
+            facts = entry.stat()
+        if not is_inside(path):
+            self._refuse(path, "a name that cannot be restored everywhere")
+        elif stat.S_ISDIR(facts.st_mode):
+            self.folders.append(path)
+            self._note_mode(path, facts.st_mode, folder=True)
+        elif stat.S_ISREG(facts.st_mode):
+            self.files[path] = facts.st_size
+            self._note_mode(path, facts.st_mode, folder=False)
+        else:
+            self._refuse(path, "not a regular file")
+
+    def _add_remote(self, path: str, info: dict[str, Any]) -> None:
+        if not is_inside(path):
+            self._refuse(path, "a name that cannot be restored everywhere")
+        elif info["type"] == "directory":
+            self.folders.append(path)
+        elif info["type"] == "file" and info.get("size") is not None:
+            self.files[path] = int(info["size"])
+        else:
+            self._refuse(path, "not a file of known size")
+
+    def _note_mode(self, path: str, mode: int, *, folder: bool) -> None:
+        self.modes[path] = stat.S_IMODE(mode) & _BITS
+        if folder and mode & _OWNER != _OWNER:
+            self._refuse(path or ".", "a folder that its owner may not list, enter and write to")
+        if not folder and mode & (stat.S_ISUID | stat.S_ISGID):
+            self._refuse(path, "a file that runs with its owner's rights (setuid or setgid)")
+
+    def _refuse(self, path: str, reason: str) -> None:
+        self._refused.append(f"{printable(path, 200)} ({reason})")
+
+
+def paths_in(location: Location, exclude: Sequence[str], excluded: set[str]) -> list[str]:
+    """Everything in a folder, whatever it is; what a pattern excludes is added to `excluded` instead."""
+    return [path for path, _ in _found(location, exclude, excluded)]
+
+
+def refuse_unused(exclude: Sequence[str], excluded: set[str]) -> None:
+    """Refuse patterns that exclude nothing, which are mistakes.
+
+    Raises
+    ------
+    ParameterError
+    """
+    for pattern in exclude:
+        if not any(_matches(path, pattern) for path in excluded):
+            raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern.rstrip("/"))
+
+
+def _found(location: Location, exclude: Sequence[str], excluded: set[str]) -> Iterator[tuple[str, Any]]:
+    def is_excluded(path: str) -> bool:
+        found = any(_matches(path, pattern) for pattern in exclude)
+        if found:
+            excluded.add(path)
+        return found
+
+    local = location.local_path
+    return _walk(local, is_excluded) if local is not None else _find(location, is_excluded)
+
+
+def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below a local folder that is not excluded, by its path; each folder before what is in it."""
+    left = [(folder, "")]
+    while left:
+        whole, prefix = left.pop()
+        with os.scandir(whole) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        kept = [(f"{prefix}{entry.name}", entry) for entry in found if not is_excluded(f"{prefix}{entry.name}")]
+        yield from kept
+        left += [(entry.path, f"{path}/") for path, entry in reversed(kept) if entry.is_dir(follow_symlinks=False)]
+
+
+def _find(location: Location, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Everything below a folder in storage that is not excluded, in the order of the paths."""
+    filesystem = location.filesystem
+    filesystem.invalidate_cache()  # which may remember what has changed since
+    root = location.path.strip("/")
+    found = filesystem.find(location.path, withdirs=True, detail=True)
+    paths = {name.strip("/").removeprefix(root).strip("/"): info for name, info in found.items()}
+    for path in sorted(paths):
+        if path and not any(is_excluded(part) for part in (*_parents(path), path)):
+            yield path, paths[path]
+
+
+def _parents(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    for count in range(1, len(parts)):
+        yield "/".join(parts[:count])
+
+
+def _cannot_pack(refused: list[str], location: Location) -> UnsupportedError:
+    shown = "; ".join(refused[:_SHOWN]) + (f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else "")
+    return UnsupportedError(
+        f"the folder holds what cannot be packed and restored: {shown}. Leave it out (exclude=); a link to a file can "
+        "be packed as that file (follow_links)",
+        file=location.given,
+    )
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path, relative to a folder, stays in it on every system, and can be shown."""
+    if len(path) > _MAX_PATH or not path.isprintable() or "\\" in path or (os.name == "nt" and ":" in path):
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def leads_inside(path: str, leads_to: str) -> bool:
+    """Whether what a link at `path` says leads to something in the folder: up first, as far as the folder goes, and
+    then down, so that no other link on the way can change where it ends.
+    """
+    parts = [part for part in leads_to.split("/") if part not in ("", ".")]
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    down = parts[up:]
+    return (
+        not leads_to.startswith("/")
+        and ".." not in down
+        and up <= path.count("/")
+        and (not down or is_inside("/".join(down)))
+    )
