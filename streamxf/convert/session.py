@@ -174,8 +174,12 @@ class _Session:
                 "target are as they were, and streamxf.clean removes what no checkpoint needs"
             )
             raise
+        chain = writer._extensions.chain
+        encryption: Any = chain.encryption
         return Converted(
-            str(writer._extensions),
+            str(chain),
+            tuple(f"{key.kind}:{key.id}" for key in encryption.recipients) if encryption is not None else (),
+            (encryption.signer.id,) if encryption is not None and encryption.signer is not None else (),
             (writer.save_id,),
             len(results),
             len(self._files),

@@ -19,6 +19,7 @@ class Format(Enum):
     HUGGING_FACE = "Hugging Face"
     TORCH = "torch.save"
     FOLDER = "folder"
+    PLAIN = "streamxf file"
 
     def __str__(self) -> str:
         return self.value
@@ -110,6 +111,8 @@ class Contents:
         In plain sentences, what a reader should know: that nobody has vouched for the metadata, say.
     extra : mapping
         What the format has besides, as safetensors' ``__metadata__``.
+    incomplete : tuple of str
+        Files that belong to it and are not there, or do not have the size that its metadata gives.
     """
 
     path: str
@@ -122,6 +125,7 @@ class Contents:
     signers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     extra: Mapping[str, str] = field(default_factory=dict)
+    incomplete: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> list[Entry]:

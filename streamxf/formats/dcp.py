@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -118,6 +119,17 @@ def read_contents(location: Location, keys: KeyRing) -> Contents:
     return Description.of(files).contents(location, listed)
 
 
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """How large a file is, or at least."""
+
+    size: int
+    exact: bool
+
+    def fits(self, size: int) -> bool:
+        return size == self.size if self.exact else size >= self.size
+
+
 @dataclass(frozen=True)
 class Description:
     """What metadata files, one or one for each rank, say together.
@@ -184,7 +196,9 @@ class Description:
         envelopes = self._envelopes()
         recipients = {f"{each.kind}:{each.key_id}": None for envelope in envelopes for each in envelope.recipients}
         signers = {envelope.signature[0]: None for envelope in envelopes if envelope.signature is not None}
-        sizes, notes = self._files(location, listed)
+        sizes = self._sizes(location, listed)
+        missing = [name for name in self._needed if name not in sizes]
+        wrong = [name for name, needed in self._needed.items() if name in sizes and not needed.fits(sizes[name])]
         own = any(file.manifest is not None for file in self.files) or self._has_own_codecs()
         return Contents(
             location.given,
@@ -195,7 +209,8 @@ class Description:
             tuple(file.manifest.save_id for file in self.files if file.manifest is not None),
             tuple(recipients),
             tuple(signers),
-            (*self._notes(bool(signers)), *notes),
+            (*self._notes(bool(signers)), *_file_notes(missing, wrong, self._beside(listed))),
+            incomplete=(*missing, *wrong),
         )
 
     def _has_own_codecs(self) -> bool:
@@ -211,36 +226,34 @@ class Description:
             texts.update((text, None) for text in descriptors if text.startswith(f"{ENCRYPT}/1#"))
         return [Envelope.parse(key_fragment(text)) for text in texts]
 
-    def _files(self, location: Location, listed: Mapping[str, int | None]) -> tuple[dict[str, int], list[str]]:
-        named = dict.fromkeys(file.name for file in self.files)
+    @cached_property
+    def _needed(self) -> dict[str, _Needed]:
+        """The files that the metadata names, itself among them."""
+        named = {file.name: _Needed(0, False) for file in self.files}
         for file in self.files:
-            named.update(dict.fromkeys(file.manifest.files if file.manifest is not None else ()))
-        named.update((part.file, None) for entry in self.entries.values() for part in entry.parts)
+            facts = file.manifest.files if file.manifest is not None else {}
+            named |= {name: _Needed(each.size, True) for name, each in facts.items()}
+        for entry in self.entries.values():
+            for part in entry.parts:
+                known = named.get(part.file)
+                if known is None or (not known.exact and known.size < part.start + part.stored_bytes):
+                    named[part.file] = _Needed(part.start + part.stored_bytes, False)
+        return named
+
+    def _sizes(self, location: Location, listed: Mapping[str, int | None]) -> dict[str, int]:
+        """Those of the files that are there."""
         sizes: dict[str, int] = {}
-        missing: list[str] = []
-        for name in named:
+        for name in self._needed:
             size = listed.get(name)
             if size is None:
-                try:
+                with suppress(FileNotFoundError):
                     size = location.size(name)
-                except FileNotFoundError:
-                    size = None
-            if size is None:
-                missing.append(name)
-            else:
+            if size is not None:
                 sizes[name] = size
-        notes = []
-        if missing:
-            notes.append(
-                f"{many(len(missing), 'data file')} that the metadata names, such as {missing[0]}, "
-                f"{'are' if len(missing) > 1 else 'is'} not there."
-            )
-        if beside := [name for name in listed if name not in named and made_by_writers(name)]:
-            notes.append(
-                f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
-                f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes what is left over."
-            )
-        return sizes, notes
+        return sizes
+
+    def _beside(self, listed: Mapping[str, int | None]) -> list[str]:
+        return [name for name in listed if name not in self._needed and made_by_writers(name)]
 
     def _notes(self, signed: bool) -> list[str]:
         notes = []
@@ -260,6 +273,24 @@ class Description:
                 f"{many(self.copies, 'item')} of a name that lower ranks use, too: the rank stands behind these names."
             )
         return notes
+
+
+def _file_notes(missing: Sequence[str], wrong: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
+    if missing:
+        yield (
+            f"{many(len(missing), 'data file')} that the metadata names, such as {missing[0]}, "
+            f"{'are' if len(missing) > 1 else 'is'} not there."
+        )
+    if wrong:
+        yield (
+            f"{many(len(wrong), 'data file')}, such as {wrong[0]}, {'have' if len(wrong) > 1 else 'has'} another size "
+            "than the metadata says."
+        )
+    if beside:
+        yield (
+            f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
+            f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes what is left over."
+        )
 
 
 def _described(

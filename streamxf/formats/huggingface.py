@@ -69,6 +69,20 @@ def layout_of(names: Iterable[str]) -> Layout | None:
     return None
 
 
+def shards_of(location: Location, layout: Layout) -> tuple[str, ...]:
+    """The names of a folder's shards.
+
+    Raises
+    ------
+    ContainerError
+        If the index cannot be used.
+    """
+    if layout.index is None:
+        return layout.shards
+    placed, _ = _read_index(location, layout.index)
+    return tuple(dict.fromkeys(placed.values()))
+
+
 class Shard(Protocol):
     """What is in a shard.
 

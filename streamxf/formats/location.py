@@ -59,7 +59,10 @@ class Location:
             self.filesystem.invalidate_cache()  # which may remember what has changed since
             try:
                 return bool(self.filesystem.info(self.path)["type"] == "directory")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise cause from None  # fsspec says the same of a server that does not answer
                 raise self._missing() from None
         try:
             mode = os.stat(self.path).st_mode

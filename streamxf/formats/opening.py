@@ -67,7 +67,7 @@ def contents_of(
     """
     location = Location.of(path, storage_options)
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    kind = _kind_of(location)
+    kind = kind_of(location)
     if kind is Format.DCP:
         from streamxf.formats import dcp
 
@@ -102,7 +102,7 @@ def open_source(
     """
     location = Location.of(path, storage_options)
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    kind = _kind_of(location)
+    kind = kind_of(location)
     if kind is Format.DCP:
         from streamxf.formats.dcp_source import DcpSource
 
@@ -113,7 +113,7 @@ def open_source(
     return RawSource(contents, location, shards)
 
 
-def _kind_of(location: Location) -> huggingface.Layout | Format:
+def kind_of(location: Location) -> huggingface.Layout | Format:
     """What a path holds; of a Hugging Face folder, which files.
 
     Raises
@@ -143,10 +143,7 @@ def _format_of_file(location: Location) -> Format:
     with location.open() as file:
         beginning = file.read(BEGINNING)
     if beginning.startswith(PLAIN_MAGIC):
-        raise UnsupportedError(
-            "this is a plain file of streamxf, one stream of bytes and no checkpoint: streamxf.open reads it",
-            file=location.given,
-        )
+        return Format.PLAIN
     found = format_of(beginning, location.size() or 0, location.name)
     if found is not None:
         return found
@@ -167,6 +164,12 @@ def format_of(beginning: bytes, size: int, name: str) -> Format | None:
 
 def scanned(location: Location, kind: huggingface.Layout | Format) -> tuple[Contents, dict[str, Shard]]:
     """What the files of a checkpoint hold, all together and each."""
+    if kind is Format.PLAIN:
+        raise UnsupportedError(
+            "this is a file that streamxf.open wrote, one stream of bytes and no checkpoint: streamxf.open reads it, "
+            "and streamxf cat on the terminal",
+            file=location.given,
+        )
     if isinstance(kind, Format):
         name = location.name
         with located(file=location.given):
