@@ -87,6 +87,7 @@ class BoxReader(abc.ABC):
         waiting: deque[_Waiting] = deque()
         try:
             for box in boxes:
+                check_box(box)
                 array = np.empty(box.lengths, unsigned(itemsize_of(box.item)))
                 entry = _Waiting(array)
                 waiting.append(entry)
@@ -133,7 +134,8 @@ class BoxReader(abc.ABC):
                 continue
             inside, lengths, target = shared
             left -= math.prod(lengths)
-            part = out[tuple(slice(at, at + size) for at, size in zip(target, lengths, strict=True))]
+            # with the ellipsis, also what has no dimensions is a view
+            part = out[*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...]
             place = {"file": self.full(chunk.place.file), "item": box.item.name}
             with located(**place):
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)

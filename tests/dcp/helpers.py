@@ -18,11 +18,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import append_trailer, split
-from streamxf.descriptor import Descriptor
-from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -55,12 +50,6 @@ def load_with(state: dict[str, Any], reader: Any) -> dict[str, Any]:
 
 def data_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.distcp"))
-
-
-def manifest_of(path: Path, name: str = ".metadata") -> Any:
-    manifest = split((path / name).read_bytes()).manifest
-    assert manifest is not None
-    return manifest
 
 
 # -- state dicts ---------------------------------------------------------------------------------
@@ -149,31 +138,6 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
     assert isinstance(error, kind), repr(error)
     for word in words:
         assert word in str(error), str(error)
-
-
-# -- metadata, taken apart and put together again by somebody who has the key --------------------
-
-
-def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:
-    described = manifest_of(path, name).key
-    return None if described is None else KeyRing.of(key).unwrap(Descriptor.parse(described).fragment)
-
-
-def rewrite_metadata(
-    path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata", rank: int | None = None
-) -> None:
-    """Let `change` alter DCP's metadata, and give it a tag that matches."""
-    file = path / name
-    manifest = manifest_of(path, name)
-    content = metadata_file.load(file.read_bytes(), KeyRing.of(key), rank=rank)
-    vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
-    change(content)
-    file.write_bytes(metadata_file.dump(content, manifest, data_key_of(path, key, name)))
-
-
-def retagged(path: Path, pickled: bytes, manifest: Any = None, key: Key = KEY) -> bytes:
-    """A metadata file with another pickle, or another manifest, and a tag that matches."""
-    return append_trailer(pickled, manifest or manifest_of(path), data_key_of(path, key))
 
 
 # -- extensions from elsewhere -------------------------------------------------------------------
