@@ -123,16 +123,19 @@ class BoxReader(abc.ABC):
         """
         check_box(box)
         left = math.prod(box.lengths)
-        for chunk in box.item.chunks if left else ():
+        whole = box.lengths == box.item.shape
+        for chunk in box.item.chunks if left or whole else ():
             shared = _shared(box, chunk)
             if shared is None:
+                if whole:  # it has no elements, so that nothing else would ever look at its container
+                    self.elements(box.item, chunk)
                 continue
             inside, lengths, target = shared
             left -= math.prod(lengths)
             part = out[tuple(slice(at, at + size) for at, size in zip(target, lengths, strict=True))]
             with located(item=box.item.name):
                 yield from self._located(box.item, self.elements(box.item, chunk).jobs(inside, lengths, part))
-            if not left:
+            if not left and not whole:
                 break
         if left:
             raise MetadataError(f"the part of {box.lengths} at {box.offset} is not stored here", item=box.item.name)
