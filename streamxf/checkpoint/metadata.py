@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
@@ -17,6 +17,7 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 
 GLOBAL = ".metadata"
@@ -24,7 +25,6 @@ MAX_METADATA = 2**30
 """Bytes of a metadata file."""
 
 _RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
-_DEK = re.compile(r"dek=([0-9a-f]{64})&", re.ASCII)
 
 
 def metadata_name(rank: int | None) -> str:
@@ -74,7 +74,7 @@ class Metadata:
     authenticated: bool = False
     key_line: str = ""
     vouchers: str = ""
-    _others: Callable[[], Mapping[bytes, str]] = field(default=dict, repr=False)
+    _wrapped: Mapping[bytes, str] = field(default_factory=dict, repr=False)
     _opened: DataKey | None = field(default=None, repr=False)
 
     @property
@@ -89,19 +89,10 @@ class Metadata:
         ------
         KeyMissingError, WrongKeyError, KeyServiceError
             If it cannot be unwrapped.
-        MetadataError
-            If there is no such data key.
         """
         if self._opened is not None and self._opened.id == dek:
             return self._opened
-        line = self.key_line if dek == self._dek else self._others().get(dek)
-        if line is None:
-            raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
-        return keys.unwrap(line)
-
-    @property
-    def _dek(self) -> bytes | None:
-        return self.index.dek if self.index is not None else None
+        return keys.unwrap(self._wrapped[dek])
 
 
 def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool = False) -> Metadata:
@@ -151,16 +142,18 @@ def _own(sections: Sections, name: str, access: Access, listing: bool) -> Metada
     index = Index.parse(sections.index)
     if index.rank != rank_of(name):
         raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
-    if (lines is None) != (index.dek is None) or (opened is not None and opened.id != index.dek):
+    key_line, vouchers = lines if lines is not None else ("", "")
+    wrapped = _by_dek([key_line, *sections.other_key_lines()]) if lines is not None else {}
+    named = {index.dek, *(writer.dek for writer in index.writers)} - {None}
+    if wrapped.keys() != named or next(iter(wrapped), None) != index.dek:
         raise MetadataError("the metadata's keys contradict its index")
-    if lines is not None and (Vouchers.parse(lines[1]).signature is not None) != index.hashed and index.items:
+    signed = lines is not None and Vouchers.parse(vouchers).signature is not None
+    if index.hashed not in (None, signed):
         raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
     access.check_save(index.save_id)
-    others = _once(lambda: {bytes.fromhex(dek): line for dek, line in map(_by_dek, sections.other_key_lines())})
-    key_line, vouchers = lines if lines is not None else ("", "")
     authenticated = opened is not None or lines is None
     return Metadata(
-        name, index.rank, index.items, index, index.modules, authenticated, key_line, vouchers, others, opened
+        name, index.rank, index.items, index, index.modules, authenticated, key_line, vouchers, wrapped, opened
     )
 
 
@@ -189,22 +182,11 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     return Metadata(name, rank, stock.items, None, stock.modules)
 
 
-def _by_dek(line: str) -> tuple[str, str]:
-    found = _DEK.match(line)
-    if found is None:
-        raise MetadataError("the metadata's keys are malformed")
-    return found[1], line
-
-
-def _once(make: Callable[[], Mapping[bytes, str]]) -> Callable[[], Mapping[bytes, str]]:
-    made: list[Mapping[bytes, str]] = []
-
-    def get() -> Mapping[bytes, str]:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return get
+def _by_dek(lines: list[str]) -> dict[bytes, str]:
+    found = {Envelope.parse(line).dek_id: line for line in lines}
+    if len(found) != len(lines):
+        raise MetadataError("the metadata's keys have a data key twice")
+    return found
 
 
 def _whose(rank: int | None) -> str:

@@ -128,9 +128,12 @@ class BoxReader(abc.ABC):
         """
         check_box(box)
         left = math.prod(box.lengths)
-        for chunk in box.item.chunks if left else ():
+        whole = box.lengths == box.item.shape
+        for chunk in box.item.chunks if left or whole else ():
             shared = _shared(box, chunk)
             if shared is None:
+                if whole:  # it has no elements, so that nothing else would ever look at its container
+                    self.elements(box.item, chunk)
                 continue
             inside, lengths, target = shared
             left -= math.prod(lengths)
@@ -140,7 +143,7 @@ class BoxReader(abc.ABC):
             with located(**place):
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
                 yield from ((partial(_run_located, place, job), size) for job, size in jobs)
-            if not left:
+            if not left and not whole:
                 break
         if left:
             raise MetadataError(f"the part of {box.lengths} at {box.offset} is not stored here", item=box.item.name)

@@ -33,6 +33,7 @@ from streamxf.format.plain import (
 )
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.draft import Draft
@@ -210,6 +211,7 @@ def _read_file(
         end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
         stop = whole.length - seal_size(end)
         vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
+        _check_hashed(header, vouchers)
         source = whole.slice(size, stop)
         # first as it lies there, without a coder: what vouches is about the table
         table_digest = BlockReader(source, header, None).table_digest
@@ -226,14 +228,19 @@ def _read_pipe(
     start = _read_exactly(file, PREFIX_START_BYTES)
     wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
 
+    headers: list[Header] = []
+
     def begin(header: Header) -> StreamCoder:
+        headers.append(header)
         _check_header(header, wrapped, ring)
         data_key = ring.open_pipe(wrapped) if wrapped else None
         return _opener(header, registry, data_key).coder(header)
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:
-            ring.open(wrapped, parse_seal(rest), contents_digest(event.table_digest))
+            vouchers = parse_seal(rest)
+            _check_hashed(headers[0], vouchers)
+            ring.open(wrapped, vouchers, contents_digest(event.table_digest))
         elif rest:
             raise ContainerError("something follows the container's end")
 
@@ -250,6 +257,13 @@ def _check_header(header: Header, wrapped: str, ring: KeyRing) -> None:
         )
     if bool(wrapped) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them has encryption")
+    if header.hashed and not header.keyed:
+        raise ContainerError("the file has hashes of its blocks, which only a signed one has")
+
+
+def _check_hashed(header: Header, vouchers: str) -> None:
+    if header.hashed != (Vouchers.parse(vouchers).signature is not None):
+        raise ContainerError("the file has hashes of its blocks exactly if it is signed, and this one contradicts that")
 
 
 def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:
