@@ -27,7 +27,7 @@ from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import assert_same, full_chain, load, manifest_of, save, unwrapped
+from .helpers import assert_same, full_chain, load, index_of, save, unwrapped
 
 ITEMS = 8
 
@@ -83,7 +83,7 @@ def failure_of(action: Callable[[], Any]) -> BaseException:
 def assert_only(path: Path, state: dict[str, Any]) -> None:
     """The checkpoint loads, and nothing else is there."""
     assert_same(load(state, path), state)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
 
 
 # -- anything, in any thread -----------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_clean_up_that_fails_never_fails_a_published_save(
         dcp.save(new, storage_writer=writer)
     assert_same(load(new, checkpoint), new)
     assert writer.report is not None
-    assert writer.save_id == manifest_of(checkpoint).save_id
+    assert writer.save_id == index_of(checkpoint).save_id
     told = [str(warning.message) for warning in caught] if filters == "default" else caplog.messages
     assert any("is saved, but" in message for message in told)
 
@@ -395,7 +395,7 @@ def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
     assert made
     assert "publish failed with 1" in str(found)
     assert writer.report is None
-    assert writer.save_id == first == manifest_of(checkpoint).save_id
+    assert writer.save_id == first == index_of(checkpoint).save_id
     assert_only(checkpoint, old)
 
 
@@ -406,7 +406,7 @@ def test_what_was_not_published_has_no_id(checkpoint: Path) -> None:
     failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer))
     assert writer.save_id is None
     dcp.save(states()[0], storage_writer=writer)
-    assert writer.save_id == manifest_of(checkpoint).save_id
+    assert writer.save_id == index_of(checkpoint).save_id
     failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer, checkpoint_id=str(checkpoint)))
     assert writer.save_id is None
     remote = streamxf.FsspecWriter("memory://no-id")

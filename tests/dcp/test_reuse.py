@@ -13,7 +13,7 @@ import streamxf
 from streamxf.descriptor import Descriptor
 from streamxf.errors import UnsupportedError
 
-from .helpers import KEY, assert_same, data_files, full_chain, load, load_with, manifest_of, refused, save
+from .helpers import KEY, assert_same, data_files, full_chain, load, load_with, index_of, refused, save
 
 
 def states(count: int) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def make_planner(cached: bool) -> Any:
 
 
 def assert_only_the_manifest_remains(path: Path) -> None:
-    manifest = manifest_of(path)
+    manifest = index_of(path)
     assert {file.name for file in path.iterdir()} == {".metadata", *manifest.files}
     for name, facts in manifest.files.items():
         assert (path / name).stat().st_size == facts.size
@@ -37,7 +37,7 @@ def assert_only_the_manifest_remains(path: Path) -> None:
 
 def ids_of(path: Path) -> tuple[str, set[str], str]:
     """The save's id, its writers' ids, and the id of its data key."""
-    manifest = manifest_of(path)
+    manifest = index_of(path)
     fragment = dict(Descriptor.parse(manifest.key).fragment)
     return manifest.save_id, {facts.writer for facts in manifest.files.values()}, fragment["dek"]
 
@@ -181,7 +181,7 @@ def test_rank_local_metadata(checkpoint: Path) -> None:
     for state in (old, new):
         dcp.save(state, storage_writer=make_writer(checkpoint), use_collectives=False)
         assert not (checkpoint / ".metadata").exists()
-        manifest = manifest_of(checkpoint, "__0.metadata")
+        manifest = index_of(checkpoint, "__0.metadata")
         assert {file.name for file in checkpoint.iterdir()} == {"__0.metadata", *manifest.files}
         assert_same(load_with(state, streamxf.FileSystemReader(checkpoint, keys=KEY)), state)
 
@@ -192,7 +192,7 @@ def test_ranks_leave_each_others_files_alone(checkpoint: Path) -> None:
     save_locally(second, checkpoint, rank=1)
     save_locally(third, checkpoint, rank=0)
     files = {"__0.metadata", "__1.metadata"}
-    files |= {*manifest_of(checkpoint, "__0.metadata").files, *manifest_of(checkpoint, "__1.metadata").files}
+    files |= {*index_of(checkpoint, "__0.metadata").files, *index_of(checkpoint, "__1.metadata").files}
     assert {file.name for file in checkpoint.iterdir()} == files
     assert len(files) == 4
 

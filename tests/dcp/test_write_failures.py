@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 import streamxf
 from streamxf.dcp.publish import commit as publish
 
-from .helpers import KEY, assert_same, error_of, full_chain, load, manifest_of, save
+from .helpers import KEY, assert_same, error_of, full_chain, load, index_of, save
 
 CHAINS = {"full chain": full_chain, "no codec": list, "checksum": lambda: [streamxf.Checksum()]}
 
@@ -86,7 +86,7 @@ def save_faulty(
 def assert_unharmed(path: Path, state: dict[str, Any], keys: Any) -> None:
     """The checkpoint loads, and nothing is left of a save that failed."""
     assert_same(load(state, path, keys), state)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
