@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.dcp.publish import commit
+from streamxf.checkpoint.publish import commit
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, full_chain, index_of

@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 import streamxf
 from streamxf import Checksum
-from streamxf.dcp.publish import commit
+from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import assert_same, full_chain, load, index_of, save, unwrapped
+from .helpers import assert_same, full_chain, index_of, load, save, unwrapped
 
 ITEMS = 8
 
@@ -225,13 +225,14 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
 
 
 class Unclosable(FileSystem):
-    """Nothing can be closed, and nothing removed."""
+    """Nothing can be closed."""
 
     def create_stream(self, path: Any, mode: str) -> Any:
         return _Unclosable(super().create_stream(path, mode))
 
-    def rm_file(self, path: Any) -> None:
-        raise PermissionError(errno.EPERM, "may not be removed")
+
+def may_not_be_removed(path: Any) -> None:
+    raise PermissionError(errno.EPERM, "may not be removed")
 
 
 class _Unclosable:
@@ -247,9 +248,12 @@ class _Unclosable:
 
 
 @pytest.mark.parametrize("filters", ["default", "error"])
-def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(checkpoint: Path, filters: Any) -> None:
+def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, filters: Any
+) -> None:
     old, new = states()
     save(old, checkpoint)
+    monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint, 2)
     writer.fs = Unclosable()
     planner = Planner(raising(3, ValueError("the cause")))
@@ -348,11 +352,7 @@ def test_clean_up_that_fails_never_fails_a_published_save(
     """Not even where filters make errors of warnings: the log has them then."""
     old, new = states()
     save(old, checkpoint)
-
-    def rm_file(self: Any, path: Any) -> None:
-        raise PermissionError(errno.EPERM, "may not be removed")
-
-    monkeypatch.setattr(FileSystem, "rm_file", rm_file)
+    monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(filters)
@@ -390,7 +390,7 @@ def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
         made.append("tried")
         raise NeedsTwo("publish", 1)
 
-    monkeypatch.setattr(commit, "_replace_local", fail)
+    monkeypatch.setattr(Storage, "put", fail)
     found = failure_of(lambda: dcp.save(new, storage_writer=writer))
     assert made
     assert "publish failed with 1" in str(found)

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from streamxf.dcp.fsspec import FsspecReader
-from streamxf.dcp.publish.leftovers import leftovers
-from streamxf.dcp.publish.listing import list_files
+from streamxf.checkpoint.publish.leftovers import leftovers
+from streamxf.checkpoint.publish.listing import list_files
 
 from .helpers import index_of
 from .shards import save_shards

@@ -19,11 +19,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.dcp import mounts
+from streamxf.checkpoint import mounts
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.publish import lock
-from streamxf.dcp.publish.settled import DAY, settled
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish import lock
+from streamxf.checkpoint.publish.settled import DAY, settled
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 
 from .helpers import assert_same, data_files, error_of, load, index_of, refused, save

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 import streamxf
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.publish import durable, lock
+from streamxf.checkpoint.publish import durable, lock
 from streamxf.errors import AbortedError, ContainerError
 
 from .helpers import assert_same, data_files, error_of, full_chain, load, index_of, refused, save
