@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +15,19 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import zstandard
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf.format.index import Index
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.vouchers import Vouchers
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -138,6 +148,55 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
     assert isinstance(error, kind), repr(error)
     for word in words:
         assert word in str(error), str(error)
+
+
+# -- metadata, taken apart and put together again by somebody who has the key --------------------
+
+
+def sections_of(path: Path, name: str = ".metadata") -> tuple[bytes, Sections]:
+    """The pickle of a metadata file, and its index and keys as they are stored."""
+    data = (path / name).read_bytes()
+    trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
+    assert trailer is not None
+    begin = len(data) - trailer.size
+    return data[:begin], trailer.split(data[begin:])
+
+
+def index_of(path: Path, name: str = ".metadata") -> Index:
+    return Index.parse(sections_of(path, name)[1].index)
+
+
+def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:
+    """The data key of the process that published; None if nothing is encrypted."""
+    lines = sections_of(path, name)[1].key_lines()
+    return None if lines is None else KeyRing.of(key).unwrap(lines[0])
+
+
+def rewrite_index(path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata") -> None:
+    """Let `change` alter the index, which is JSON, and vouch for what comes of it."""
+    pickled, sections = sections_of(path, name)
+    content = json.loads(zstandard.ZstdDecompressor().decompress(sections.index))
+    change(content)
+    index = zstandard.ZstdCompressor().compress(json.dumps(content).encode())
+    (path / name).write_bytes(pack(pickled, index, revouched(sections, index, key)))
+
+
+def revouched(sections: Sections, index: bytes, key: Key = KEY) -> bytes:
+    """The keys of a metadata file, with vouchers for another index."""
+    lines = sections.key_lines()
+    if lines is None:
+        return b""
+    digest = Sections(memoryview(index), memoryview(b"")).digest
+    vouchers = Vouchers.make(digest, KeyRing.of(key).unwrap(lines[0]), [key])
+    return pack_keys(lines[0], str(vouchers), sections.other_key_lines())
+
+
+def rewrite_pickle(path: Path, change: Callable[[Metadata], Any], *, name: str = ".metadata") -> None:
+    """Let `change` alter the metadata of torch's own writer, or of an attached one."""
+    file = path / name
+    content = pickle.loads(file.read_bytes())
+    change(content)
+    file.write_bytes(pickle.dumps(content))
 
 
 # -- extensions from elsewhere -------------------------------------------------------------------
