@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, NoReturn
 import zstandard
 
 from streamxf.codecs import frames
+from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
-from streamxf.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
 from streamxf.format.limits import (
@@ -169,9 +169,9 @@ class Index:
         return self.dek is not None
 
     @property
-    def hashed(self) -> bool:
-        """Whether the containers carry a SHA-256 for each block."""
-        return any(place.sha256 is not None for item in self.items.values() for place in item.places)
+    def hashed(self) -> bool | None:
+        """Whether the containers carry a SHA-256 for each block; None if there are none."""
+        return next((place.sha256 is not None for item in self.items.values() for place in item.places), None)
 
 
 def _most(packed_size: int) -> int:

@@ -11,12 +11,10 @@ import subprocess
 
 import pytest
 from page import ARN, PAGE, ROOT, Block, blocks
-from rewriting import checkpoints
 
 SCRIPTS = {"train.py", "evaluate.py"}
 
 
-@checkpoints
 def test_it_runs_as_printed(tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("the page makes a key with openssl")
