@@ -173,8 +173,7 @@ class Index:
     @property
     def hashed(self) -> bool | None:
         """Whether the containers carry a SHA-256 for each block; None if there are none."""
-        places = (place for item in self.items.values() for place in item.places)
-        return next((place.sha256 is not None for place in places), None)
+        return next((place.sha256 is not None for item in self.items.values() for place in item.places), None)
 
 
 def _most(packed_size: int) -> int:

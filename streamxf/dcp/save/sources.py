@@ -17,7 +17,6 @@ from streamxf.errors import UnsupportedError
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
-
 _PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
