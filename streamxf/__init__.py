@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
+    from streamxf.tools.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
@@ -111,8 +111,8 @@ _HOME = {
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
     "PublicKey": "streamxf.keys",
-    "Recipient": "streamxf.dcp.rekey.rekey",
-    "Recipients": "streamxf.dcp.rekey.rekey",
+    "Recipient": "streamxf.tools.rekey.rekey",
+    "Recipients": "streamxf.tools.rekey.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",
@@ -131,7 +131,7 @@ _HOME = {
     "VerifyReport": "streamxf.dcp.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
-    "add_recipient": "streamxf.dcp.rekey.rekey",
+    "add_recipient": "streamxf.tools.rekey.rekey",
     "attach": "streamxf.dcp.attach",
     "clean": "streamxf.dcp.clean",
     "decode": "streamxf.stream",
@@ -146,9 +146,9 @@ _HOME = {
     "public_id": "streamxf.keys",
     "read_environment": "streamxf.keys",
     "read_key": "streamxf.keys",
-    "recipients": "streamxf.dcp.rekey.rekey",
-    "rekey": "streamxf.dcp.rekey.rekey",
-    "remove_recipient": "streamxf.dcp.rekey.rekey",
+    "recipients": "streamxf.tools.rekey.rekey",
+    "rekey": "streamxf.tools.rekey.rekey",
+    "remove_recipient": "streamxf.tools.rekey.rekey",
     "salvage": "streamxf.dcp.salvage.salvage",
     "transcode": "streamxf.convert.transcode",
     "tune": "streamxf.tuning.tuner",

@@ -165,7 +165,7 @@ class Storage:
             If it is a device, a pipe or the like.
         """
         if self.filesystem is not None:
-            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            self.forget_listings()
             try:
                 return bool(self.filesystem.info(self.path)["type"] == "directory")
             except FileNotFoundError:
@@ -208,11 +208,16 @@ class Storage:
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
             return found | _look_for(local, [name for name in known or () if name not in found])
         with suppress(FileNotFoundError):
-            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            self.forget_listings()
             for entry in self.filesystem.ls(self.path, detail=True):
                 if entry.get("type") != "directory":
                     found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
         return found
+
+    def forget_listings(self) -> None:
+        """Have fsspec ask again, which may remember names and sizes from before another process changed them."""
+        if self.filesystem is not None:
+            self.filesystem.invalidate_cache()
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False) -> Iterator[StoredFile]:

@@ -53,8 +53,8 @@ def recipients(
     Without a key the list is what the storage says, which may not be true. Only metadata is rewritten; whoever could
     read before may have kept what he needs to read the data as it is now.
     """
-    from streamxf.dcp.rekey.rekey import add_recipient, remove_recipient
-    from streamxf.dcp.rekey.rekey import recipients as listed
+    from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
+    from streamxf.tools.rekey.rekey import recipients as listed
 
     keys = keys_at(key)
     if keys is None and (add or remove):

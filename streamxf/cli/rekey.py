@@ -49,7 +49,7 @@ def rekey(
     is written anew beside itself, without being decrypted, and takes its place in one step. Whoever could read before
     may have kept what he needs to read the data as it is now.
     """
-    from streamxf.dcp.rekey.rekey import rekey as change
+    from streamxf.tools.rekey.rekey import rekey as change
 
     opens = keys_at(key)
     if opens is None:

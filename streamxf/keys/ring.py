@@ -117,11 +117,11 @@ class KeyRing(Uncopied):
         ParameterError
             If a third party's key provider breaks its protocol.
         """
-        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))[1]
+        return self.open_by(wrapped, vouchers, digest)[1]
 
-    def opener(self, wrapped: str, vouchers: str, digest: bytes) -> KeyProvider:
-        """The key by which `open` opens it; raises as that."""
-        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))[0]
+    def open_by(self, wrapped: str, vouchers: str, digest: bytes) -> tuple[KeyProvider, DataKey]:
+        """The key that opens a data key, and what `open` gives; raises as that."""
+        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))
 
     def open_pipe(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose vouchers come later, to be checked by `open` then.

@@ -17,7 +17,7 @@ ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "os
 RENAMES = frozenset({"sftp", "ssh"})
 """Where a rename does, by the extension posix-rename@openssh.com."""
 
-Check = Callable[[], None]
+Check = Callable[[], object]
 
 
 def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None:

@@ -1,0 +1,1 @@
+"""What is done with whole checkpoints and files, besides saving and loading."""
