@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.tools.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
@@ -69,6 +68,8 @@ if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
     from streamxf.summary.values import Values
+    from streamxf.tools.rekey.recipients import Recipient, Recipients
+    from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
@@ -111,8 +112,8 @@ _HOME = {
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
     "PublicKey": "streamxf.keys",
-    "Recipient": "streamxf.tools.rekey.rekey",
-    "Recipients": "streamxf.tools.rekey.rekey",
+    "Recipient": "streamxf.tools.rekey.recipients",
+    "Recipients": "streamxf.tools.rekey.recipients",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",

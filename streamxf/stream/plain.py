@@ -247,12 +247,6 @@ def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -
     return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None)
 
 
-def check_prefix(header: Header, fragment: str) -> None:
-    """Raise ContainerError where a plain file's prefix and header do not fit each other."""
-    if bool(fragment) != header.keyed:
-        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
-
-
 def _read_exactly(file: IO[bytes], size: int) -> bytes:
     data = b""
     while len(data) < size and (more := file.read(size - len(data))):

@@ -187,7 +187,7 @@ def revouched(sections: Sections, index: bytes, key: Key = KEY) -> bytes:
     if lines is None:
         return b""
     digest = Sections(memoryview(index), memoryview(b"")).digest
-    vouchers = Vouchers.make(digest, KeyRing.of(key).unwrap(lines[0]), [key])
+    vouchers = Vouchers.make(digest, lines[0], KeyRing.of(key).unwrap(lines[0]), [key])
     return pack_keys(lines[0], str(vouchers), sections.other_key_lines())
 
 
