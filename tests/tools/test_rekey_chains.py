@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dcp.helpers import assert_same, load
+from dcp.writers import save_as_ranks
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rekeying import opens
 
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey
-from streamxf.dcp.rekey.sealed import Sealed
-from streamxf.errors import KeyMissingError, ParameterError, PolicyError
-
-from .helpers import assert_same, load
-from .writers import save_as_ranks
+from streamxf.errors import KeyMissingError, ParameterError, PolicyError, UnsupportedError
 
 SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]
 POOL: list[Any] = [Key(bytes(range(number, number + 32))) for number in range(1, 4)]
@@ -70,36 +70,43 @@ class Rotation(RuleBasedStateMachine):
     def opener(self, choice: int) -> KeyRing:
         return self.ring(POOL[sorted(self.readers)[choice % len(self.readers)]])
 
-    def vouched(self, opener: KeyRing, new: set[int]) -> bool:
+    def vouched(self, opener: KeyRing, group: list[int]) -> bool:
         """Whether nothing shows who wrote it, and somebody new would take it for authentic."""
-        unknown = self.signer is None and not any(key.authenticates_writer for key in opener)
-        return unknown and any(isinstance(POOL[number], Key) for number in new)
+        unknown = self.signer is None and not any(key.vouches for key in opener)
+        return unknown and any(isinstance(POOL[number], Key) for number in set(group) - self.readers)
+
+    def signs(self, change: Any, signer: SigningKey | None) -> bool:
+        """Whether a signer may sign; what was saved without one never can be."""
+        if signer is None or self.signer is not None:
+            return True
+        with pytest.raises(UnsupportedError, match="no hashes"):
+            change(signer=signer, vouch=True)
+        return False
 
     @rule(choice=members, group=groups, signer=signers)
     def rekey(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
-        opener, new = self.opener(choice), [given_away(number) for number in group]
-        # a secret key that is given anew, and could read before, shows itself who wrote
-        shown = any(isinstance(POOL[number], Key) for number in self.readers.intersection(group))
-        needed = self.vouched(opener, set(group)) and not shown
-        if needed:
-            with pytest.raises(PolicyError, match="vouch=True"):
-                streamxf.rekey(self.path, opener, new, signer=signer)
-        streamxf.rekey(self.path, opener, new, signer=signer, vouch=needed)
+        self.change(streamxf.rekey, choice, group, signer)
         self.readers = set(group)
-        self.signer = signer or self.signer
+        self.signer = self.signer and (signer or self.signer)
 
     @rule(choice=members, group=groups, signer=signers)
     def add(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
-        new = [given_away(number) for number in group]
+        signs = self.signer is not None and signer not in (None, self.signer)
+        written = self.change(streamxf.add_recipient, choice, group, signer)
+        assert bool(written) == bool(set(group) - self.readers or signs)
+        self.readers |= set(group)
+        self.signer = self.signer and (signer or self.signer)
+
+    def change(self, function: Any, choice: int, group: list[int], signer: SigningKey | None) -> tuple[str, ...]:
         opener = self.opener(choice)
-        needed = self.vouched(opener, set(group) - self.readers)
+        change = functools.partial(function, self.path, opener, [given_away(number) for number in group])
+        if not self.signs(change, signer):
+            signer = None
+        needed = self.vouched(opener, group)
         if needed:
             with pytest.raises(PolicyError, match="vouch=True"):
-                streamxf.add_recipient(self.path, opener, new, signer=signer)
-        written = streamxf.add_recipient(self.path, opener, new, signer=signer, vouch=needed)
-        assert bool(written) == bool(set(group) - self.readers or signer not in (None, self.signer))
-        self.readers |= set(group)
-        self.signer = signer or self.signer
+                change(signer=signer)
+        return change(signer=signer, vouch=needed)
 
     @precondition(lambda self: len(self.readers) > 1)
     @rule(choice=members, member=members)
@@ -143,15 +150,10 @@ class Rotation(RuleBasedStateMachine):
         assert [file.name for file in files] == (["__0.metadata", "__1.metadata"] if self.local else [".metadata"])
         for number, key in enumerate(POOL):
             for file in files:
-                sealed = Sealed.parse(file.name, file.read_bytes())
-                if number in self.readers:
-                    sealed.open(self.ring(key))
-                    if isinstance(key, PrivateKey):
-                        with pytest.raises(PolicyError):
-                            sealed.open(KeyRing([key]))
-                else:
-                    with pytest.raises(KeyMissingError):
-                        sealed.open(self.ring(key))
+                assert opens(self.path, self.ring(key), file.name) == (number in self.readers)
+                if number in self.readers and isinstance(key, PrivateKey):
+                    with pytest.raises(PolicyError):
+                        opens(self.path, key, file.name)
         found = streamxf.recipients(self.path)
         assert set(found.whole) == {Recipient(POOL[number].kind, POOL[number].id) for number in self.readers}
         assert found.part == ()

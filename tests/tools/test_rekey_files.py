@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZStandard
-from streamxf.dcp.rekey import plain
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
@@ -18,10 +18,11 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
+from streamxf.format.plain import PREFIX_START_BYTES, SEAL_END_BYTES, pack_prefix, parse_prefix, prefix_size, seal_size
+from streamxf.tools.rekey import holders
 
 OLD, NEW, OTHER = (Key(bytes(range(start, start + 32))) for start in (0, 1, 2))
 DATA = bytes(range(256)) * 20_000
-CONTAINER = b"\xd3SXF"
 
 
 @pytest.fixture
@@ -38,16 +39,21 @@ def read(path: Path, keys: Any) -> bytes:
         return source.read()
 
 
+def parts(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Prefix, container and seal."""
+    start, stop = prefix_size(data[:PREFIX_START_BYTES]), len(data) - seal_size(data[-SEAL_END_BYTES:])
+    return data[:start], data[start:stop], data[stop:]
+
+
 def container(path: Path) -> bytes:
-    data = path.read_bytes()
-    return data[data.index(CONTAINER) :]
+    return parts(path.read_bytes())[1]
 
 
 def names(path: Path) -> list[str]:
     return sorted(each.name for each in path.parent.iterdir())
 
 
-def test_for_another_key_and_for_nobody_else(file: Path) -> None:
+def test_for_another_key_and_for_no_one_else(file: Path) -> None:
     before = container(file)
     assert streamxf.rekey(file, OLD, NEW) == ("data.sxf",)
     assert read(file, NEW) == DATA
@@ -79,17 +85,27 @@ def test_more_recipients_than_the_beginning_had_room_for(file: Path) -> None:
     assert read(file, NEW) == DATA
 
 
-def test_readers_that_ask_for_a_signature(file: Path) -> None:
-    private, signer = PrivateKey.generate(), SigningKey.generate()
-    with pytest.raises(PolicyError, match="will ask for a signature"):
-        streamxf.rekey(file, OLD, private.public)
-    streamxf.rekey(file, OLD, private.public, signer=signer)
-    assert read(file, KeyRing([private], trust=[signer.verify_key])) == DATA
-    with pytest.raises(PolicyError):
-        read(file, private)
+def test_readers_that_require_a_signature(tmp_path: Path, file: Path) -> None:
+    private, signer, other = PrivateKey.generate(), SigningKey.generate(), SigningKey.generate()
+    signed = tmp_path / "signed.sxf"
+    with streamxf.open(signed, "wb", chain=[ZStandard(), Encrypt(OLD, signer=signer)]) as out:
+        out.write(DATA)
+    with pytest.raises(PolicyError, match=r"not verified.*will require a signature"):
+        streamxf.rekey(signed, OLD, private.public)
+    streamxf.add_recipient(signed, OLD, private.public, trust=signer.verify_key)
+    assert read(signed, KeyRing([private], trust=signer.verify_key)) == DATA
+    streamxf.rekey(signed, OLD, private.public, signer=other)
+    assert read(signed, KeyRing([private], trust=other.verify_key)) == DATA
+    for trust in (None, signer.verify_key):
+        with pytest.raises(PolicyError):
+            read(signed, KeyRing([private], trust=trust))
+    before = file.read_bytes()
+    with pytest.raises(UnsupportedError, match="no hashes of its blocks"):
+        streamxf.rekey(file, OLD, private.public, signer=signer)
+    assert file.read_bytes() == before
 
 
-def test_what_anybody_can_have_written_is_not_handed_to_readers_who_believe(tmp_path: Path) -> None:
+def test_what_anyone_can_have_written_is_not_given_to_readers_who_believe(tmp_path: Path) -> None:
     private = PrivateKey.generate()
     path = tmp_path / "forged.sxf"
     with pytest.warns(UserWarning, match="nothing will show who wrote this"):
@@ -108,28 +124,48 @@ def test_a_key_that_does_not_open_it(file: Path) -> None:
     assert names(file) == ["data.sxf"]
 
 
-def test_keys_of_another_file_before_this_one(file: Path, tmp_path: Path) -> None:
-    other = streamxf.encode(b"something else", [ZStandard(), Encrypt(OLD)])
-    data = other[: other.index(CONTAINER)] + container(file)
-    file.write_bytes(data)
-    with pytest.raises(AuthenticationError, match="seal"):
-        streamxf.rekey(file, OLD, NEW)
-    assert file.read_bytes() == data
+def test_parts_of_another_file(file: Path) -> None:
+    data = file.read_bytes()
+    mine, theirs = parts(data), parts(streamxf.encode(b"something else", [ZStandard(), Encrypt(OLD)]))
+    for taken in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2)):
+        mixed = b"".join(theirs[number] if number in taken else mine[number] for number in range(3))
+        file.write_bytes(mixed)
+        with pytest.raises((AuthenticationError, ContainerError)):
+            streamxf.rekey(file, OLD, NEW)
+        assert file.read_bytes() == mixed
 
 
-@pytest.mark.parametrize("position", [9, 100, 1100])
-def test_a_damaged_beginning(file: Path, position: int) -> None:
+def test_a_list_that_was_altered(file: Path) -> None:
+    """Without a key it is shown; with one it is found out."""
+    prefix, middle, seal = parts(file.read_bytes())
+    file.write_bytes(pack_prefix(f"{parse_prefix(prefix)}&w=acme:{'0' * 16}:AAAA") + middle + seal)
+    assert len(streamxf.recipients(file).whole) == 2
+    for action in (
+        lambda: streamxf.recipients(file, OLD),
+        lambda: streamxf.rekey(file, OLD, NEW),
+        lambda: streamxf.remove_recipient(file, OLD, "0" * 16),
+    ):
+        with pytest.raises(AuthenticationError, match="list of recipients"):
+            action()
+
+
+@pytest.mark.parametrize("part", ["prefix", "header", "table", "footer", "seal"])
+def test_a_file_that_is_damaged_around_its_blocks(file: Path, part: str) -> None:
     data = bytearray(file.read_bytes())
-    data[min(position, data.index(CONTAINER) + 60)] ^= 1
+    prefix, middle, _ = parts(bytes(data))
+    end = len(prefix) + len(middle)
+    position = {"prefix": 20, "header": len(prefix) + 60, "table": end - 40, "footer": end - 20, "seal": end + 10}[part]
+    data[position] ^= 1
     file.write_bytes(data)
-    with pytest.raises(ContainerError):
-        streamxf.rekey(file, OLD, NEW)
+    for action in (lambda: streamxf.rekey(file, OLD, NEW), lambda: streamxf.recipients(file)):
+        with pytest.raises(ContainerError):
+            action()
     assert file.read_bytes() == data
 
 
 def test_a_failure_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = file.read_bytes()
-    write_all = plain.write_all
+    write_all = holders.write_all
     calls = []
 
     def full(target: Any, data: Any) -> None:
@@ -138,25 +174,32 @@ def test_a_failure_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.Mon
             raise OSError(28, "No space left on device")
         write_all(target, data)
 
-    monkeypatch.setattr(plain, "write_all", full)
+    monkeypatch.setattr(holders, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
         streamxf.rekey(file, OLD, NEW)
     assert file.read_bytes() == before
     assert names(file) == ["data.sxf"]
 
 
-def test_a_file_that_was_replaced_meanwhile(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late", ["before it is read again", "while it is copied"])
+def test_a_file_that_was_replaced_meanwhile(file: Path, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = streamxf.encode(b"newer", [Encrypt(OLD)])
-    original = plain.PlainFile.replace
 
-    def late(self: plain.PlainFile, name: str, old: bytes, new: bytes) -> None:
-        file.write_bytes(other)
-        original(self, name, old, new)
+    def replace(*_: Any) -> None:
+        draft = file.with_name("draft")
+        draft.write_bytes(other)
+        draft.replace(file)
 
-    monkeypatch.setattr(plain.PlainFile, "replace", late)
+    if late == "before it is read again":
+        original = holders.PlainFile.write
+        monkeypatch.setattr(holders.PlainFile, "write", lambda *given: [replace(), original(*given)])
+    else:
+        write_all = holders.write_all
+        monkeypatch.setattr(holders, "write_all", lambda *given: [replace(), write_all(*given)])
     with pytest.raises(ContainerError, match="replaced meanwhile"):
         streamxf.rekey(file, OLD, NEW)
     assert file.read_bytes() == other
+    assert names(file) == ["data.sxf"]
 
 
 def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
@@ -172,7 +215,17 @@ def test_what_cannot_be_changed(file: Path, tmp_path: Path) -> None:
     bare.write_bytes(streamxf.encode(DATA))
     with pytest.raises(PolicyError, match="not encrypted"):
         streamxf.rekey(bare, OLD, NEW)
-    with pytest.raises(ParameterError, match="belongs to no save"):
+    with pytest.raises(ParameterError, match="is not a save"):
         streamxf.rekey(file, OLD, NEW, expect_save_id="0" * 32)
-    with pytest.raises(UnsupportedError, match="where it is a local file"):
-        streamxf.rekey(f"file://{file}", OLD, NEW)
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/rekeyed.sxf", file.read_bytes())
+    try:
+        with pytest.raises(UnsupportedError, match="local file"):
+            streamxf.rekey("memory://rekeyed.sxf", OLD, NEW)
+    finally:
+        memory.rm("/rekeyed.sxf")
+
+
+def test_a_url_of_a_local_file(file: Path) -> None:
+    assert streamxf.rekey(f"file://{file}", OLD, NEW) == ("data.sxf",)
+    assert read(file, NEW) == DATA
