@@ -66,7 +66,7 @@ def _key_at(location: str) -> Any:
 
             return read_location(rest, _passphrase(location))
         if scheme == "env" and rest in os.environ:
-            from streamxf.keys.environment import read_environment
+            from streamxf.keys import read_environment
 
             return read_environment(rest, _passphrase(location))
         raise

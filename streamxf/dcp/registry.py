@@ -11,7 +11,7 @@ from streamxf.chain import MAX_CODECS
 from streamxf.checkpoint.transforms import known_transform
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
-from streamxf.errors import DescriptorError, UnsupportedError
+from streamxf.errors import DescriptorError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry, Provider
 
@@ -43,15 +43,14 @@ class Registry(ExtensionRegistry):
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
-        """A registry with `keys` that also knows what `registry` does."""
-        ring = KeyRing.of(keys)
+        """A registry with `keys` that also knows what `registry` does; raises ParameterError if both have keys."""
+        made = cls(keys)
         if isinstance(registry, Registry):
-            if not len(ring):
+            if not len(made.keys):
                 return registry
-            made = cls(registry.keys.union(ring))
+            if len(registry.keys):
+                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
             made.codecs = registry.codecs
-        else:
-            made = cls(ring)
         if registry is not None:
             made.extensions.update(registry.extensions)
         return made

@@ -78,8 +78,6 @@ class AwsKms(KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If `arn` is not such an ARN.
     KeyServiceError
         If boto3 is not installed.
     """

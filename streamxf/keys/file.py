@@ -1,4 +1,4 @@
-"""Keys in files: `read_key`, `write_key`, and the location ``file:PATH``."""
+"""Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 import warnings
 from contextlib import suppress
 
-from streamxf.errors import KeyFileError, ParameterError
+from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
 from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, key_line, read_line
@@ -16,11 +16,8 @@ from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, form
 PathLike = str | os.PathLike[str]
 
 _PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
-_OTHERS = 0o007
-_GROUP_WRITES = 0o020
-_GROUP_READS = 0o040
-_OTHERS_WRITE = 0o002
 _SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
@@ -79,7 +76,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     Parameters
     ----------
     path : path-like
-        Must not exist.
+        Must not exist. It is removed again if it cannot be written.
     key : Key, PrivateKey, PublicKey, SigningKey or VerifyKey
     passphrase : str, optional
         What `read_key` then needs for this file. Not for public keys.
@@ -87,7 +84,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     Raises
     ------
     KeyFileError
-        If the path exists, its folder does not, or the file cannot be written; it is removed then.
+        If the path exists, its folder does not, or the file cannot be written.
     ParameterError
         If the passphrase cannot be used, or `key` is something else.
     """
@@ -139,6 +136,26 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
     if pinned is not None and key.id != pinned:
         raise KeyFileError(f"this file holds the key {key.id}, and the location requires {pinned}", file=path)
     return key
+
+
+def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
+    """Read a key from the environment variable `name`, which holds what a key file may hold.
+
+    Child processes inherit it, and other processes of the same user can read it. Arguments, what is returned and what
+    is raised are those of `read_key`; KeyMissingError if there is no such variable, ParameterError if it holds no key.
+    """
+    if not _VARIABLE.fullmatch(name):
+        raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")
+    text = os.environ.get(name)
+    shown = f"the environment variable {name}" if len(name) <= _SHORT else "this environment variable"
+    if text is None:
+        raise KeyMissingError(f"{shown} should hold a key, and is not set")
+    if len(text) > MAX_TEXT:
+        raise ParameterError(f"{shown}: a key has at most {MAX_TEXT} characters")
+    try:
+        return read_line(key_line(text), passphrase)
+    except ParameterError as error:
+        raise ParameterError(f"{shown} cannot be used: {error.message}") from None
 
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
@@ -195,13 +212,13 @@ def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
             file=place,
         )
     # root let the group in that reads its file: Kubernetes mounts secrets like that for pods with an fsGroup
-    if secret and mode & (_OTHERS | _GROUP_WRITES | (0 if status.st_uid == 0 else _GROUP_READS)):
+    if secret and mode & (0o027 if status.st_uid == 0 else 0o067):
         raise KeyFileError(
             f"users other than its owner have access to this secret key file (its mode is {mode:04o}); if they had it "
             f"for long, make a new key, else run: chmod 600 {place!r}",
             file=place,
         )
-    if mode & (_GROUP_WRITES | _OTHERS_WRITE):
+    if mode & 0o022:
         raise KeyFileError(
             f"other users can put another key into this file (its mode is {mode:04o}); check that it is still the "
             f"right one, and run: chmod 644 {place!r}",

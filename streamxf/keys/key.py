@@ -23,17 +23,12 @@ class Key(Secret, KeyProvider):
     Parameters
     ----------
     material : bytes-like
-        Exactly 32 bytes, from a cryptographic random source (`Key.generate`), not a passphrase.
+        Exactly 32 bytes, from a cryptographic random source (`Key.generate`). A passphrase, or other text, is refused.
 
     Attributes
     ----------
     id : str
         16 hexadecimal digits derived from the key; public. Checkpoints name keys by it.
-
-    Raises
-    ------
-    ParameterError
-        If `material` is not 32 bytes, or looks like text.
     """
 
     __slots__ = ()
@@ -46,11 +41,11 @@ class Key(Secret, KeyProvider):
         object.__setattr__(self, "id", derive(self._material, b"streamxf/1 key id", 8).hex())
 
     def wrapping_key(self) -> bytes:
-        """The AES key that wraps data keys, 32 bytes, derived from the key."""
+        """The AES key that wraps data keys, 32 bytes."""
         return derive(self._material, b"streamxf/1 wrap", 32)
 
     def vouching_key(self) -> bytes:
-        """The HMAC-SHA256 key that vouches for contents, 32 bytes, derived from the key."""
+        """The HMAC-SHA256 key that vouches for contents, 32 bytes."""
         return derive(self._material, b"streamxf/1 vouch", 32)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:

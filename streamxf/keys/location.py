@@ -32,7 +32,7 @@ SignerLike = SigningKey | Location
 _FORMAT_KINDS = frozenset({"aeskw", "hpke-x25519", "hpke-mlkem768-x25519", "aws-kms"})
 _PLACES = {
     "file": "streamxf.keys.file:read_location",
-    "env": "streamxf.keys.environment:read_environment",
+    "env": "streamxf.keys.file:read_environment",
     "aws-kms": "streamxf.keys.aws:AwsKms",
 }
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}", re.ASCII)
@@ -73,16 +73,9 @@ def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
     found = _followed(signer)
     if isinstance(found, VerifyKey):
         return found
-    if isinstance(found, SigningKey):
-        raise ParameterError(
-            f"{_named(signer, found)}, which only the writer needs; trust= takes its public half, .verify_key"
-        )
-    if isinstance(found, KeyProvider):
-        raise ParameterError(f"{_named(signer, found)}, which signs nothing; pass it as keys=")
-    raise ParameterError(
-        "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several, not "
-        f"{type(found).__name__}"
-    )
+    takes = "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several"
+    wrong = "which only the writer needs; trust= takes its public half, .verify_key"
+    raise _not_a_signer(signer, found, takes, wrong, "pass it as keys=")
 
 
 def as_signing_key(signer: SignerLike) -> SigningKey:
@@ -90,14 +83,17 @@ def as_signing_key(signer: SignerLike) -> SigningKey:
     found = _followed(signer)
     if isinstance(found, SigningKey):
         return found
-    if isinstance(found, VerifyKey):
-        raise ParameterError(f"{_named(signer, found)}, which is the public half; signer= takes the SigningKey itself")
+    takes = "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign')"
+    wrong = "which is the public half; signer= takes the SigningKey itself"
+    raise _not_a_signer(signer, found, takes, wrong, "make a SigningKey for signer=")
+
+
+def _not_a_signer(given: object, found: Any, takes: str, wrong_half: str, instead: str) -> ParameterError:
+    if isinstance(found, SigningKey | VerifyKey):
+        return ParameterError(f"{_named(given, found)}, {wrong_half}")
     if isinstance(found, KeyProvider):
-        raise ParameterError(f"{_named(signer, found)}, which signs nothing; make a SigningKey for signer=")
-    raise ParameterError(
-        "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign'), not "
-        f"{type(found).__name__}"
-    )
+        return ParameterError(f"{_named(given, found)}, which signs nothing; {instead}")
+    return ParameterError(f"{takes}, not {type(found).__name__}")
 
 
 def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]:

@@ -45,8 +45,6 @@ class PublicKey(KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If there is no such kind, or `data` is not such a key.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """
@@ -96,8 +94,6 @@ class PrivateKey(Secret, KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If there is no such kind, or `material` is not 32 bytes, or looks like text.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """

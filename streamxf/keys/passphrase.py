@@ -63,7 +63,7 @@ class PassphraseCost:
 
     @classmethod
     def parse(cls, text: str) -> PassphraseCost:
-        """Raises ParameterError if `text` is not a cost within the limits."""
+        """Undo `str`; raises ParameterError if `text` is not a cost within the limits."""
         match = _COST.fullmatch(text)
         if match is None:
             raise ParameterError("this protected key is damaged: its cost is not memory.passes.lanes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamxf.errors import KeyServiceError, PolicyError
@@ -19,38 +18,28 @@ class Claim(NamedTuple):
     unsigned: str = "it is not signed"
     cure: str = "have it saved with Encrypt(..., signer=...)"
 
-
-NO_INDEX = Claim(
-    unsigned="a checkpoint without an index cannot be signed", cure="save it with streamxf.FileSystemWriter"
-)
-PIPE = Claim(unsigned="in a pipe, the signature comes last", cure="open a file that can seek")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Keys, and whose signatures are required for what they open."""
-
-    keys: tuple[KeyProvider, ...]
-    trust: tuple[VerifyKey, ...]
-    allow_unsigned: bool
-
-    def check(self, claim: Claim, key: KeyProvider, unanswered: KeyServiceError | None) -> None:
+    def check_signature(
+        self,
+        key: KeyProvider,
+        trust: tuple[VerifyKey, ...],
+        allow_unsigned: bool,
+        unanswered: KeyServiceError | None,
+    ) -> None:
         """Check the signature, if one is required for what `key` opened; `unanswered` is why another key did not.
 
         Raises PolicyError if it is missing or a stranger's, and AuthenticationError if it is wrong.
         """
-        if key.vouches and not self.trust:
+        if key.vouches and not trust:
             return
-        signature = claim.vouchers.signature if claim.vouchers is not None else None
-        if claim.vouchers is None or signature is None:
-            if self.allow_unsigned:
+        if self.vouchers is None or self.vouchers.signature is None:
+            if allow_unsigned:
                 return
-            found, cure = claim.unsigned, f"{claim.cure}, or pass allow_unsigned=True"
+            found, cure = self.unsigned, f"{self.cure}, or pass allow_unsigned=True"
         else:
             # allow_unsigned= beside trust= accepts a missing signature, but not a stranger's
-            if claim.vouchers.signed_by(self.trust, claim.digest) or (self.allow_unsigned and not self.trust):
+            if self.vouchers.signed_by(trust, self.digest) or (allow_unsigned and not trust):
                 return
-            found = f"it is signed by {signature[0]}, whom trust= does not name"
+            found = f"it is signed by {self.vouchers.signature[0]}, whom trust= does not name"
             cure = "if you trust that writer, pass the signer's VerifyKey in trust="
         if key.vouches:
             found += ", and trust= requires a signature"
@@ -60,3 +49,9 @@ class Policy:
         raise PolicyError(
             f"{found}; {cure}. Where only keys= is taken, pass both in it: keys=KeyRing([...], trust=...)"
         ) from unanswered  # that service might have vouched
+
+
+NO_INDEX = Claim(
+    unsigned="a checkpoint without an index cannot be signed", cure="save it with streamxf.FileSystemWriter"
+)
+PIPE = Claim(unsigned="in a pipe, the signature comes last", cure="open a file that can seek")

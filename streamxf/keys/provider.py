@@ -42,38 +42,15 @@ class KeyProvider(ABC):
 
     @abstractmethod
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        """Wrap a data key.
+        """Wrap a data key: 32 secret bytes; the default of `vouch` passes 64. Returns 1 to 6144 bytes.
 
-        Parameters
-        ----------
-        data_key : bytes
-            32 bytes, secret. The default of `vouch` passes 64.
-        dek_id : bytes
-            Its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that the result is of no
-            use with another id.
-
-        Returns
-        -------
-        bytes
-            1 to 6144.
-
-        Raises
-        ------
-        KeyServiceError
-            If a service that holds the key cannot be reached.
+        `dek_id` is its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that the result is
+        of no use with another id. Raises KeyServiceError if a service that holds the key cannot be reached.
         """
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        """Undo `wrap`.
-
-        Raises
-        ------
-        WrongKeyError
-            If this key does not open it.
-        KeyMissingError
-            If this key can only wrap.
-        KeyServiceError
-            If a service that holds the key cannot be reached.
+        """Undo `wrap`; raises WrongKeyError if this key does not open it, KeyServiceError as `wrap`, and
+        KeyMissingError if it can only wrap.
         """
         raise KeyMissingError(f"{self!r} can wrap data keys, but not unwrap them")
 

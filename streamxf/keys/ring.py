@@ -18,7 +18,7 @@ from streamxf.keys.datakey import DEK_BYTES, DataKey
 from streamxf.keys.entry import breach
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, each
-from streamxf.keys.policy import NO_INDEX, PIPE, Claim, Policy
+from streamxf.keys.policy import NO_INDEX, PIPE, Claim
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import Uncopied
 from streamxf.keys.signing import SigningKey, VerifyKey
@@ -57,27 +57,25 @@ class KeyRing(Uncopied):
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
         if not isinstance(allow_unsigned, bool):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
-        policy = Policy(_distinct(as_providers(keys)), _as_signers(trust), allow_unsigned)
-        if (policy.trust or allow_unsigned) and not policy.keys:
+        self._take(_distinct(as_providers(keys)), _as_signers(trust), allow_unsigned)
+        if (self._trust or allow_unsigned) and not self._keys:
             raise ParameterError("trust= and allow_unsigned= apply to what keys= open; pass keys= too")
-        self._take((policy,))
 
-    def _take(self, policies: tuple[Policy, ...]) -> Self:
-        self._policies = policies
-        self._keys = _distinct(key for policy in policies for key in policy.keys)
+    def _take(self, keys: tuple[KeyProvider, ...], trust: tuple[VerifyKey, ...], allow_unsigned: bool) -> Self:
+        self._keys, self._trust, self._allow_unsigned = keys, trust, allow_unsigned
         self._answers = Answers()
         self._opened = lru_cache(MAX_OPENED)(self._open)
         return self
 
     @property
     def trust(self) -> tuple[VerifyKey, ...]:
-        """Whose signatures count. Of a union: all that one of its rings trusts, each for its own keys."""
-        return tuple(dict.fromkeys(signer for policy in self._policies for signer in policy.trust))
+        """Whose signatures count."""
+        return self._trust
 
     @property
     def allow_unsigned(self) -> bool:
-        """Whether a signature may be missing. Of a union: whether all of its rings allow it."""
-        return all(policy.allow_unsigned for policy in self._policies)
+        """Whether a signature may be missing."""
+        return self._allow_unsigned
 
     @classmethod
     def of(cls, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
@@ -94,15 +92,8 @@ class KeyRing(Uncopied):
     def open(self, wrapped: str, vouchers: str, digest: bytes) -> DataKey:
         """Unwrap a data key, and check that someone vouches for the contents.
 
-        What was opened once is remembered, since a key service takes its time. So is a service that did not answer: for
-        some minutes it is asked last.
-
-        Parameters
-        ----------
-        wrapped, vouchers : str
-            As they are stored beside the contents.
-        digest : bytes
-            D of the format: what the vouchers must be made for.
+        `wrapped` and `vouchers` are as they are stored, and `digest` is D of the format. What was opened is remembered.
+        A service that did not answer is asked last for some minutes.
 
         Raises
         ------
@@ -158,12 +149,10 @@ class KeyRing(Uncopied):
                 data_key = self._unwrapped(key, data, envelope.dek_id)
                 if data_key is None:
                     continue
+                if claim is not None and claim.vouchers is not None:
+                    claim.vouchers.check(claim.digest, wrapped, data_key, key, answers)
                 if claim is not None:
-                    if claim.vouchers is not None:
-                        claim.vouchers.check(claim.digest, wrapped, data_key, key, answers)
-                    for policy in self._policies:  # of all rings, so that none loosens what another one requires
-                        if key in policy.keys:
-                            policy.check(claim, key, answers.first_error(named))
+                    claim.check_signature(key, self._trust, self._allow_unsigned, answers.first_error(named))
             except KeyServiceError:
                 continue
             except PolicyError as error:
@@ -185,14 +174,6 @@ class KeyRing(Uncopied):
         data_key = DataKey(secret)
         return data_key if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id) else None
 
-    def union(self, other: KeyRing) -> KeyRing:
-        """A ring of the keys of both: each ring's policy applies to what its keys open, and both to a key of both."""
-        if not len(other):
-            return self
-        if not len(self):
-            return other
-        return KeyRing.__new__(KeyRing)._take((*self._policies, *other._policies))
-
     def __iter__(self) -> Iterator[KeyProvider]:
         return iter(self._keys)
 
@@ -208,15 +189,15 @@ class KeyRing(Uncopied):
                 f"a KeyRing with a {type(held[0]).__name__} cannot be pickled: the key could end up on disk or in a "
                 "log; make a ring where it is needed"
             )
-        return _remade, (self._policies,)
+        return _to_own_child(self)
 
 
-def _remade(policies: tuple[Policy, ...]) -> KeyRing:
-    return KeyRing.__new__(KeyRing)._take(policies)
+def _remade(*parts: Any) -> KeyRing:
+    return KeyRing.__new__(KeyRing)._take(*parts)
 
 
 def _to_own_child(ring: KeyRing) -> tuple[Any, ...]:
-    return _remade, (ring._policies,)
+    return _remade, (ring._keys, ring._trust, ring._allow_unsigned)
 
 
 ForkingPickler.register(KeyRing, _to_own_child)  # multiprocessing's own pipes, as for `Secret`

@@ -68,10 +68,7 @@ class Secret(Uncopied):
         return cls(draw_secret())
 
     def reveal(self) -> bytes:
-        """Return the 32 bytes, to store them elsewhere.
-
-        Nothing in streamxf calls this to print or record them; `streamxf.keys.write_key` stores them.
-        """
+        """Return the 32 bytes, to store them elsewhere; of streamxf, only `streamxf.keys.write_key` does that."""
         return self._material
 
     def _arguments(self) -> tuple[Any, ...]:

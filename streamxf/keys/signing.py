@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Buffer
 
@@ -11,20 +11,15 @@ from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
 from streamxf.keys.secret import Secret, as_bytes
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 ED25519 = "ed25519"
 _PRIME = 2**255 - 19
 # the y of all points of order 1, 2, 4 and 8: anyone can make signatures that such a "key" verifies
-_LOW_ORDER = frozenset(
-    {
-        0,
-        1,
-        _PRIME - 1,
-        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
-        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
-    }
+_LOW_ORDER = (
+    0,
+    1,
+    _PRIME - 1,
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
 )
 
 
@@ -35,17 +30,12 @@ class VerifyKey:
     Parameters
     ----------
     data : bytes-like
-        32 bytes.
+        32 bytes. Points of low order, for which anyone can sign, are refused.
 
     Attributes
     ----------
     id : str
         16 hexadecimal digits derived from the key.
-
-    Raises
-    ------
-    ParameterError
-        If `data` is not an Ed25519 public key, or is one of low order.
     """
 
     kind: ClassVar[str] = ED25519
@@ -67,13 +57,7 @@ class VerifyKey:
         object.__setattr__(self, "id", public_id(key, ED25519))
 
     def verify(self, signature: bytes, statement: bytes) -> None:
-        """Check a signature.
-
-        Raises
-        ------
-        AuthenticationError
-            If this key did not make it for this statement.
-        """
+        """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -97,11 +81,6 @@ class SigningKey(Secret):
     ----------
     id : str
         That of its public half, `verify_key`.
-
-    Raises
-    ------
-    ParameterError
-        If `material` is not 32 bytes, or looks like text.
     """
 
     __slots__ = ()
@@ -120,9 +99,10 @@ class SigningKey(Secret):
 
     def sign(self, statement: bytes) -> bytes:
         """Sign a statement: 64 bytes."""
-        return self._private().sign(statement)
+        signature: bytes = self._private().sign(statement)
+        return signature
 
-    def _private(self) -> Ed25519PrivateKey:
+    def _private(self) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return Ed25519PrivateKey.from_private_bytes(self._material)

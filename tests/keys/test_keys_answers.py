@@ -1,4 +1,4 @@
-"""Key services: nothing is asked twice; one that does not answer is left alone for a while, if another key stands in."""
+"""Key services: nothing is asked twice; where one does not answer, another key stands in, and it is left alone."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def state_saved(folder: Path) -> str:
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
 
-    writer = streamxf.FileSystemWriter(folder / "saved", _extensions=[Encrypt(KEY)])
+    writer = streamxf.FileSystemWriter(folder / "saved", _extensions=[Encrypt(KEY, signer=SIGNER)])
     dcp.save({"weight": torch.ones(3)}, storage_writer=writer)
     return str(folder / "saved")
 

@@ -186,8 +186,6 @@ def test_rings_and_trust():
     ring = KeyRing([KEY], trust=TRUSTED)
     assert ring.trust == (TRUSTED,)
     assert KeyRing.of(KEY, trust=[TRUSTED]).trust == (TRUSTED,)
-    assert KeyRing([KEY], allow_unsigned=True).union(KeyRing([PAIR], trust=TRUSTED)).allow_unsigned is False
-    assert KeyRing([KEY]).union(ring).trust == (TRUSTED,)
     for make in (
         lambda: KeyRing(trust=TRUSTED),
         lambda: KeyRing.of(None, allow_unsigned=True),
