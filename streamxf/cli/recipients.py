@@ -32,12 +32,12 @@ def recipients(
     path: PathArgument,
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="LOCATION", help="Somebody more who may read; may be given several times."),
+        typer.Option("--add", metavar="LOCATION", help="A recipient to add; may be given several times."),
     ] = None,
     remove: Annotated[
         list[str] | None,
         typer.Option(
-            "--remove", metavar="ID", help="Somebody who may no longer: the id as listed, or the key's location."
+            "--remove", metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."
         ),
     ] = None,
     key: KeyOption = None,
@@ -48,10 +48,10 @@ def recipients(
     expect_save_id: SaveIdOption = None,
     json: JsonOption = False,
 ) -> int:
-    """List who may read a checkpoint, let somebody more read it, or somebody no longer.
+    """List who may read a checkpoint or a file, and add or remove recipients.
 
-    Without a key the list is what the storage says, which may not be true. Only metadata is rewritten; whoever could
-    read before may have kept what he needs to read the data as it is now.
+    Without a key the list is what the storage says, which may not be true. Only keys are rewritten; whoever could read
+    before may have kept what it takes to read the data as it is now.
     """
     from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
     from streamxf.tools.rekey.rekey import recipients as listed

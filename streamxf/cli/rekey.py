@@ -43,11 +43,11 @@ def rekey(
     expect_save_id: SaveIdOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Encrypt a checkpoint or a file for other keys, and for nobody else.
+    """Encrypt a checkpoint or a file for other keys, and for no one else.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is written anew beside itself, without being decrypted, and takes its place in one step. Whoever could read before
-    may have kept what he needs to read the data as it is now.
+    is written again beside itself, without being decrypted, and takes its place in one step. Whoever could read before
+    may have kept what it takes to read the data as it is now.
     """
     from streamxf.tools.rekey.rekey import rekey as change
 

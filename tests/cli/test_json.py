@@ -91,7 +91,7 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "transcode plain new --chain zstd",
         "keygen new.key",
         "keygen new.key --kind hybrid",
-        "rekey encrypted --key file:test.key --to file:team.pub --signer file:sign.key",
+        "rekey encrypted --key file:test.key --to file:team.pub --allow-unsigned",
         "rekey file.sxf --key file:test.key --to file:test.key",
         "recipients encrypted",
         "recipients file.sxf --key file:test.key",
