@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamxf.convert.result import Converted
-    from streamxf.tools.rekey.recipients import Recipients
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.verify.report import Damage, VerifyReport
+    from streamxf.tools.rekey.recipients import Recipients
 
 
 def of_verified(report: VerifyReport) -> dict[str, Any]:
