@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import fsspec
 import pytest
 
@@ -18,6 +19,8 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
+from streamxf.format.header import header_size
+from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.format.plain import PREFIX_START_BYTES, SEAL_END_BYTES, pack_prefix, parse_prefix, prefix_size, seal_size
 from streamxf.tools.rekey import holders
 
@@ -133,6 +136,16 @@ def test_parts_of_another_file(file: Path) -> None:
         with pytest.raises((AuthenticationError, ContainerError)):
             streamxf.rekey(file, OLD, NEW)
         assert file.read_bytes() == mixed
+
+
+def test_a_seal_of_the_header_that_was_altered(file: Path) -> None:
+    """The vouchers are for the header before it, so nothing else would notice until the file is read."""
+    prefix, middle, seal = parts(file.read_bytes())
+    size = header_size(middle[:HEADER_FIXED_BYTES])
+    header = middle[: size - 36] + bytes(32)
+    file.write_bytes(prefix + header + crc32c.crc32c(header).to_bytes(4, "little") + middle[size:] + seal)
+    with pytest.raises(AuthenticationError, match="seal"):
+        streamxf.rekey(file, OLD, NEW)
 
 
 def test_a_list_that_was_altered(file: Path) -> None:
