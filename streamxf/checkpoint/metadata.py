@@ -129,18 +129,25 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
         If it is another save than the expected one.
     """
     with located(file=storage.full(name)), storage.open(name) as file:
-        if file.size > MAX_METADATA:
-            raise MetadataError(
-                f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
-            )
-        if not file.size:
-            raise MetadataError("the file is empty: it was cut, or never written; restore it")
-        end = min(file.size, TRAILER_BYTES)
-        trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
-        if trailer is None:
-            return _stock(file, name, access)
-        tail = file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size)
-        return _own(trailer.split(tail), name, access, listing)
+        try:
+            return _read(file, name, access, listing)
+        except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
+            raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
+
+
+def _read(file: StoredFile, name: str, access: Access, listing: bool) -> Metadata:
+    if file.size > MAX_METADATA:
+        raise MetadataError(
+            f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
+        )
+    if not file.size:
+        raise MetadataError("the file is empty: it was cut, or never written; restore it")
+    end = min(file.size, TRAILER_BYTES)
+    trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
+    if trailer is None:
+        return _stock(file, name, access)
+    tail = file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size)
+    return _own(trailer.split(tail), name, access, listing)
 
 
 def _own(sections: Sections, name: str, access: Access, listing: bool) -> Metadata:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.checkpoint.publish import commit
+from streamxf.checkpoint.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, full_chain, index_of
@@ -99,17 +99,15 @@ def failing_saves(folder: Path) -> Any:
     attempt("data of two", {1, 2}, Raise("put", rank))
     attempt("plan of one", {2}, _fail_with_value_error, in_plan=True)
 
-    original = commit.publish
+    put = Storage.put
     if rank == 0:
-        import streamxf.dcp.writer as module
 
         def fail(*_: Any, **__: Any) -> None:
             raise StoreError(503)
 
-        module.publish = fail  # type: ignore[attr-defined]
+        Storage.put = fail  # type: ignore[method-assign]
     attempt("publishing", set(), Raise())
-    if rank == 0:
-        module.publish = original  # type: ignore[attr-defined]
+    Storage.put = put  # type: ignore[method-assign]
 
     found["report of the rank that publishes"] = rank != 0 or writer.report is None
     mine = writer_for(path)
@@ -267,16 +265,14 @@ def dies_after_publishing(path: Path) -> None:
 
 def _with_publish(path: Path, before: bool) -> None:
     """The coordinator, of rank 0, dies in `finish`."""
-    import streamxf.dcp.writer as module
+    put = Storage.put
 
-    original = commit.publish
-
-    def publish(*arguments: Any, **options: Any) -> None:
+    def put_and_die(*arguments: Any, **options: Any) -> None:
         if not before:
-            original(*arguments, **options)
+            put(*arguments, **options)
         _die()
 
-    module.publish = publish  # type: ignore[attr-defined]
+    Storage.put = put_and_die  # type: ignore[method-assign]
     dcp.save(state_of(2), storage_writer=writer_for(path))
 
 

@@ -105,7 +105,7 @@ def test_an_ordinary_pickle_leaves_the_key_behind(tmp_path: Path, writer: str) -
     pickled = pickle.dumps(WRITERS[writer](tmp_path))
     assert KEY.reveal() not in pickled
     there = pickle.loads(pickled)
-    with refused(KeyMissingError, f"key {KEY.id} did not travel"):
+    with refused(KeyMissingError, f"key {KEY.id} was left out when this Encrypt was pickled"):
         dcp.save(STATE, storage_writer=there)
     assert not (tmp_path / ".metadata").exists()
 
