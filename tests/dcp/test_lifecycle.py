@@ -22,7 +22,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AbortedError, KeyMissingError
 
-from .helpers import KEY, full_chain, load_with, index_of, refused
+from .helpers import KEY, full_chain, index_of, load_with, refused
 
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 

@@ -17,13 +17,13 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.manifest import append_trailer, split
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey, ZStandard
 from streamxf.dcp import folder as folder_module
-from streamxf.dcp.metadata.manifest import append_trailer, split
 from streamxf.dcp.rekey.sealed import Sealed
 from streamxf.dcp.rekey.texts import Outline
 from streamxf.descriptor import Descriptor
@@ -40,7 +40,7 @@ from streamxf.errors import (
 from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope, Wrapped
 
 from .fsspec_checks import load_from, save_to
-from .helpers import KEY, OTHER_KEY, assert_same, full_chain, load, index_of, refused, rewrite_metadata, save
+from .helpers import KEY, OTHER_KEY, assert_same, full_chain, index_of, load, refused, rewrite_metadata, save
 from .writers import save_as_ranks
 
 PRIVATE = PrivateKey(bytes(range(2, 34)))

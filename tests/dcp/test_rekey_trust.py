@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streamxf.dcp.metadata.manifest import append_trailer, split
 
 import streamxf
 from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.dcp import folder as folder_module
-from streamxf.dcp.metadata.manifest import append_trailer, split
 from streamxf.dcp.rekey import rekey as rekey_module
 from streamxf.dcp.rekey.sealed import Sealed
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, PolicyError
 from streamxf.keys.envelope import Envelope, Wrapped
 
-from .helpers import KEY, OTHER_KEY, assert_same, load, index_of, refused, save
+from .helpers import KEY, OTHER_KEY, assert_same, index_of, load, refused, save
 from .writers import save_as_ranks
 
 PRIVATE = PrivateKey(bytes(range(2, 34)), "hpke-x25519")

@@ -10,10 +10,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.descriptor import Descriptor
 from streamxf.errors import UnsupportedError
 
-from .helpers import KEY, assert_same, data_files, full_chain, load, load_with, index_of, refused, save
+from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save
 
 
 def states(count: int) -> list[dict[str, Any]]:
