@@ -142,36 +142,28 @@ def cached_plans(folder: Path) -> Any:
     return {"right": found, "cached": bool(SavePlanner._cached_save_plan)}
 
 
-class BadKeys:
-    """A source of keys that fails in a way of its own; for the reader's side."""
-
-    def __init__(self, path: Path) -> None:
-        self.reader = streamxf.FileSystemReader(path, keys=KEY)
-        if dist.get_rank() == 1:
-            self.reader.fs.create_stream = self.create_stream  # type: ignore[method-assign]
-
-    def create_stream(self, path: Any, mode: str) -> Any:
-        raise NeedsTwo("get", 1)
-
-
 def failing_loads(folder: Path) -> Any:
     """Metadata, or a data file, that one rank cannot read, because of an error that cannot be sent."""
     path = folder / "read"
     dcp.save(state_of(3), storage_writer=writer_for(path))
-    reader = BadKeys(path).reader
-    whole = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    reader = streamxf.FileSystemReader(path, keys=KEY)
-    if dist.get_rank() == 2:
-        create = reader.fs.create_stream
 
-        def create_stream(path: Any, mode: str) -> Any:
-            if str(path).endswith(".distcp"):
-                raise NeedsTwo("get", 2)
-            return create(path, mode)
+    def load_without(what: str, rank: int) -> Any:
+        opened = Storage.open
 
-        reader.fs.create_stream = create_stream  # type: ignore[method-assign]
-    data = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    return {"metadata": whole, "data": data}
+        def fails(storage: Storage, name: str = "", **options: Any) -> Any:
+            if name.endswith(what):
+                raise NeedsTwo("get", rank)
+            return opened(storage, name, **options)
+
+        if dist.get_rank() == rank:
+            Storage.open = fails  # type: ignore[method-assign]
+        reader = streamxf.FileSystemReader(path, keys=KEY)
+        try:
+            return failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
+        finally:
+            Storage.open = opened  # type: ignore[method-assign]
+
+    return {"metadata": load_without(".metadata", 1), "data": load_without(".distcp", 2)}
 
 
 def failing_in_the_background(folder: Path) -> Any:
