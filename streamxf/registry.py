@@ -133,7 +133,7 @@ class CodecRegistry:
             return self._registered[name]
         points = self._entry_points.get(name, [])
         if not points:
-            raise UnknownCodecError(_what_to_install(name, providers))
+            raise UnknownCodecError(what_to_install(name, providers))
         if self._allow is not None and name not in self._allow:
             raise CodecNotAllowedError(
                 f"codec {name!r} is installed ({_package(points[0])}) but not in allow=; add it there if you trust it"
@@ -161,7 +161,7 @@ class CodecRegistry:
         if descriptor.version != cls.version:
             raise UnknownCodecError(
                 f"codec {descriptor.name!r}: the data has version {descriptor.version}, the installed codec reads "
-                f"version {cls.version}; " + _what_to_install(descriptor.name, providers)
+                f"version {cls.version}; " + what_to_install(descriptor.name, providers)
             )
         return cls.rebuild(descriptor, keys)
 
@@ -193,7 +193,8 @@ def _package(point: EntryPoint) -> str:
     return f"{point.dist.name}=={point.dist.version}" if point.dist is not None else ""
 
 
-def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
+def what_to_install(name: str, providers: Iterable[Provider]) -> str:
+    """Says that a codec or stream transform is not at hand, and what would help."""
     recorded = [provider.requirement for provider in providers if provider.codec == name]
     if recorded:
         return (

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from streamxf.checkpoint.save_ids import SaveIds, as_save_ids, check_save_id
-from streamxf.checkpoint.transforms import known_transform
+from streamxf.checkpoint.transforms import Transform, known_transform
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.registry import CodecRegistry
 
 Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
-
-Transform = Callable[[str, Any], IO[bytes]]
-"""From a stream transform's descriptor and a stream that it made to what went into it."""
 
 
 @dataclass(frozen=True)

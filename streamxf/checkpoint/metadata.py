@@ -119,8 +119,13 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
         If it is another save than the expected one.
     """
     with located(file=storage.full(name)), storage.open(name) as file:
-        sections = read_sections(file)
-        return _stock(file, name, access) if sections is None else metadata_in(sections, name, access, listing=listing)
+        try:
+            sections = read_sections(file)
+            if sections is None:
+                return _stock(file, name, access)
+            return metadata_in(sections, name, access, listing=listing)
+        except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
+            raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
 
 
 def read_sections(file: StoredFile) -> Sections | None:

@@ -148,7 +148,8 @@ class ItemOpener:
             if not place.descriptors:
                 check_size(source.length)
                 return BareBlocks(source)
-            return self._transformed(StreamReader(BareBlocks(source)), place.descriptors, limit)
+            transforms = [text.removeprefix("!") for text in place.descriptors]
+            return self._transformed(StreamReader(BareBlocks(source)), transforms, limit)
         header = read_header(source)
         self.check_header(header, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
@@ -282,7 +283,7 @@ class ItemOpener:
         return partial(keys.unwrap_unvouched, fragment)
 
     def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
-        made = undone(transforms, stream, self._access.transform)
+        made = undone(transforms, stream, self._access.transform, providers_in(self._metadata.modules))
         return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
 
 

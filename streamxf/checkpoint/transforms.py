@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 import zstandard
 
 from streamxf.descriptor import shorten
 from streamxf.errors import UnknownCodecError, UnsupportedError
+from streamxf.registry import Provider, what_to_install
 
-_ZSTD = "stream.zstd"
+Transform = Callable[[str, Any], IO[bytes] | None]
+"""From a stream transform's descriptor and a stream that it made to what went into it; None if it is not known."""
 
 
-def known_transform(descriptor: str, stream: Any) -> IO[bytes]:
-    """Undo the transform that `descriptor` names, if it is torch's own ``ZStandard``.
-
-    Raises
-    ------
-    UnknownCodecError
-        If it is another one.
-    """
-    name, _, version = descriptor.partition("/")
-    if (name, version) != (_ZSTD, "1"):
-        raise UnknownCodecError(
-            f"there is no codec or stream transform {shorten(descriptor)!r} here; if it is a torch extension, pass a "
-            "registry that knows it to streamxf.FileSystemReader"
-        )
+def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
+    """Undo the transform that `descriptor` names, if it is torch's own ``ZStandard``."""
+    if descriptor != "stream.zstd/1":
+        return None
     reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
     return reader
 
 
-def undone(descriptors: Iterable[str], stream: Any, transform: Any) -> IO[bytes]:
-    """What went into the transforms that made `stream`; `descriptors` stand in save order.
+def undone(
+    descriptors: Iterable[str], stream: Any, transform: Transform, providers: Iterable[Provider] = ()
+) -> IO[bytes]:
+    """What went into the transforms that made `stream`.
+
+    Parameters
+    ----------
+    descriptors : iterable of str
+        In save order.
+    providers : iterable of Provider
+        The packages that the checkpoint names, for errors.
 
     Raises
     ------
@@ -43,6 +44,11 @@ def undone(descriptors: Iterable[str], stream: Any, transform: Any) -> IO[bytes]
     """
     for descriptor in reversed(list(descriptors)):
         stream = transform(descriptor, stream)
+        if stream is None:
+            raise UnknownCodecError(
+                f"{what_to_install(descriptor.partition('/')[0], providers)}. If it is a torch extension, pass a "
+                "registry that knows it"
+            )
         if not hasattr(stream, "read"):
             raise UnsupportedError(f"the stream transform {shorten(descriptor)!r} does not give a stream to read")
     return stream  # type: ignore[no-any-return]

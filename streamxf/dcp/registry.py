@@ -123,14 +123,8 @@ class Registry(ExtensionRegistry):
                 codecs.append(descriptor)
         return codecs, foreign
 
-    def undo(self, descriptor: str, stream: Any) -> IO[bytes]:
-        """Undo the stream transform that `descriptor` names.
-
-        Raises
-        ------
-        UnknownCodecError
-            If it is neither torch's own nor registered here.
-        """
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
+        """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
         if descriptor.partition("/")[0] not in self.extensions:
             return known_transform(descriptor, stream)
         (extension,) = self.foreign([descriptor])

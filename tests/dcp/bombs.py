@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 import torch
+from streamxf.container.limits import METADATA_MAGIC
+from streamxf.dcp.metadata.file import load
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -22,8 +24,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.metadata.file import load
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 

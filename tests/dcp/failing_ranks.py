@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.checkpoint.publish import commit
+from streamxf.checkpoint.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, full_chain, index_of
@@ -99,17 +99,15 @@ def failing_saves(folder: Path) -> Any:
     attempt("data of two", {1, 2}, Raise("put", rank))
     attempt("plan of one", {2}, _fail_with_value_error, in_plan=True)
 
-    original = commit.publish
+    put = Storage.put
     if rank == 0:
-        import streamxf.dcp.writer as module
 
         def fail(*_: Any, **__: Any) -> None:
             raise StoreError(503)
 
-        module.publish = fail  # type: ignore[attr-defined]
+        Storage.put = fail  # type: ignore[method-assign]
     attempt("publishing", set(), Raise())
-    if rank == 0:
-        module.publish = original  # type: ignore[attr-defined]
+    Storage.put = put  # type: ignore[method-assign]
 
     found["report of the rank that publishes"] = rank != 0 or writer.report is None
     mine = writer_for(path)
@@ -144,36 +142,28 @@ def cached_plans(folder: Path) -> Any:
     return {"right": found, "cached": bool(SavePlanner._cached_save_plan)}
 
 
-class BadKeys:
-    """A source of keys that fails in a way of its own; for the reader's side."""
-
-    def __init__(self, path: Path) -> None:
-        self.reader = streamxf.FileSystemReader(path, keys=KEY)
-        if dist.get_rank() == 1:
-            self.reader.fs.create_stream = self.create_stream  # type: ignore[method-assign]
-
-    def create_stream(self, path: Any, mode: str) -> Any:
-        raise NeedsTwo("get", 1)
-
-
 def failing_loads(folder: Path) -> Any:
     """Metadata, or a data file, that one rank cannot read, because of an error that cannot be sent."""
     path = folder / "read"
     dcp.save(state_of(3), storage_writer=writer_for(path))
-    reader = BadKeys(path).reader
-    whole = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    reader = streamxf.FileSystemReader(path, keys=KEY)
-    if dist.get_rank() == 2:
-        create = reader.fs.create_stream
 
-        def create_stream(path: Any, mode: str) -> Any:
-            if str(path).endswith(".distcp"):
-                raise NeedsTwo("get", 2)
-            return create(path, mode)
+    def load_without(what: str, rank: int) -> Any:
+        opened = Storage.open
 
-        reader.fs.create_stream = create_stream  # type: ignore[method-assign]
-    data = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    return {"metadata": whole, "data": data}
+        def fails(storage: Storage, name: str = "", **options: Any) -> Any:
+            if name.endswith(what):
+                raise NeedsTwo("get", rank)
+            return opened(storage, name, **options)
+
+        if dist.get_rank() == rank:
+            Storage.open = fails  # type: ignore[method-assign]
+        reader = streamxf.FileSystemReader(path, keys=KEY)
+        try:
+            return failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
+        finally:
+            Storage.open = opened  # type: ignore[method-assign]
+
+    return {"metadata": load_without(".metadata", 1), "data": load_without(".distcp", 2)}
 
 
 def failing_in_the_background(folder: Path) -> Any:
@@ -267,16 +257,14 @@ def dies_after_publishing(path: Path) -> None:
 
 def _with_publish(path: Path, before: bool) -> None:
     """The coordinator, of rank 0, dies in `finish`."""
-    import streamxf.dcp.writer as module
+    put = Storage.put
 
-    original = commit.publish
-
-    def publish(*arguments: Any, **options: Any) -> None:
+    def put_and_die(*arguments: Any, **options: Any) -> None:
         if not before:
-            original(*arguments, **options)
+            put(*arguments, **options)
         _die()
 
-    module.publish = publish  # type: ignore[attr-defined]
+    Storage.put = put_and_die  # type: ignore[method-assign]
     dcp.save(state_of(2), storage_writer=writer_for(path))
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from streamxf.dcp.metadata.limits import MAX_METADATA
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.limits import MAX_METADATA
-from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from streamxf.errors import MetadataError
 from streamxf.keys import KeyRing
 

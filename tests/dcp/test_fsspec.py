@@ -58,7 +58,7 @@ def test_damage_is_found(url: str, state: dict[str, Any]) -> None:
     with refused(StreamxfError, file.rpartition("/")[2]):
         load_from(url, state)
     filesystem.pipe_file(file, whole[:-1])
-    with refused(ContainerError, "the manifest says"):
+    with refused(ContainerError, "the metadata says"):
         load_from(url, state)
     filesystem.rm(file)
     with refused(MetadataError, "missing"):

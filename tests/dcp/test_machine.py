@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamxf.dcp.metadata.machine import _KNOWN
+from streamxf.dcp.metadata.unpickle import load_metadata
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -28,8 +30,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from streamxf.dcp.metadata import records, unpickle
-from streamxf.dcp.metadata.machine import _KNOWN
-from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError
 
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]

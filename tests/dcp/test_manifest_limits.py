@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streamxf.dcp.metadata.limits import MAX_LOOSE_MANIFEST, MAX_PACKAGE_TEXT, MAX_PACKAGES
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest, append_trailer, split
 
 import streamxf
 from streamxf import Key
 from streamxf.dcp.metadata import manifest as manifest_module
-from streamxf.dcp.metadata.limits import MAX_LOOSE_MANIFEST, MAX_PACKAGE_TEXT, MAX_PACKAGES
-from streamxf.dcp.metadata.manifest import FileFacts, Manifest, append_trailer, split
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_key_of, load, index_of, refused, retagged, save
+from .helpers import KEY, OTHER_KEY, assert_same, data_key_of, index_of, load, refused, retagged, save
 
 FACTS = FileFacts(1, "0" * 32, "crc32c:00000000")
 MANY = {f"{at:0120d}": FACTS for at in range(MAX_LOOSE_MANIFEST // 200)}

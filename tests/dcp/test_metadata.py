@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.file import UnreadableMetadata
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.dcp.metadata.file import UnreadableMetadata
 from streamxf.errors import MetadataError, StreamxfError
 
 from .helpers import (

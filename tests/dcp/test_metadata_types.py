@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_DESCRIPTORS, MAX_LIST, MAX_NAME, MAX_NDIM
+from streamxf.dcp.metadata.unpickle import load_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -23,8 +25,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.limits import MAX_DEPTH, MAX_DESCRIPTORS, MAX_LIST, MAX_NAME, MAX_NDIM
-from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.keys import KeyRing
 

@@ -17,7 +17,7 @@ from streamxf.compare.diff import diff
 from streamxf.convert.salvaged import salvage_to
 from streamxf.keys import write_key
 
-from .helpers import KEY, Xor, data_files, rewrite_metadata, save
+from .helpers import KEY, Xor, data_files, rewrite_index, save
 
 MANY = 60
 STATE: dict[str, Any] = {f"w{number}": torch.arange(400.0) + number for number in range(MANY)} | {"step": 7}
@@ -28,10 +28,7 @@ def saved(path: Path, chain: list[Any] | None = None) -> Path:
     """A checkpoint that needs the extension toy.xor, which only the writer had."""
     save(dict(STATE), path, [Xor(), ZStandard(), Checksum()] if chain is None else chain)
 
-    def name_the_package(metadata: Any) -> None:
-        metadata.storage_meta.modules = ["toy.xor=toy-codecs==2.1"]
-
-    rewrite_metadata(path, name_the_package)
+    rewrite_index(path, lambda index: index.update(modules=["toy.xor=toy-codecs==2.1"]))
     return path
 
 
@@ -81,7 +78,7 @@ def test_a_chain_that_is_not_the_stored_one_is_damage(tmp_path: Path) -> None:
             if index.fqn == "w3":
                 place.transform_descriptors = ["streamxf.zsud/1"]
 
-    rewrite_metadata(path, rename)
+    rewrite_index(path, rename)
     (damage,) = verify(path).damaged
     assert (damage.item, damage.error) == ("w3", "IdentityError")
     found = salvage(path)

@@ -28,12 +28,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.manifest import split
 from torch._weights_only_unpickler import Unpickler
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.dcp.metadata.manifest import split
 from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, PolicyError
 
@@ -42,9 +42,9 @@ from .helpers import (
     Xor,
     assert_same,
     data_files,
+    index_of,
     load,
     load_with,
-    index_of,
     refused,
     retagged,
     rewrite_metadata,

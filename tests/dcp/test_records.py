@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from streamxf.dcp.metadata.machine import Machine
+from streamxf.dcp.metadata.records import Layout
+from streamxf.dcp.metadata.unpickle import load_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -24,9 +27,6 @@ from torch.distributed.checkpoint.metadata import (
 
 from dcp.test_machine import metadata
 from streamxf.dcp.metadata import records, unpickle
-from streamxf.dcp.metadata.machine import Machine
-from streamxf.dcp.metadata.records import Layout
-from streamxf.dcp.metadata.unpickle import load_metadata
 from streamxf.errors import MetadataError
 
 NEVER = 10**9

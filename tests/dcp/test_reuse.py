@@ -10,10 +10,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.descriptor import Descriptor
 from streamxf.errors import UnsupportedError
 
-from .helpers import KEY, assert_same, data_files, full_chain, load, load_with, index_of, refused, save
+from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save
 
 
 def states(count: int) -> list[dict[str, Any]]:
@@ -29,23 +28,22 @@ def make_planner(cached: bool) -> Any:
 
 
 def assert_only_the_save_remains(path: Path) -> None:
-    manifest = index_of(path)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest.files}
-    for name, facts in manifest.files.items():
+    index = index_of(path)
+    assert {file.name for file in path.iterdir()} == {".metadata", *index.files}
+    for name, facts in index.files.items():
         assert (path / name).stat().st_size == facts.size
 
 
-def ids_of(path: Path) -> tuple[str, set[str], str]:
+def ids_of(path: Path) -> tuple[str, set[bytes], bytes | None]:
     """The save's id, its writers' ids, and the id of its data key."""
-    manifest = index_of(path)
-    fragment = dict(Descriptor.parse(manifest.key).fragment)
-    return manifest.save_id, {facts.writer for facts in manifest.files.values()}, fragment["dek"]
+    index = index_of(path)
+    return index.save_id, {writer.id for writer in index.writers}, index.dek
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["planned anew", "cached plans"])
 def test_many_saves_into_one_folder(checkpoint: Path, cached: bool) -> None:
     writer, planner = make_writer(checkpoint), make_planner(cached)
-    seen: list[tuple[str, set[str], str]] = []
+    seen: list[tuple[str, set[bytes], bytes | None]] = []
     for state in states(4):
         dcp.save(state, storage_writer=writer, planner=planner)
         assert_same(load(state, checkpoint), state)
@@ -181,8 +179,8 @@ def test_rank_local_metadata(checkpoint: Path) -> None:
     for state in (old, new):
         dcp.save(state, storage_writer=make_writer(checkpoint), use_collectives=False)
         assert not (checkpoint / ".metadata").exists()
-        manifest = index_of(checkpoint, "__0.metadata")
-        assert {file.name for file in checkpoint.iterdir()} == {"__0.metadata", *manifest.files}
+        index = index_of(checkpoint, "__0.metadata")
+        assert {file.name for file in checkpoint.iterdir()} == {"__0.metadata", *index.files}
         assert_same(load_with(state, streamxf.FileSystemReader(checkpoint, keys=KEY)), state)
 
 

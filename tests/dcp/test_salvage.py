@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.limits import MAX_LIST
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,7 +23,6 @@ from torch.distributed.tensor import distribute_tensor
 import streamxf
 from streamxf import Checksum, FloatZip, ZStandard, salvage
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.limits import MAX_LIST
 from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import KeyRing
 

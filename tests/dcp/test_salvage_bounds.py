@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from streamxf.container.header import Header, Identity, Kind
+from streamxf.container.limits import BLOCK_HEAD_BYTES
+from streamxf.fileio.source import FileSlice, access_to
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from streamxf import Checksum, salvage
-from streamxf.container.header import Header, Identity, Kind
-from streamxf.container.limits import BLOCK_HEAD_BYTES
 from streamxf.dcp.salvage import rebuild, scan
 from streamxf.errors import MetadataError
-from streamxf.fileio.source import FileSlice, access_to
 
 from .helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_metadata, save
 from .test_salvage import flip

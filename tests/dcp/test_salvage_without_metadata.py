@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from streamxf.container.limits import MAGIC
+from streamxf.dcp.metadata.manifest import split
 
 import streamxf
 from streamxf import Encrypt, PrivateKey, SigningKey, salvage
-from streamxf.container.limits import MAGIC
-from streamxf.dcp.metadata.manifest import split
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,

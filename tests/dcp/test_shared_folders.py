@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.errors import MetadataError, UnsupportedError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, error_of, full_chain, load, index_of, save
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, error_of, full_chain, index_of, load, save
 from .shards import save_shards
 
 OTHERS = [

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.metadata.manifest import split
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import streamxf
 from streamxf import Checksum, ZStandard
-from streamxf.dcp.metadata.manifest import split
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 
 from .helpers import KEY, Xor, data_files, error_of, load, load_with, refused, rewrite_metadata, save
