@@ -11,15 +11,15 @@ from rich.text import Text
 from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
 from streamxf.formats.contents import Entry, Format
-from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
-from streamxf.summary.tally import Tally
-from streamxf.summary.tree import Module, walk
+from streamxf.tools.inspect.summary import Summary, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from streamxf.summary.plain import PlainSummary
+    from streamxf.tools.inspect.plain import PlainSummary
 
 _NARROW = 100
 _NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")

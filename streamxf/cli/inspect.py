@@ -14,9 +14,9 @@ from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOpt
 from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from streamxf.summary.plain import PlainSummary
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.tree import Module
+    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.tree import Module
 
 EXAMPLES = (
     "streamxf inspect /checkpoints/step-1000",
@@ -88,7 +88,7 @@ def inspect(
 
     Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
     """
-    from streamxf.summary.inspect import inspect as look
+    from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
         _check_page(html)
@@ -148,7 +148,7 @@ def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSumma
     from streamxf.formats.location import Location
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
-    from streamxf.summary.plain import PlainSummary
+    from streamxf.tools.inspect.plain import PlainSummary
 
     location = Location.of(path)
     if kind_of(location) is not Format.PLAIN:
@@ -166,7 +166,7 @@ def _show_plain(plain: PlainSummary, json: bool) -> None:
 
 
 def _tree(summary: Summary) -> Module:
-    from streamxf.summary.tree import tree_of
+    from streamxf.tools.inspect.tree import tree_of
 
     return tree_of(summary.contents.entries.values())
 
@@ -196,7 +196,7 @@ def _check_page(file: str) -> None:
 
 def _write_page(file: str, summary: Summary) -> None:
     from streamxf.fileio.draft import Draft
-    from streamxf.summary.page.page import page_of
+    from streamxf.tools.inspect.page.page import page_of
 
     text = page_of(summary).encode()
     draft = Draft(file)
