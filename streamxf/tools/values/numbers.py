@@ -46,24 +46,26 @@ def integers(elements: Array, dtype: str) -> Array:
     """Integers as int64, but uint64 as it is."""
     if dtype == "bool":  # whatever byte is not 0 is true
         return (elements.view(np.uint8) != 0).astype(np.int64)
-    found = elements.view(np.dtype(dtype))
-    return found if dtype == "uint64" else found.astype(np.int64)
+    found: Array = elements if dtype == "uint64" else elements.view(np.dtype(dtype)).astype(np.int64)
+    return found
 
 
 def floats(elements: Array, dtype: str) -> Array:
     """Numbers as float64; complex ones as pairs of it."""
-    if dtype in _REAL:
-        return elements.view(_REAL[dtype]).astype(np.float64).reshape(-1, 2)
     if dtype in INTEGERS:
         return integers(elements, dtype).astype(np.float64)
     if dtype == _PACKED:
-        packed = elements.view(np.uint8)
-        return _E2M1[np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)]
-    if dtype == _BFLOAT16:  # the upper half of a float32
-        return (elements.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        found: Array = _E2M1[np.stack([elements & 15, elements >> 4], axis=-1).reshape(-1)]
+        return found
     if dtype in _SMALL:
-        return numbers_by_code(dtype)[elements]
-    return elements.view(np.dtype(dtype)).astype(np.float64)
+        small: Array = numbers_by_code(dtype)[elements]
+        return small
+    with np.errstate(invalid="ignore"):  # of signalling NaN
+        if dtype == _BFLOAT16:  # the upper half of a float32
+            return (elements.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if dtype in _REAL:
+            return elements.view(_REAL[dtype]).astype(np.float64).reshape(-1, 2)
+        return elements.view(np.dtype(dtype)).astype(np.float64)
 
 
 def has_codes(dtype: str) -> bool:

@@ -10,13 +10,13 @@ import torch
 from compare.memory import Memory
 from hypothesis import given
 from hypothesis import strategies as st
+from streamxf.formats.source import Box
 
-from streamxf.tools.diff import items
-from streamxf.tools.diff.items import compare
 from streamxf.convert.origin import ITEM
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.formats import source
-from streamxf.formats.source import Box
+from streamxf.tools.diff import items
+from streamxf.tools.diff.items import compare
 
 
 class Bar:

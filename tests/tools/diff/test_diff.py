@@ -15,9 +15,9 @@ from torch.distributed.checkpoint import save
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
-from streamxf.tools.diff.diff import diff
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError
 from streamxf.keys.file import write_key
+from streamxf.tools.diff.diff import diff
 
 
 @pytest.fixture

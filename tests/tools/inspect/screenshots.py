@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from selenium.webdriver import Chrome
-from summary.browser import browser, show
+from tools.inspect.browser import browser, show
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf

@@ -11,10 +11,11 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from summary.made import contents, statistics, tensor, thing, transformer, values
-from summary.parsed import Page
+from tools.inspect.made import contents, statistics, tensor, thing, transformer, values
+from tools.inspect.parsed import Page
 
-from streamxf.formats.contents import Entry, Format
+from streamxf.format.items import Item
+from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
 from streamxf.tools.inspect.page.page import page_of
 from streamxf.tools.inspect.summary import Summary
@@ -26,7 +27,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"
 ROLES = {"up": (100, 100), "bias": (4,), "gain": (4,), "down": (100, 100)}
 
 
-def page(entries: list[Entry], kind: Format = Format.STREAMXF, **more: object) -> Page:
+def page(entries: list[Item], kind: Format = Format.STREAMXF, **more: object) -> Page:
     return Page.parse(page_of(Summary.of(contents(entries, kind, **more))))
 
 

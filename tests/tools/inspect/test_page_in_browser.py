@@ -17,10 +17,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
-from summary.browser import HOW_TO, browser, installed, requests, show
-from summary.made import contents, statistics, tensor, thing, transformer, values
+from tools.inspect.browser import HOW_TO, browser, installed, requests, show
+from tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 
-from streamxf.formats.contents import Entry, Format
+from streamxf.format.items import Item
+from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.page import page_of
 from streamxf.tools.inspect.summary import Summary
 from streamxf.tools.inspect.values import Values
@@ -72,7 +73,7 @@ class Opened:
         self.file = file
 
     def __call__(
-        self, entries: list[Entry], kind: Format = Format.STREAMXF, found: Values | None = None, **view: object
+        self, entries: list[Item], kind: Format = Format.STREAMXF, found: Values | None = None, **view: object
     ) -> Chrome:
         self.file.write_text(page_of(Summary.of(contents(entries, kind), found)), encoding="utf-8")
         show(self.driver, self.file, **view)
@@ -528,7 +529,7 @@ def test_finding_and_sorting_tensors(opened: Opened):
         )
         return found
 
-    total = len([entry for entry in transformer(40) if entry.is_tensor])
+    total = len(transformer(40)) - 1  # and an object
     assert len(names()) == 100
     assert names()[0] == "model.layers.39.mlp.up_proj.weight" or names()[0] == "model.embed_tokens.weight"
     one(driver, "#search").send_keys("LAYERS.3 up_proj bfloat16")
@@ -597,7 +598,7 @@ def test_a_hundred_thousand_items(opened: Opened):
 
 
 @pytest.mark.parametrize("entries", [[], [thing("a")], [tensor("empty", (0, 4))]], ids=["nothing", "object", "empty"])
-def test_next_to_nothing(opened: Opened, entries: list[Entry]):
+def test_next_to_nothing(opened: Opened, entries: list[Item]):
     driver = opened(entries, Format.TORCH)
     assert one(driver, "h1").text == "step-1000"
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from summary.made import CHAIN, contents, tensor, thing, transformer
+from tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transformer
 
-from streamxf.formats.contents import Entry, Format, Part
+from streamxf.format.items import TensorItem
+from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.inspect.summary import Summary, chain_text
 from streamxf.tools.inspect.tally import Tally
@@ -39,8 +40,8 @@ def test_totals_and_dtypes() -> None:
 
 
 def test_a_tensor_in_parts_of_several_chains() -> None:
-    parts = (Part((0, 0), (2, 3), "x", 0, 10, CHAIN), Part((2, 0), (1, 3), "y", 0, 20, PLAIN))
-    found = Summary.of(contents([Entry("w", "float32", (3, 3), 36, parts)]))
+    chunks = (chunk((0, 0), (2, 3), 10, CHAIN), chunk((2, 0), (1, 3), 20, PLAIN))
+    found = Summary.of(contents([TensorItem("w", "float32", (3, 3), chunks)]))
     assert found.chains == {
         PLAIN: Tally(tensors=1, elements=3, raw_bytes=12, stored_bytes=20),
         CHAIN: Tally(tensors=1, elements=6, raw_bytes=24, stored_bytes=10),
@@ -56,9 +57,9 @@ def test_nothing_at_all() -> None:
 
 
 def test_the_largest() -> None:
-    entries = [tensor(f"w{size}", (size,), 1.0, "uint8") for size in (5, 500, 50, 5000)]
-    found = Summary.of(contents([*entries, thing("o", 10**6)]))
-    assert [entry.name for entry in found.largest(2)] == ["w5000", "w500"]
+    items = [tensor(f"w{size}", (size,), 1.0, "uint8") for size in (5, 500, 50, 5000)]
+    found = Summary.of(contents([*items, thing("o", 10**6)]))
+    assert [item.name for item in found.largest(2)] == ["w5000", "w500"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["float32", "uint8"]), st.integers(0, 50), st.integers(0, 99)), max_size=20))
@@ -78,7 +79,7 @@ def test_json(kind: Format) -> None:
     found = json.loads(json.dumps(Summary.of(made).as_dict(largest=3, items=True)))
     assert found["format"] == str(kind)
     assert len(found["largest_tensors"]) == 3
-    assert [item["name"] for item in found["entries"]] == list(made.entries)
+    assert [item["name"] for item in found["entries"]] == list(made.items)
     assert found["entries"][0] == {
         "name": "model.embed_tokens.weight",
         "dtype": "bfloat16",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from summary.made import tensor, thing, transformer
+from tools.inspect.made import tensor, thing, transformer
 
 from streamxf.tools.inspect.layers import stacks_of
 

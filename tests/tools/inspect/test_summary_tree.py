@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from summary.made import tensor, thing, transformer
+from tools.inspect.made import tensor, thing, transformer
 
-from streamxf.formats.contents import Entry
+from streamxf.format.items import Item
 from streamxf.tools.inspect.tally import Tally
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of, walk
 
 
-def lines(entries: list[Entry], depth: int | None = None) -> list[str]:
-    return ["  " * level + module.name for level, module in walk(tree_of(entries), depth)]
+def lines(items: list[Item], depth: int | None = None) -> list[str]:
+    return ["  " * level + module.name for level, module in walk(tree_of(items), depth)]
 
 
 def leaves(module: Module) -> Iterator[Module]:
-    if module.entry is not None:
+    if module.item is not None:
         yield module
     for child in module.children:
         yield from leaves(child)
@@ -73,15 +73,15 @@ def test_names_that_are_not_quite_modules() -> None:
     names = ["a", "a.b", "", ".", "..", "x..y", "01.w", "1.w", "¹.w", "9999999999.w"]
     entries = [tensor(name, (3,)) for name in names]
     tree = tree_of(entries)
-    assert sorted(leaf.entry.name for leaf in leaves(tree) if leaf.entry) == sorted(names)
+    assert sorted(leaf.item.name for leaf in leaves(tree) if leaf.item) == sorted(names)
 
 
 def test_a_name_of_dots_does_not_exhaust_the_stack() -> None:
     deep = "a." * 100_000
     tree = tree_of([tensor(deep, (3,)), thing("b")])
     (leaf, _) = leaves(tree)
-    assert leaf.entry is not None
-    assert leaf.entry.name == deep
+    assert leaf.item is not None
+    assert leaf.item.name == deep
     assert max(level for level, _ in walk(tree)) < MAX_DEPTH
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_lost_or_counted_twice(names: list[str], data: st.DataObject)
         for child in module.children:
             inner.merge(child.tally)
         own = module.tally.items - inner.items
-        assert own == (module.times if module.entry else 0)
+        assert own == (module.times if module.item else 0)
 
 
 @pytest.mark.parametrize("count", [2, 1000])
