@@ -249,6 +249,7 @@ class Storage:
         """
         with self._opened(name, random) as raw:
             size = raw.seek(0, os.SEEK_END)
+            raw.seek(0)
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
     def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:

@@ -44,7 +44,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
 
 
 def _key_ids(checkpoint: Checkpoint, descriptors: set[tuple[str, ...]]) -> Iterator[str]:
-    lines = [metadata.key_line for metadata in checkpoint.metadata if metadata.key_line]
+    lines = [line for metadata in checkpoint.metadata for line in metadata.wrapped.values()]
     fragments = (text.partition("#") for texts in descriptors for text in texts)
     lines += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
     for line in lines:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
-from compare.memory import Memory
 from hypothesis import given
 from hypothesis import strategies as st
 from streamxf.formats.source import Box
+from tools.elements import Memory
 
 from streamxf.convert.origin import ITEM
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
