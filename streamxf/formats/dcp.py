@@ -58,7 +58,7 @@ def _signers(checkpoint: Checkpoint) -> dict[str, None]:
 
 
 def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
-    """Sizes of the files that the metadata names, what there is to say of files, and which are not as they should be."""
+    """Sizes of the files that the metadata names, what there is to say of files, and which are missing or wrong."""
     storage = checkpoint.storage
     least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
     exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}

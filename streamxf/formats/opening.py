@@ -123,8 +123,8 @@ def _format_of_file(storage: Storage) -> Format:
 def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     if kind is Format.PLAIN:
         raise UnsupportedError(
-            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. streamxf.open reads it, and "
-            "streamxf cat on the terminal",
+            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open, "
+            "or streamxf cat on the terminal",
             file=storage.given,
         )
     name = storage.name

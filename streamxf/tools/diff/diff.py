@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from streamxf.convert.files.huggingface import INDEX
-from streamxf.convert.origin import Origin, origin_of
-from streamxf.convert.tree import paths_in
-from streamxf.convert.whole import Whole, open_whole
-from streamxf.dcp.load.items import Require
-from streamxf.formats.location import Location
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.storage import Storage
+from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
-from streamxf.formats.raw import RawSource
-from streamxf.formats.source import Source
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.formats.reader import FileReader
+from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.tools.convert.origin import Origin, origin_of
+from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.diff.items import compare
 from streamxf.wording import many
@@ -77,43 +77,49 @@ def diff(
     OSError
         If the storage does not give it.
     """
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    locations = [Location.of(path, storage_options) for path in (first, second)]
-    options = [{"keys": ring, "require": require} if with_keys else {} for with_keys in encrypted]
-    sides: dict[int, Source] = {}
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    storages = [Storage.of(path, storage_options) for path in (first, second)]
+    sides: dict[int, BoxReader] = {}
     origins: dict[int, Origin | None] = {}
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
-        for number in sorted((0, 1), key=lambda number: not is_checkpoint(locations[number])):
+        for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
             packed = next((origin for origin in origins.values() if origin is not None), None)
-            side = _opened(locations[number], packed, options[number])
+            side = _opened(storages[number], packed, access if encrypted[number] else Access())
             sides[number] = stack.enter_context(side)
             origins[number] = origin_of(side)
         files = all(origin is not None and origin.is_folder for origin in origins.values())
-        chosen: dict[str, Any] = {"only": only, "prefixes": prefixes, "values": values, "files": files}
-        found = compare(sides[0], sides[1], **chosen, progress=progress)
+        found = compare(
+            sides[0],
+            sides[1],
+            (storages[0].given, storages[1].given),
+            only=only,
+            prefixes=prefixes,
+            values=values,
+            files=files,
+            progress=progress,
+        )
         if only or any(prefixes):
             return found
-        left = [_not_compared(locations[number], sides[number], origins[number], files) for number in (0, 1)]
+        left = [_not_compared(storages[number], sides[number], origins[number], files) for number in (0, 1)]
         return replace(found, not_compared=tuple(text for text in left if text))
 
 
-def _opened(location: Location, packed: Origin | None, options: dict[str, Any]) -> Source:
+def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
-    if packed is not None and packed.is_folder and location.is_folder() and not is_checkpoint(location):
-        return open_whole(location, packed.excluded, follow_links=True)
-    return open_source(location.given, storage_options=location.storage_options, **options)
+    if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
+        return open_whole(storage, packed.excluded, follow_links=True)
+    return open_source(storage, access)
 
 
-def _not_compared(location: Location, side: Source, origin: Origin | None, files: bool) -> str:
+def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, files: bool) -> str:
     """What one side has besides tensors and objects, if that was not compared."""
     if origin is not None and origin.is_folder and not files:
-        return f"{location.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
+        return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
     if origin is not None and origin.excluded and not isinstance(side, Whole):
-        return f"{location.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
-    if origin is None and isinstance(side, RawSource) and location.is_folder():
-        others = [
-            path for path in paths_in(location, (), set()) if path not in side.shards and not path.endswith(INDEX)
-        ]
-        return f"{location.given}: what else is in the folder, such as {others[0]}" if others else ""
+        return f"{storage.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
+    if origin is None and isinstance(side, FileReader) and storage.is_folder():
+        others = [path for path, _ in paths_in(storage, (), set()) if path not in side.shards]
+        others = [path for path in others if not path.endswith(INDEX)]
+        return f"{storage.given}: what else is in the folder, such as {others[0]}" if others else ""
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamxf.tools.diff.values import Distance
+from streamxf.tools.diff.distance import Distance
 from streamxf.wording import listed, many
 
 
@@ -17,12 +17,12 @@ class Change:
     ----------
     name : str
     dtypes : tuple of str or None
-        Of both, as torch names them; None for an object that is no tensor.
+        Of both, as torch names them; None for an object.
     shapes : tuple of tuple of int
         Of both.
     distance : Distance or None
-        How far their values are apart. None where the shapes differ, where one is no tensor, and where torch has no
-        numbers for the elements of two different dtypes.
+        How far their values are apart. None where the shapes differ, where one is an object, and where the
+        elements of two different dtypes are not numbers.
     text : str
         Of objects, where they differ first; else empty.
     """
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def of_values(self) -> bool:
-        """Whether values changed; of another shape, or kind, nobody can say."""
+        """Whether values changed; of another shape, or kind, that cannot be said."""
         return bool(self.text) or (self.distance is not None and self.distance.differing > 0)
 
     @property
@@ -84,7 +84,7 @@ class Difference:
         Items that only the first has, and only the second.
     changed : tuple of Change
     incomparable : dict of str to str
-        Items of which nobody can tell whether they are the same, with the reason.
+        Items that could not be compared, with the reason.
     equal : int
         How many items are the same: tensors bit for bit, objects by their value.
     elements, differing : int

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-import torch
-
-from streamxf.convert.origin import is_kept
+from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of, itemsize_of
 from streamxf.descriptor import shorten
 from streamxf.errors import (
     KeyMissingError,
@@ -21,26 +16,37 @@ from streamxf.errors import (
     StreamxfError,
     WrongKeyError,
 )
+from streamxf.format.items import Item, TensorItem
 from streamxf.formats.choosing import chosen
-from streamxf.formats.contents import Entry
-from streamxf.formats.source import Box, Source, boxes_of
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
+from streamxf.tools.convert.origin import is_kept
 from streamxf.tools.diff.difference import Change, Difference
+from streamxf.tools.diff.distance import Distance, DistanceCounter
 from streamxf.tools.diff.names import prefix_notes
 from streamxf.tools.diff.objects import Incomparable, difference_of
-from streamxf.tools.diff.values import Distance, Tally
 from streamxf.tools.values.numbers import is_number
-
-_Pair = tuple[str, Entry, Entry]
 
 # Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
 _CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKeyError)
 
 
+class _Pair(NamedTuple):
+    """A tensor that both have."""
+
+    name: str
+    first: TensorItem
+    second: TensorItem
+
+    @property
+    def size(self) -> int:
+        return self.first.size + self.second.size
+
+
 def compare(
-    first: Source,
-    second: Source,
+    first: BoxReader,
+    second: BoxReader,
+    paths: tuple[str, str],
     *,
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
@@ -52,6 +58,8 @@ def compare(
 
     Parameters
     ----------
+    paths : tuple of str
+        Of both, for the report.
     files : bool
         Whether what `pack` keeps of files is compared, too. Otherwise a checkpoint is the same as the file that it was
         packed from, whatever else is in that file.
@@ -65,22 +73,34 @@ def compare(
     if not one and not other and (only or any(prefixes)):
         raise ParameterError("no item of either has such a name, so there is nothing to compare")
     found = _Found()
-    streamed: list[_Pair] = []
-    for name, entry in one.items():
-        if (beside := other.get(name)) is None:
+    pairs: list[_Pair] = []
+    for name, item in one.items():
+        beside = other.get(name)
+        if beside is None:
             found.removed.append(name)
-        elif entry.is_tensor != beside.is_tensor or entry.shape != beside.shape:
-            found.change(Change(name, (entry.dtype, beside.dtype), (entry.shape, beside.shape)))
-        elif not entry.is_tensor:
-            found.objects(name, partial(first.load_object, entry), partial(second.load_object, beside))
-        elif entry.dtype != beside.dtype and not (is_number(_dtype(entry)) and is_number(_dtype(beside))):
-            found.change(Change(name, (entry.dtype, beside.dtype), (entry.shape, beside.shape)))
+        elif isinstance(item, TensorItem) and isinstance(beside, TensorItem):
+            comparable = item.dtype == beside.dtype or (is_number(item.dtype) and is_number(beside.dtype))
+            if item.shape == beside.shape and comparable:
+                pairs.append(_Pair(name, item, beside))
+            else:
+                found.change(_change(name, item, beside))
+        elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
+            found.change(_change(name, item, beside))
         else:
-            streamed.append((name, entry, beside))
+            found.objects(name, (first, prefixes[0] + name), (second, prefixes[1] + name))
     found.added += [name for name in other if name not in one]
-    _compare_tensors(first, second, streamed, found, values, progress)
+    if progress is not None:
+        progress.expect(sum(pair.size for pair in pairs))
+    for pair in pairs:
+        share = Share(progress, pair.size) if progress is not None else None
+        try:
+            found.tensors(pair, _distance(first, second, pair, values, share))
+        except Exception as error:  # somebody else's codec raises anything
+            found.unreadable(pair.name, error)
+        if share is not None:
+            share.finish()
     found.check()
-    return found.difference(first.contents.path, second.contents.path, list(one))
+    return found.difference(paths, list(one))
 
 
 class _Found:
@@ -98,21 +118,22 @@ class _Found:
     def change(self, change: Change) -> None:
         self._changed[change.name] = change
 
-    def tensors(self, name: str, first: Entry, second: Entry, distance: Distance) -> None:
+    def tensors(self, pair: _Pair, distance: Distance) -> None:
         self._read += 1
         self._elements += distance.elements
         self._differing += distance.differing
-        if distance.differing or first.dtype != second.dtype:
-            self.change(Change(name, (first.dtype, second.dtype), (first.shape, second.shape), distance))
+        if distance.differing or pair.first.dtype != pair.second.dtype:
+            self.change(_change(*pair, distance))
         else:
             self._equal += 1
 
-    def objects(self, name: str, load_first: Callable[[], Any], load_second: Callable[[], Any]) -> None:
+    def objects(self, name: str, first: tuple[BoxReader, str], second: tuple[BoxReader, str]) -> None:
+        """Compare two objects, each given by its reader and its name there."""
         try:
             with _of_the("first"):
-                one = load_first()
+                one = first[0].load_object(first[1])
             with _of_the("second"):
-                other = load_second()
+                other = second[0].load_object(second[1])
             text = difference_of(one, other)
         except Incomparable as error:
             self._read += 1
@@ -141,14 +162,12 @@ class _Found:
         if isinstance(reason, _CALLERS) or not (self.removed or self.added or self._changed):
             raise reason
 
-    def difference(self, first: str, second: str, order: list[str]) -> Difference:
-        changed = tuple(self._changed[name] for name in order if name in self._changed)
+    def difference(self, paths: tuple[str, str], order: list[str]) -> Difference:
         return Difference(
-            first,
-            second,
+            *paths,
             tuple(self.removed),
             tuple(self.added),
-            changed,
+            tuple(self._changed[name] for name in order if name in self._changed),
             self._incomparable,
             self._equal,
             self._elements,
@@ -157,65 +176,22 @@ class _Found:
         )
 
 
-def _compare_tensors(
-    first: Source, second: Source, pairs: list[_Pair], found: _Found, values: bool, progress: Progress | None
-) -> None:
-    """Compare tensors in their order. Where one cannot be read, which ends the reading of those behind it, too, they
-    are read one by one up to that one.
-    """
-    if progress is not None:
-        progress.expect(sum(_raw_bytes(pair) for pair in pairs))
-    left = deque(pairs)
-    share: Share | None = None
-
-    def compare_next(count: int) -> None:
-        """The next ones, read in step; those that are done are taken out."""
-        nonlocal share
-        some = list(islice(left, count))
-        read: tuple[Any, Any] = first.read(_boxes(some, 1)), second.read(_boxes(some, 2))
-        with closing(read[0]) as one, closing(read[1]) as other:
-            for pair in some:
-                if share is None and progress is not None:
-                    share = Share(progress, _raw_bytes(pair))
-                _compare_tensor(pair, one, other, found, values, share)
-                left.popleft()
-                share = None
-
-    while left:
-        try:
-            compare_next(len(left))
-        except Exception:
-            failed = False
-            while left and not failed:
-                try:
-                    compare_next(1)
-                except Exception as error:  # a foreign extension raises anything, and torch for what it cannot compare
-                    failed = True
-                    found.unreadable(left.popleft()[0], error)
-                    if share is not None:
-                        share.finish()
-                    share = None
-
-
-def _compare_tensor(
-    pair: _Pair,
-    first: Iterator[torch.Tensor],
-    second: Iterator[torch.Tensor],
-    found: _Found,
-    values: bool,
-    share: Share | None,
-) -> None:
-    name, one, other = pair
-    tally = Tally(_dtype(one), _dtype(other), values)
-    for _ in _boxes([pair], 1):
-        with _of_the("first"):
-            part = next(first)
-        with _of_the("second"):
-            beside = next(second)
-        tally.add(part, beside)
-        if share is not None:
-            share.advance(part.nbytes + beside.nbytes)
-    found.tensors(name, one, other, tally.result())
+def _distance(first: BoxReader, second: BoxReader, pair: _Pair, values: bool, share: Share | None) -> Distance:
+    items = pair.first, pair.second
+    widest = max(map(itemsize_of, items))  # both are cut alike
+    cuts = [boxes_of(item, BOX_BYTES // widest * itemsize_of(item)) for item in items]
+    counter = DistanceCounter(pair.first.dtype, pair.second.dtype, values)
+    with closing(first.read_boxes(cuts[0])) as one, closing(second.read_boxes(cuts[1])) as other:
+        while True:
+            with _of_the("first"):
+                part = next(one, None)
+            with _of_the("second"):
+                beside = next(other, None)
+            if part is None or beside is None:
+                return counter.result()
+            counter.add(part, beside)
+            if share is not None:
+                share.advance(part.nbytes + beside.nbytes)
 
 
 class _Unreadable(Exception):
@@ -245,22 +221,14 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {shorten(error.message if isinstance(error, StreamxfError) else str(error), 600)}"
 
 
-def _raw_bytes(pair: _Pair) -> int:
-    return (pair[1].raw_bytes or 0) + (pair[2].raw_bytes or 0)
+def _chosen(reader: BoxReader, only: Sequence[str], prefix: str, files: bool) -> Mapping[str, Item]:
+    found = chosen(reader.items, only, prefix)
+    return {name: item for name, item in found.items() if files or not is_kept(item.name)}
 
 
-def _boxes(pairs: list[_Pair], side: Literal[1, 2]) -> Iterator[Box]:
-    """The boxes of one side, cut as those of the other."""
-    for pair in pairs:
-        size = max(_dtype(pair[1]).itemsize, _dtype(pair[2]).itemsize)
-        yield from boxes_of(pair[side], size)
-
-
-def _chosen(source: Source, only: Sequence[str], prefix: str, files: bool) -> dict[str, Entry]:
-    found = chosen(source.contents.entries, only, prefix)
-    return {name: entry for name, entry in found.items() if files or not is_kept(entry.name)}
-
-
-def _dtype(entry: Entry) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, str(entry.dtype))
-    return dtype
+def _change(name: str, first: Item, second: Item, distance: Distance | None = None) -> Change:
+    about: list[Any] = [
+        (item.dtype, item.shape) if isinstance(item, TensorItem) else (None, ()) for item in (first, second)
+    ]
+    (dtype, shape), (other_dtype, other_shape) = about
+    return Change(name, (dtype, other_dtype), (shape, other_shape), distance)

@@ -111,6 +111,23 @@ def test_what_is_shared_is_compared_once():
     assert difference_of(inside_itself(), inside_itself()) is None
 
 
+def grid(seed: int, lists: int = 500, length: int = 500) -> list[list[int]]:
+    """Lists that share their parts, each in another order than those of another seed: nearly every pair is a new one."""
+    leaves: list[list[int]] = [[0] * length for _ in range(lists)]
+    return [[leaves[(place * seed + number) % lists] for place in range(length)] for number in range(lists)]
+
+
+def test_pairs_of_shared_parts_come_to_an_end():
+    """A megabyte of references that make a quarter of a billion comparisons."""
+    with pytest.raises(Incomparable, match="same parts so often"):
+        difference_of(grid(1), grid(3))
+    assert difference_of(grid(1, 50, 50), grid(3, 50, 50)) is None
+    text = "x" * 10**6
+    with pytest.raises(Incomparable, match="same parts so often"):
+        difference_of([text] * 10**6, [f"{text[:-1]}x"] * 10**6)
+    assert difference_of(["adam"] * 10**5, ["adam"] * 10**5) is None
+
+
 def test_long_keys_are_not_said_again_and_again():
     one: object = 1
     other: object = 2

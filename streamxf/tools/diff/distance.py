@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from streamxf.tools.values.numbers import INTEGERS, WORDS, floats, integers, is_number
+from streamxf.tools.values.numbers import INTEGERS, Array, floats, integers, is_number
 from streamxf.tools.values.statistics import SLICE, Statistics, ValueCounter
 
 _FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
@@ -58,18 +57,19 @@ class Distance:
     statistics: Statistics | None = None
 
 
-class Tally:
+class DistanceCounter:
     """Adds up how far two tensors are apart.
 
     Parameters
     ----------
-    first, second : torch.dtype
-        Of the two. If they are not the same, both have to be numbers (`is_number`).
+    first, second : str
+        Their dtypes. If they are not the same, both have to be numbers (`is_number`).
     statistics : bool
         Whether to collect statistics of the differences, too; that takes about as long again.
     """
 
-    def __init__(self, first: torch.dtype, second: torch.dtype, statistics: bool = False) -> None:
+    def __init__(self, first: str, second: str, statistics: bool = False) -> None:
+        self._dtypes = first, second
         self._alike = first == second
         self._exact = first in INTEGERS and second in INTEGERS
         self._numbers = is_number(first) and is_number(second)
@@ -80,9 +80,9 @@ class Tally:
         self._counter = ValueCounter(self._exact) if statistics and self._numbers else None
         self._counted = 0
 
-    def add(self, first: torch.Tensor, second: torch.Tensor) -> None:
-        """Count the elements of two contiguous CPU tensors of the same shape."""
-        self._elements += first.numel()
+    def add(self, first: Array, second: Array) -> None:
+        """Count elements of both, as `BoxReader` reads them."""
+        self._elements += first.size
         if self._alike and same_bits(first, second):
             return
         one, other = first.reshape(-1), second.reshape(-1)
@@ -110,33 +110,34 @@ class Tally:
             statistics,
         )
 
-    def _add_slice(self, first: torch.Tensor, second: torch.Tensor) -> None:
-        differ: np.ndarray | None = None
+    def _add_slice(self, first: Array, second: Array) -> None:
+        differ: Array | None = None
         if self._alike:
             bits = _other_bits(first, second)
-            count = int(bits.count_nonzero())
+            count = int(np.count_nonzero(bits))
             self._differing += count
             if not self._numbers or not count:
                 return
             if count * _FEW < len(first):  # those that are the same are at a distance of 0 anyway
-                first, second = _chosen(first, bits), _chosen(second, bits)
+                first, second = first[bits], second[bits]
             else:
-                differ = bits.numpy()
+                differ = bits
+        one, other = self._dtypes
         if self._exact:
-            self._add_integers(integers(first), integers(second))
+            self._add_integers(integers(first, one), integers(second, other))
         else:
-            self._add_floats(floats(first), floats(second), differ)
+            self._add_floats(floats(first, one), floats(second, other), differ)
 
-    def _add_integers(self, first: np.ndarray, second: np.ndarray) -> None:
+    def _add_integers(self, first: Array, second: Array) -> None:
         apart, over = _exact_distances(first, second)
         largest = int(apart.max())
         if over is None and largest < 2**63 // SLICE:  # the sum does not overflow
             self._sum += int(apart.sum())
         else:
             self._sum += int((apart & 0xFFFFFFFF).sum()) + (int((apart >> 32).sum()) << 32)
-        differ = apart != 0
+        differ: Any = apart != 0
         if over is not None:
-            differ |= over
+            differ = differ | over
             self._sum += int(np.count_nonzero(over)) << 64
             largest = int(apart[over].max()) + 2**64 if over.any() else largest
         if not self._alike:
@@ -149,7 +150,7 @@ class Tally:
             numbers[_less(second, first)] *= -1
             self._count(numbers)
 
-    def _add_floats(self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None) -> None:
+    def _add_floats(self, first: Array, second: Array, differ: Array | None) -> None:
         """Count numbers. All of them differ, or those in `differ`; for two dtypes that is determined here."""
         if first.shape != second.shape:  # a complex number beside a real one
             first, second = _complex_of(first), _complex_of(second)
@@ -164,9 +165,7 @@ class Tally:
             apart, lengths = self._add_unusual(first, second, differ, apart)
         self._count(apart if apart.ndim == 1 else lengths)
 
-    def _add_unusual(
-        self, first: np.ndarray, second: np.ndarray, differ: np.ndarray | None, apart: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
         """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
         nan, other_nan = np.isnan(first), np.isnan(second)
         same = (first == second) | (nan & other_nan)
@@ -192,7 +191,7 @@ class Tally:
             self._sum += measured.sum(dtype=np.longdouble)  # whose range the sum of the largest numbers does not leave
         return apart, lengths
 
-    def _count(self, differences: np.ndarray) -> None:
+    def _count(self, differences: Array) -> None:
         if self._counter is not None and len(differences):
             self._counted += len(differences)
             if self._exact:
@@ -202,29 +201,24 @@ class Tally:
                 self._counter.add_numbers(differences)
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two contiguous tensors of the same shape and dtype are the same bit for bit."""
-    one, other = first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8)
-    even = len(one) // 8 * 8
-    if even < SLICE or one.storage_offset() % 8 or other.storage_offset() % 8:
-        return torch.equal(one, other)
-    words = one[:even].view(torch.int64), other[:even].view(torch.int64)  # several times as fast
-    return torch.equal(*words) and torch.equal(one[even:], other[even:])
+def same_bits(first: Array, second: Array) -> bool:
+    """Whether two arrays of the same shape and element size are the same bit for bit."""
+    return bool(np.array_equal(_words(first.reshape(-1)), _words(second.reshape(-1))))
 
 
-def _other_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _other_bits(first: Array, second: Array) -> Array:
     """Which elements differ in any bit."""
-    word = WORDS[first.element_size()]
-    differ = first.view(word) != second.view(word)
-    return differ if len(differ) == len(first) else differ.view(len(first), -1).any(dim=1)
+    differ = _words(first) != _words(second)
+    found: Array = differ if len(differ) == len(first) else differ.reshape(len(first), -1).any(axis=1)
+    return found
 
 
-def _chosen(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """The elements that are chosen; as words, because torch cannot index some of the dtypes."""
-    return tensor.view(WORDS[tensor.element_size()]).view(len(tensor), -1)[chosen].view(-1).view(tensor.dtype)
+def _words(elements: Array) -> Array:
+    """Elements as unsigned numbers; two for each of 16 bytes."""
+    return elements.view(np.uint64) if elements.itemsize == 16 else elements
 
 
-def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _exact_distances(first: Array, second: Array) -> tuple[Array, Array | None]:
     """Distances without their 65th bits; and which of them have it set, as only int64 beside uint64 does."""
     above, below = first.view(np.uint64), second.view(np.uint64)
     if first.dtype == second.dtype:
@@ -235,7 +229,7 @@ def _exact_distances(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
     return apart, (first < 0) & (apart < below)
 
 
-def _less(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _less(first: Array, second: Array) -> Array:
     """Where the first integers are less. NumPy compares int64 with uint64 as float64."""
     if first.dtype == second.dtype:
         return first < second
@@ -244,5 +238,5 @@ def _less(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (first < 0) | (first.view(np.uint64) < second)
 
 
-def _complex_of(values: np.ndarray) -> np.ndarray:
+def _complex_of(values: Array) -> Array:
     return values if values.ndim == 2 else np.stack([values, np.zeros_like(values)], axis=1)
