@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamxf.codecs.zstd import ZStandard
     from streamxf.tools.diff.diff import diff
     from streamxf.tools.diff.difference import Change, Difference
-    from streamxf.tools.diff.values import Distance
+    from streamxf.tools.diff.distance import Distance
     from streamxf.convert.pack import pack
     from streamxf.convert.result import Converted
     from streamxf.convert.transcode import transcode
@@ -89,7 +89,7 @@ _HOME = {
     "Converted": "streamxf.convert.result",
     "Damage": "streamxf.dcp.verify.report",
     "Difference": "streamxf.tools.diff.difference",
-    "Distance": "streamxf.tools.diff.values",
+    "Distance": "streamxf.tools.diff.distance",
     "Encrypt": "streamxf.codecs.encrypt",
     "Entry": "streamxf.formats.contents",
     "Estimate": "streamxf.tuning.estimate",
