@@ -21,8 +21,8 @@ from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_FREE_PLACES = 2**20  # besides one for each byte of the pickle, which is more than a tree has
-_MAX_NAMES = 2**28  # characters of all names together
+_FREE_PLACES = 2**16  # besides one for each byte of the pickle, which is more than a tree has
+_FREE_NAMES = 2**24  # characters of all names together, besides 16 for each byte of the pickle
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _SCALARS = (str, int, float, bool, bytes, type(None))
@@ -60,7 +60,7 @@ def read(file: StoredFile, name: str) -> Shard:
             if not archive.little:
                 raise UnsupportedError("the file was written on a big-endian machine")
             root = read_outline(archive.pickled, archive.sizes).root
-            flat = _Flattening(_FREE_PLACES + len(archive.pickled)).of(root)
+            flat = _Flattening(len(archive.pickled)).of(root)
             begins: dict[str, int] = {}
             for _, value in flat.values():
                 if isinstance(value, StoredTensor) and value.record not in begins:
@@ -127,13 +127,13 @@ class _Flattening:
 
     Parameters
     ----------
-    most : int
-        Places.
+    size : int
+        Bytes of the pickle.
     """
 
-    def __init__(self, most: int) -> None:
-        self._places = most
-        self._characters = _MAX_NAMES
+    def __init__(self, size: int) -> None:
+        self._places = _FREE_PLACES + size
+        self._characters = _FREE_NAMES + 16 * size
         self._whole: dict[int, bool] = {}
         self._found: dict[str, tuple[Path, Any]] = {}
 
