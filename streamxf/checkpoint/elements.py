@@ -21,8 +21,8 @@ from streamxf.stream.blocks import Blocks
 
 Array = npt.NDArray[Any]
 
-# Bytes; up to here a stream of one block is decoded by whoever wants it: handing it over costs more than it brings.
 INLINE_BYTES = 128 * 1024
+"""Bytes that are decoded by whoever wants them: handing them to a worker costs more than it brings."""
 
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 

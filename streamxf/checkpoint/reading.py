@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from streamxf.checkpoint.elements import Array, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES
@@ -71,7 +71,7 @@ class BoxReader(abc.ABC):
     def close(self) -> None:
         """Close what is open."""
 
-    def read_boxes(self, boxes: Iterable[Box]) -> Iterator[Array]:
+    def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
         """Read boxes, in their order.
 
         Each comes as a contiguous array of the box's shape, whose elements are unsigned numbers (or, of 16 bytes,
@@ -92,6 +92,9 @@ class BoxReader(abc.ABC):
                 entry = _Waiting(array)
                 waiting.append(entry)
                 for job, size in self.jobs(box, array):
+                    if array.nbytes <= INLINE_BYTES:
+                        job()
+                        continue
                     entry.left += 1
                     for done in pipeline.submit(partial(_then, job, entry), size):
                         done.left -= 1

@@ -168,7 +168,10 @@ class Storage:
             self.forget_listings()
             try:
                 return bool(self.filesystem.info(self.path)["type"] == "directory")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise cause from None  # fsspec says the same of a server that does not answer
                 raise self._missing() from None
         try:
             mode = os.stat(self.path).st_mode
@@ -219,6 +222,21 @@ class Storage:
         if self.filesystem is not None:
             self.filesystem.invalidate_cache()
 
+    def folders(self) -> list[str]:
+        """The names of the folders directly in the folder, links to folders among them.
+
+        Raises
+        ------
+        FileNotFoundError
+        """
+        local = self.local
+        if local is not None:
+            with os.scandir(local) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        self.forget_listings()
+        listed = self.filesystem.ls(self.path, detail=True)
+        return [os.path.basename(each["name"].rstrip("/")) for each in listed if each.get("type") == "directory"]
+
     @contextmanager
     def open(self, name: str = "", *, random: bool = False) -> Iterator[StoredFile]:
         """Open a file of this folder, or this file itself, for reading.
@@ -236,6 +254,7 @@ class Storage:
         """
         with self._opened(name, random) as raw:
             size = raw.seek(0, os.SEEK_END)
+            raw.seek(0)
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
     def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:

@@ -45,8 +45,8 @@ def cat(
     was written before is the beginning of what was stored.
     """
     from streamxf.errors import located
-    from streamxf.fileio import open as open_stream
     from streamxf.keys import KeyRing
+    from streamxf.stream import open as open_stream
 
     ring = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
     buffer = bytearray(_STEP)
@@ -59,14 +59,14 @@ def cat(
 
 
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
-    from streamxf.formats.location import Location
+    from streamxf.checkpoint.storage import Storage
 
     if path == "-":
         return sys.stdin.buffer
-    location = Location.of(path)
-    if location.is_folder():
+    storage = Storage.of(path)
+    if storage.is_folder():
         raise UnsupportedError(
             "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",
             file=path,
         )
-    return stack.enter_context(location.open())
+    return stack.enter_context(storage.open()).raw

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.reading import Box
+from streamxf.checkpoint.storage import Storage
 from streamxf.cli.timing import State
 from streamxf.errors import ParameterError
-from streamxf.formats.contents import Entry
+from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
-from streamxf.formats.source import Box
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 
@@ -36,17 +39,17 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
     StreamxfError, OSError
         If it cannot be read.
     """
-    with open_source(path, keys=keys) as source:
-        boxes = list(_chosen(source.contents.tensors, size))
+    with open_source(Storage.of(path), Access.of(keys)) as reader:
+        boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
             raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
         if progress is not None:
-            progress.expect(sum(map(_bytes_of, boxes)))
+            progress.expect(sum(box.size for box in boxes))
         state: State = {}
-        for box, tensor in zip(boxes, source.read(boxes), strict=True):
-            state[box.entry.name] = tensor
+        for box, elements in zip(boxes, reader.read_boxes(boxes), strict=True):
+            state[box.item.name] = as_torch(elements, box.item.dtype)
             if progress is not None:
-                progress.advance(_bytes_of(box))
+                progress.advance(box.size)
         return state
 
 
@@ -63,20 +66,20 @@ def random_weights(size: int) -> State:
     }
 
 
-def _chosen(entries: list[Entry], size: int) -> Iterator[Box]:
+def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
     """The first rows of tensors from all over the checkpoint, in the order in which a golden ratio leads through it."""
-    full = [entry for entry in entries if entry.raw_bytes]
+    full = [item for item in items if item.size]
     order = sorted(range(len(full)), key=lambda number: (number + 1) * _GOLDEN % 1)
-    most = max(size / _SHARES, _level([entry.raw_bytes or 0 for entry in full], size))
+    most = max(size / _SHARES, _level([item.size for item in full], size))
     left = size
     spare = 0.0  # what rounding to rows left of the shares of those before
     for number in order:
-        entry = full[number]
-        whole = entry.raw_bytes or 0
+        item = full[number]
+        whole = item.size
         room = min(left, whole, most + spare)
-        lengths = _lengths(entry.shape, room / whole)
-        box = Box(entry, (0,) * len(lengths), lengths)
-        taken = _bytes_of(box)
+        lengths = _lengths(item.shape, room / whole)
+        box = Box(item, (0,) * len(lengths), lengths)
+        taken = box.size
         if 0 < taken <= left:
             yield box
             left -= taken
@@ -100,7 +103,3 @@ def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
         return shape
     rows = int(shape[0] * share)
     return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))
-
-
-def _bytes_of(box: Box) -> int:
-    return (box.entry.raw_bytes or 0) * math.prod(box.lengths) // math.prod(box.entry.shape)

@@ -27,7 +27,7 @@ MAX_INDEX = 100_000_000
 _MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times its text in memory
 
 SAFETENSORS, BIN = ".safetensors", ".bin"
-_INDEX = ".index.json"
+INDEX = ".index.json"
 _LONE_BIN = "pytorch_model.bin"
 
 ReadShard = Callable[[StoredFile, str], Shard]
@@ -57,8 +57,8 @@ def layout_of(names: Iterable[str]) -> Layout | None:
     """Find shards among the names of a folder; None if there are none."""
     names = sorted(names)
     for suffix in (SAFETENSORS, BIN):
-        indices = [name for name in names if name.endswith(suffix + _INDEX)]
-        usual = [name for name in indices if name in (f"model{suffix}{_INDEX}", f"pytorch_model{suffix}{_INDEX}")]
+        indices = [name for name in names if name.endswith(suffix + INDEX)]
+        usual = [name for name in indices if name in (f"model{suffix}{INDEX}", f"pytorch_model{suffix}{INDEX}")]
         if len(usual or indices) > 1:
             raise UnsupportedError(
                 f"the folder has several indices, {', '.join(indices[:4])}: it holds several checkpoints. Give each a "
@@ -73,6 +73,14 @@ def layout_of(names: Iterable[str]) -> Layout | None:
         if shards:
             return Layout(suffix, None, shards)
     return None
+
+
+def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
+    """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
+    if layout.index is None:
+        return layout.shards
+    with located(file=storage.full(layout.index)):
+        return tuple(dict.fromkeys(_read_index(storage, layout.index)[0].values()))
 
 
 @collector_paused()

@@ -21,8 +21,8 @@ from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_FREE_PLACES = 2**20  # besides one for each byte of the pickle, which is more than a tree has
-_MAX_NAMES = 2**28  # characters of all names together
+_FREE_PLACES = 2**16  # besides one for each byte of the pickle, which is more than a tree has
+_FREE_NAMES = 2**24  # characters of all names together, besides 16 for each byte of the pickle
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _SCALARS = (str, int, float, bool, bytes, type(None))
@@ -48,7 +48,7 @@ def read(file: StoredFile, name: str) -> Shard:
         If it is damaged.
     """
     with _buffered(file) as raw:
-        if raw.read(len(_LEGACY)) == _LEGACY:
+        if file.size > len(_LEGACY) and file.slice(0, len(_LEGACY)).read_at(0, len(_LEGACY)) == _LEGACY:
             raise UnsupportedError(
                 "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it "
                 "again"
@@ -60,7 +60,7 @@ def read(file: StoredFile, name: str) -> Shard:
             if not archive.little:
                 raise UnsupportedError("the file was written on a big-endian machine")
             root = read_outline(archive.pickled, archive.sizes).root
-            flat = _Flattening(_FREE_PLACES + len(archive.pickled)).of(root)
+            flat = _Flattening(len(archive.pickled)).of(root)
             begins: dict[str, int] = {}
             for _, value in flat.values():
                 if isinstance(value, StoredTensor) and value.record not in begins:
@@ -127,13 +127,13 @@ class _Flattening:
 
     Parameters
     ----------
-    most : int
-        Places.
+    size : int
+        Bytes of the pickle.
     """
 
-    def __init__(self, most: int) -> None:
-        self._places = most
-        self._characters = _MAX_NAMES
+    def __init__(self, size: int) -> None:
+        self._places = _FREE_PLACES + size
+        self._characters = _FREE_NAMES + 16 * size
         self._whole: dict[int, bool] = {}
         self._found: dict[str, tuple[Path, Any]] = {}
 
@@ -147,6 +147,7 @@ class _Flattening:
         return self._found
 
     def _enter(self, value: Any, path: Path, length: int) -> None:
+        inner: list[tuple[str | int, Any]]
         if isinstance(value, dict):
             inner = [(_as_step(key), each) for key, each in value.items()]
         elif isinstance(value, list) and not self._is_whole(value):
@@ -197,7 +198,7 @@ def _as_step(key: Any) -> str:
 def _kind_of(value: Any) -> str:
     if isinstance(value, StoredTensor):
         return "a tensor"
-    return f"an object of {shorten(value.name)}" if isinstance(value, Foreign) else f"a {type(value).__name__}"
+    return f"a {shorten(value.name if isinstance(value, Foreign) else type(value).__name__)}"
 
 
 def _too_deep() -> UnsupportedError:

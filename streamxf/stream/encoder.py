@@ -153,10 +153,7 @@ class ContainerEncoder:
         meter: Meter | None = None,
     ) -> None:
         header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
-        info = StreamInfo(header.block_size, header.salt, header.digest)
-        if identity is not None:
-            row = _row_length(identity)
-            info = replace(info, item=identity.name, dtype=identity.dtype or None, row=row)
+        info = stream_info_of(StreamInfo(header.block_size, header.salt, header.digest), identity)
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header.sealed(self._coder.seal)
         self._ends: list[int] = []
@@ -217,6 +214,13 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         return Encoded(index, last, head, payload, digest, scratch)
     finally:
         load.release()
+
+
+def stream_info_of(stream: StreamInfo, identity: Identity | None) -> StreamInfo:
+    """What codecs are told of a stream that is encoded."""
+    if identity is None:
+        return stream
+    return replace(stream, item=identity.name, dtype=identity.dtype or None, row=_row_length(identity))
 
 
 def _row_length(identity: Identity) -> int | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from streamxf.chain import Chain
 from streamxf.errors import CodecError, located
 from streamxf.progress import Progress
-from streamxf.tuning.bench import Bench, Clock, Coding, Plain
-from streamxf.tuning.sample import Block
+from streamxf.tuning.bench import Bare, Bench, Clock, Coding
+from streamxf.tuning.sample import Sample
 
 REPEATS = 3
 MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
@@ -50,7 +50,7 @@ class _Best:
 
 def measure(
     chains: Sequence[Chain],
-    blocks: Sequence[Block],
+    blocks: Sequence[Sample],
     clock: Clock = time.perf_counter,
     repeats: int = REPEATS,
     progress: Progress | None = None,
@@ -64,7 +64,7 @@ def measure(
     Parameters
     ----------
     chains : sequence of Chain
-    blocks : sequence of Block
+    blocks : sequence of Sample
         At least one, and none of them empty.
     clock : callable
         Gives seconds.
@@ -77,7 +77,7 @@ def measure(
     CodecError
         If a codec fails, or a block does not come back as it was.
     """
-    benches = [Coding(chain, blocks, clock) if len(chain) else Plain(clock) for chain in chains]
+    benches = [Coding(chain, blocks, clock) if len(chain) else Bare(clock) for chain in chains]
     best = [[_Best() for _ in blocks] for _ in chains]
     sampled = sum(len(block.data) for block in blocks)
     if progress is not None:
@@ -93,15 +93,15 @@ def measure(
     return [_whole(chain, blocks, times) for chain, times in zip(chains, best, strict=True)]
 
 
-def _checked_run(chain: Chain, bench: Bench, block: Block, number: int) -> tuple[int, float, float]:
-    with located(item=block.item):
+def _checked_run(chain: Chain, bench: Bench, block: Sample, number: int) -> tuple[int, float, float]:
+    with located(item=block.part.name):
         result = bench.run(block, number)
         if bench.out(block) != block.data:
             raise CodecError(f"the chain {str(chain)!r} does not give back what it was given; do not save with it")
     return result
 
 
-def _whole(chain: Chain, blocks: Sequence[Block], times: list[_Best]) -> Measured:
+def _whole(chain: Chain, blocks: Sequence[Sample], times: list[_Best]) -> Measured:
     each = [(block.weight / len(block.data), best) for block, best in zip(blocks, times, strict=True)]
     return Measured(
         chain,

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.storage import Storage
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
@@ -17,16 +19,15 @@ from streamxf.codecs.lz4 import LZ4
 from streamxf.codecs.zstd import ZStandard
 from streamxf.engine import usable_cpus
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
 from streamxf.tuning.bench import Clock
-from streamxf.tuning.checkpoint import Checkpoint
 from streamxf.tuning.estimate import choose, estimate, reason
-from streamxf.tuning.file import File
 from streamxf.tuning.measure import measure
 from streamxf.tuning.recommendation import Recommendation
-from streamxf.tuning.sample import Source, take_sample
-from streamxf.tuning.state import StateDict
+from streamxf.tuning.sample import Sampled, take_sample
+from streamxf.tuning.sources import RawFile, StoredTensors
 
 #: What is tried unless the caller names candidates.
 CANDIDATES: tuple[tuple[Codec, ...], ...] = (
@@ -102,11 +103,11 @@ def tune(
     rate = _check_bandwidth(bandwidth)
     candidates = _candidates(chains, keys)
     threads = _check_workers(workers)
-    return recommend(open_source(source, keys), candidates, rate, threads, progress=progress)
+    return recommend(source_of(source, keys), candidates, rate, threads, progress=progress)
 
 
 def recommend(
-    source: Source,
+    source: Sampled,
     chains: list[Chain],
     bandwidth: float,
     workers: int,
@@ -134,9 +135,11 @@ def recommend(
     )
 
 
-def open_source(source: object, keys: KeysLike) -> Source:
+def source_of(source: object, keys: KeysLike) -> Sampled:
     """The source that `tune` was given, ready to be sampled; raises as `tune` does."""
     if isinstance(source, Mapping):
+        from streamxf.tuning.state import StateDict  # needs torch
+
         return StateDict(source)
     if not isinstance(source, str | os.PathLike):
         raise ParameterError(
@@ -145,13 +148,13 @@ def open_source(source: object, keys: KeysLike) -> Source:
         )
     path = os.fspath(source)
     if not isinstance(path, str):
-        raise ParameterError(f"tune takes paths as text, not {type(path).__name__}; os.fsdecode makes one of it")
+        raise ParameterError(f"tune takes paths as strings, not {type(path).__name__}; os.fsdecode makes one of it")
     try:
-        return Checkpoint(path, keys)
+        return StoredTensors(open_source(Storage.of(path), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
         if not os.path.isfile(path):
             raise
-        return File(path)
+        return RawFile(path)
 
 
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf import engine
-from streamxf.compare.diff import diff
+from streamxf.tools.diff.diff import diff
 from streamxf.convert.pack import pack
 from streamxf.convert.unpack import unpack
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, UnsupportedError

@@ -6,9 +6,9 @@ import io
 
 import pytest
 import torch
-from compare.memory import Memory
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.elements import Memory
 
 from streamxf.convert.files import layout, torchfile
 from streamxf.convert.files.layout import Cut, File, Run, Segment, pieces

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import DefaultSavePlanner, save
 
 import streamxf
-from streamxf.compare.diff import diff
+from streamxf.tools.diff.diff import diff
 from streamxf.convert.origin import ITEM
 from streamxf.convert.pack import pack
 from streamxf.convert.unpack import unpack

@@ -15,6 +15,7 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     ContainerError,
     KeyMissingError,
@@ -24,7 +25,6 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
 )
-from streamxf.checkpoint.storage import Storage
 from streamxf.formats.contents import Format
 
 from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written
@@ -173,7 +173,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "an empty file": (empty_file, NoCheckpointError, "begins neither as"),
     "a pickle": (pickle, NoCheckpointError, "begins neither as"),
     "a compressed file": (compressed_file, NoCheckpointError, "begins neither as"),
-    "a plain file of streamxf": (plain_file, UnsupportedError, "streamxf.open reads it"),
+    "a plain file of streamxf": (plain_file, UnsupportedError, "Read it with streamxf.open"),
     "a pipe": (pipe, UnsupportedError, "neither a file nor a folder"),
     "half a checkpoint": (half, MetadataError, "data files and no metadata"),
     "half a stock one": (half_of_stock, MetadataError, "data files and no metadata"),

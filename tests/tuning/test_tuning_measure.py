@@ -9,9 +9,9 @@ import pytest
 
 from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
 from streamxf.errors import CodecError
-from streamxf.tuning.bench import Coding, Plain
+from streamxf.tuning.bench import Bare, Coding
 from streamxf.tuning.measure import MIN_SECONDS, measure
-from streamxf.tuning.sample import Block
+from streamxf.tuning.sample import Part, Sample, identity_of
 
 
 class FakeClock:
@@ -51,8 +51,13 @@ class Timed(Codec):
         return bytes(int.from_bytes(block[:4], "big"))
 
 
-def zeros(size: int = 1000, weight: float = 1000.0, item: str = "w") -> Block:
-    return Block(item, "float32", bytes(size), weight)
+def zeros(size: int = 1000, weight: float = 1000.0, item: str = "w") -> Sample:
+    return sample(item, "float32", (size // 4,), bytes(size), weight)
+
+
+def sample(item: str, dtype: str | None, shape: tuple[int, ...], data: bytes, weight: float) -> Sample:
+    identity = identity_of(item, dtype, (0,) * len(shape), shape, shape) if dtype is not None else None
+    return Sample(Part(item, shape, 1, identity), data, weight)
 
 
 def test_blocks_count_by_what_they_stand_for() -> None:
@@ -74,7 +79,7 @@ def test_the_first_run_is_not_counted() -> None:
 def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lasts = iter([9.0, 3.0, 1.0, 2.0])  # the warm-up, and three repeats
 
-    def run(bench: Coding, block: Block, number: int) -> tuple[int, float, float]:
+    def run(bench: Coding, block: Sample, number: int) -> tuple[int, float, float]:
         bench.out(block)[:] = block.data
         seconds = next(lasts)
         return 10, seconds, 10 * seconds
@@ -88,16 +93,16 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chains_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[tuple[str, int]] = []
 
-    def run(bench: Any, block: Block, number: int) -> tuple[int, float, float]:
+    def run(bench: Any, block: Sample, number: int) -> tuple[int, float, float]:
         turns.append((type(bench).__name__, number))
         bench.out(block)[:] = block.data
         return 10, 1.0, 1.0
 
     monkeypatch.setattr(Coding, "run", run)
-    monkeypatch.setattr(Plain, "run", run)
+    monkeypatch.setattr(Bare, "run", run)
     measure([Chain(), Chain([LZ4()])], [zeros(), zeros()], repeats=2)
-    one = [("Plain", 0), ("Plain", 1), ("Coding", 0), ("Coding", 1)]
-    assert turns == [("Plain", 0), ("Coding", 0), *one, *one]
+    one = [("Bare", 0), ("Bare", 1), ("Coding", 0), ("Coding", 1)]
+    assert turns == [("Bare", 0), ("Coding", 0), *one, *one]
 
 
 def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,7 @@ def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatc
         told.append((stream.item, stream.dtype, stream.row, stream.block_size))
 
     monkeypatch.setattr(LZ4, "start", start)
-    measure([Chain([LZ4()])], [Block("layer.weight", "bfloat16", bytes(100), 1.0, 768), zeros(item="w")])
+    measure([Chain([LZ4()])], [sample("layer.weight", "bfloat16", (2, 768), bytes(100), 1.0), zeros(item="w")])
     assert told == [("layer.weight", "bfloat16", 768, 2**20), ("w", "float32", None, 2**20)]
 
 
@@ -118,7 +123,7 @@ def test_a_clock_that_is_too_coarse_divides_nothing_by_zero() -> None:
 
 def test_no_chain_stores_what_it_gets() -> None:
     data = bytes(range(256)) * 16
-    (found,) = measure([Chain()], [Block("w", None, data, 8192.0)])
+    (found,) = measure([Chain()], [sample("w", None, (4096,), data, 8192.0)])
     assert found.payload_bytes == 8192.0
     assert found.decode_seconds > 0
     assert found.encode_seconds > 0
@@ -127,7 +132,7 @@ def test_no_chain_stores_what_it_gets() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", None])
 def test_real_chains_pass(dtype: str | None) -> None:
     data = bytes(value * value % 251 for value in range(70_000))
-    blocks = [Block("w", dtype, data, 70_000.0), Block("v", dtype, b"\x00", 1.0)]
+    blocks = [sample("w", dtype, (70_000,), data, 70_000.0), sample("v", dtype, (1,), b"\x00", 1.0)]
     chains = [
         Chain([ZStandard(1)]),
         Chain([FloatZip(), Checksum(), Encrypt(bytes(range(32)))]),
@@ -186,7 +191,7 @@ class Failing(Codec):
 
 @pytest.mark.parametrize("codec", [Lossy(), Idle()])
 def test_a_chain_that_loses_data_is_named(codec: Codec) -> None:
-    block = Block("layer.weight", None, b"not all zeros" * 100, 1000.0)
+    block = sample("layer.weight", None, (1300,), b"not all zeros" * 100, 1000.0)
     with pytest.raises(CodecError, match="does not give back") as caught:
         measure([Chain([LZ4()]), Chain([codec])], [block])
     assert codec.name in str(caught.value)
@@ -195,7 +200,7 @@ def test_a_chain_that_loses_data_is_named(codec: Codec) -> None:
 
 def test_every_block_is_compared() -> None:
     with pytest.raises(CodecError, match="does not give back") as caught:
-        measure([Chain([Lossy()])], [zeros(), zeros(), Block("layer.weight", None, b"not zeros", 1000.0)])
+        measure([Chain([Lossy()])], [zeros(), zeros(), sample("layer.weight", None, (9,), b"not zeros", 1000.0)])
     assert caught.value.item == "layer.weight"
 
 
