@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.collector import collector_paused
 from streamxf.dcp.compat import DCP_VERSION
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.extra import from_json, to_json
@@ -34,10 +34,12 @@ _OWN = {field.name for field in fields(Metadata)}
 
 
 class Stored(NamedTuple):
-    """What a writer knows of an item that it stored, besides where: it travels on the item's ``_StorageInfo``."""
+    """What a writer knows of an item that it stored, besides where. It travels on the item's ``_StorageInfo``, if it is
+    not what the publisher takes for granted.
+    """
 
-    framed: bool
-    sha256: bytes | None
+    framed: bool = False
+    sha256: bytes | None = None
 
 
 STORED_ATTRIBUTE = "streamxf_stored"
@@ -46,30 +48,53 @@ STORED_ATTRIBUTE = "streamxf_stored"
 # -- from DCP --------------------------------------------------------------------------------------------------
 
 
-@collector_paused()
-def items_of(content: Metadata, descriptors: tuple[str, ...]) -> dict[str, Item]:
-    """The items of a save that is about to be published, whose ``storage_data`` was filled in.
+def items_of(
+    content: Metadata, results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
+) -> dict[str, Item]:
+    """The items of a save that is about to be published.
+
+    Parameters
+    ----------
+    content : Metadata
+        As the planner made it.
+    results : iterable of WriteResult
+        Of all ranks whose items it has.
+    descriptors : tuple of str
+        As in `Place`.
+    usual : Stored
+        What holds for results that do not say otherwise.
 
     Raises
     ------
     UnsupportedError
         If something has no place in the index, or was not stored.
     """
-    places = {(index.fqn, index.offset): info for index, info in content.storage_data.items()}
+    places = {}
+    for result in results:
+        info = result.storage_data
+        framed, sha256 = getattr(info, STORED_ATTRIBUTE, usual)
+        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
+        places[result.index.fqn, result.index.offset] = place, framed
     paths = content.planner_data if _has_paths(content) else {}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
         path = paths.get(name)
-        if isinstance(entry, BytesStorageMetadata):
-            items[name] = ObjectItem(name, _place(name, places.get((name, None)), descriptors)[0], path)
-            continue
-        chunks = []
-        for chunk in entry.chunks:
-            place, framed = _place(name, places.get((name, chunk.offsets)), descriptors)
-            chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), place, framed))
+        try:
+            if isinstance(entry, BytesStorageMetadata):
+                items[name] = ObjectItem(name, places[name, None][0], path)
+                continue
+            chunks = tuple(
+                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, chunk.offsets]) for chunk in entry.chunks
+            )
+        except KeyError:
+            raise UnsupportedError(
+                "the metadata has a part of an item that was not stored, so the checkpoint would not be whole; nothing "
+                "was published. Save shards together with all other ranks (no_dist=False), or each rank for itself "
+                "with use_collectives=False",
+                item=name,
+            ) from None
         dtype = str(entry.properties.dtype).removeprefix("torch.")
-        properties = _properties(entry.properties)
-        items[name] = TensorItem(name, dtype, tuple(entry.size), tuple(chunks), path, properties)
+        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, _properties(entry.properties))
     return items
 
 
@@ -87,6 +112,8 @@ def extra_of(content: Metadata) -> dict[str, Any]:
     extra = {}
     for name, value in found.items():
         try:
+            if not _is_extra(name):
+                raise MetadataError("of attributes, readers take those with a public name")
             extra[name] = to_json(value)
         except MetadataError as error:
             raise UnsupportedError(
@@ -96,11 +123,17 @@ def extra_of(content: Metadata) -> dict[str, Any]:
     return extra
 
 
+def _is_extra(name: str) -> bool:
+    """Whether DCP's metadata may get an attribute of that name."""
+    return name == _PLANNER_DATA or (name.isidentifier() and name[0] != "_" and not hasattr(Metadata, name))
+
+
 def _has_paths(content: Metadata) -> bool:
     """Whether the planner data says where items stand in a nested state dict, and nothing else."""
     data = content.planner_data
     return (
         isinstance(data, dict)
+        and bool(data)
         and data.keys() <= content.state_dict_metadata.keys()
         and all(_is_path(path) for path in data.values())
     )
@@ -112,18 +145,6 @@ def _is_path(path: Any) -> bool:
         and 1 <= len(path) <= MAX_STEPS
         and all(type(step) is str or (type(step) is int and 0 <= step <= MAX_STEP) for step in path)
     )
-
-
-def _place(name: str, info: _StorageInfo | None, descriptors: tuple[str, ...]) -> tuple[Place, bool]:
-    if info is None:
-        raise UnsupportedError(
-            "the metadata has a part of an item that was not stored, so the checkpoint would not be whole; nothing was "
-            "published. Save shards together with all other ranks (no_dist=False), or each rank for itself with "
-            "use_collectives=False",
-            item=name,
-        )
-    stored: Stored = info.__dict__[STORED_ATTRIBUTE]
-    return Place(info.relative_path, info.offset, info.length, descriptors, stored.sha256), stored.framed
 
 
 def _properties(properties: TensorProperties) -> dict[str, bool | str]:
@@ -144,7 +165,6 @@ def _properties(properties: TensorProperties) -> dict[str, bool | str]:
 # -- to DCP ----------------------------------------------------------------------------------------------------
 
 
-@collector_paused()
 def metadata_of(
     items: Iterable[Item], *, extra: Mapping[str, Any] | None = None, descriptors: Mapping[str, list[str]] | None = None
 ) -> Metadata:
@@ -162,40 +182,55 @@ def metadata_of(
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
-    known = descriptors or {}
-    size = torch.Size
+    texts = descriptors or {}
+    size, index = _Sizes(), _metadata_index
     for item in items:
         name = item.name
         if item.path is not None:
             paths[name] = item.path
         if isinstance(item, ObjectItem):
             entries[name] = BytesStorageMetadata()
-            stored[MetadataIndex(name)] = _info(item.place, known)
+            file, at, length, *_ = item.place
+            stored[index(name, None, None)] = _StorageInfo(file, at, length, texts.get(file))
             continue
         chunks = []
-        for number, chunk in enumerate(item.chunks):
-            offset = size(chunk.offset)
-            chunks.append(ChunkStorageMetadata(offset, size(chunk.shape)))
-            stored[MetadataIndex(name, offset, number)] = _info(chunk.place, known)
-        entries[name] = TensorStorageMetadata(_torch_properties(item), size(item.shape), chunks)
+        for number, (begin, shape, (file, at, length, *_), _framed) in enumerate(item.chunks):
+            offset = size[begin]
+            chunks.append(ChunkStorageMetadata(offset, size[shape]))
+            stored[index(name, offset, number)] = _StorageInfo(file, at, length, texts.get(file))
+        entries[name] = TensorStorageMetadata(_torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = DCP_VERSION
     for name, value in (extra or {}).items():
-        if name == _PLANNER_DATA or not (name in _OWN or name.startswith("__")):
-            setattr(made, name, from_json(value))
+        if _is_extra(name):
+            with suppress(MetadataError):  # which only whoever put it there could use
+                setattr(made, name, from_json(value))
     return made
 
 
-def pickled(index: Index, descriptors: Mapping[str, list[str]], checkpoint_id: Any) -> bytes:
-    """The pickle that torch's readers get, made of the index."""
+def of_index(index: Index, descriptors: Mapping[str, list[str]], checkpoint_id: Any) -> Metadata:
+    """What torch's readers get, made of the index; `descriptors` as in `metadata_of`."""
     content = metadata_of(index.items.values(), extra=index.extra, descriptors=descriptors)
     content.storage_meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=index.save_id, modules=[*index.modules])
-    with collector_paused():
-        return pickle.dumps(content)
+    return content
 
 
-def _info(place: Place, descriptors: Mapping[str, list[str]]) -> _StorageInfo:
-    return _StorageInfo(place.file, place.at, place.size, descriptors.get(place.file))
+class _Sizes(dict[tuple[int, ...], torch.Size]):
+    """Each size once: layers have the same ones again and again, and a pickle stores an object once."""
+
+    def __missing__(self, numbers: tuple[int, ...]) -> torch.Size:
+        made = self[numbers] = torch.Size(numbers)
+        return made
+
+
+def _metadata_index(name: str, offset: torch.Size | None, number: int | None) -> MetadataIndex:
+    """As the class makes one, which takes seven times as long; there is one for each chunk."""
+    made = object.__new__(MetadataIndex)
+    attributes = made.__dict__
+    attributes["fqn"] = name
+    attributes["offset"] = offset
+    attributes["index"] = number
+    return made
 
 
 def _torch_properties(item: TensorItem) -> TensorProperties:
@@ -203,6 +238,8 @@ def _torch_properties(item: TensorItem) -> TensorProperties:
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
     properties = TensorProperties(dtype)
+    if not item.properties:
+        return properties
     for name, value in item.properties.items():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)

@@ -28,6 +28,7 @@ from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage, StoredFile, check_local
+from streamxf.collector import collector_paused
 from streamxf.dcp.border import told
 from streamxf.dcp.load.advice import advise_on_metadata, items_advised
 from streamxf.dcp.load.filled import check_filled
@@ -100,6 +101,7 @@ class ChainReaderMixin:
     # -- what DCP calls, in this order -------------------------------------------------------------
 
     @told
+    @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read ``.metadata``, or a rank's own where `rank` is given.
 

@@ -214,6 +214,7 @@ class ChainWriterMixin:
         storage = self._storage()
         with locked(storage) as alone:
             old = self._publish(made, alone)
+            metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta
             self.save_id = save_id
             self.report = save.report
             try:

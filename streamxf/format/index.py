@@ -200,9 +200,10 @@ def _item_content(item: Item, numbers: Mapping[str, int]) -> dict[str, Any]:
         content = _place_content(item.place, numbers)
     else:
         chunks = []
-        for chunk in item.chunks:
-            made = _place_content(chunk.place, numbers) | {"offset": chunk.offset, "shape": chunk.shape}
-            if chunk.framed:
+        for offset, shape, place, framed in item.chunks:
+            made = _place_content(place, numbers)
+            made["offset"], made["shape"] = offset, shape
+            if framed:
                 made["framed"] = True
             chunks.append(made)
         content = {"dtype": item.dtype, "shape": item.shape, "chunks": chunks}

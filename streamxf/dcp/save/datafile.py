@@ -86,6 +86,7 @@ class DataFile:
         self._pipeline: Pipeline[Encoded] = Pipeline()
         self._leaving: deque[_Leaving] = deque()  # one entry for each block in the pipeline
         self._staging = Staging(1 << block_log2)
+        self._usual = Stored(framed=not extensions.in_blocks)
         self.results: list[WriteResult] = []
 
     def write(self, item: WriteItem, data: Any) -> None:
@@ -202,7 +203,8 @@ class DataFile:
 
     def _note(self, leaving: _Leaving, raw_size: int, size: int, stored: Stored) -> None:
         info = _StorageInfo(self._path, self._output.size - size, size)
-        setattr(info, STORED_ATTRIBUTE, stored)
+        if stored != self._usual:
+            setattr(info, STORED_ATTRIBUTE, stored)
         self.results.append(WriteResult(index=leaving.item.index, size_in_bytes=size, storage_data=info))
         self._meter.item(raw_size, size)
         if leaving.share is not None:

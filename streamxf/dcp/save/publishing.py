@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import extra_of, items_of, pickled
+from streamxf.dcp.metadata import Stored, extra_of, items_of, of_index
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
@@ -32,6 +32,8 @@ class Publication:
     Attributes
     ----------
     index : Index
+    content : Metadata
+        The same for torch's readers.
     data : bytes
         Of the metadata file.
     records : tuple of FileRecord
@@ -39,10 +41,12 @@ class Publication:
     """
 
     index: Index
+    content: Metadata
     data: bytes
     records: tuple[FileRecord, ...]
 
 
+@collector_paused()
 def prepare(
     content: Metadata,
     results: Iterable[WriteResult],
@@ -56,7 +60,7 @@ def prepare(
     Parameters
     ----------
     content : Metadata
-        As the planner made it; its ``storage_data`` is filled in.
+        As the planner made it.
     results : iterable of WriteResult
         Of all ranks whose items it has.
     extensions : Extensions
@@ -74,16 +78,17 @@ def prepare(
         If a service that vouches for it cannot be asked.
     """
     flat = list(results)
-    records = tuple(record for record in (_take_record(result.storage_data) for result in flat) if record is not None)
+    found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
+    records = tuple(record for record in found if record is not None)
     _check_agreement(records)
-    content.storage_data = {result.index: result.storage_data for result in flat}
     encryption = extensions.encryption
     own = encryption.wrapped if encryption is not None else ""
     writers = {record.writer_id: record.wrapped for record in records}
     numbers = {writer_id: number for number, writer_id in enumerate(writers)}
     transforms = tuple(extension.get_descriptor() for extension in extensions.foreign)
     chain = tuple(map(str, extensions.chain.descriptors))
-    items = items_of(content, (*(f"!{text}" for text in transforms), *chain))
+    usual = Stored(framed=not extensions.in_blocks)
+    items = items_of(content, flat, (*(f"!{text}" for text in transforms), *chain), usual)
     _check_whole(items.values(), rank)
     index = Index(
         save_id,
@@ -104,8 +109,8 @@ def prepare(
         digest = trailer.Sections(memoryview(packed), memoryview(b"")).digest
         others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
         keys = trailer.pack_keys(own, encryption.vouch(digest), others)
-    torchs = pickled(index, descriptors_of(index, writers), checkpoint_id)
-    return Publication(index, trailer.pack(torchs, packed, keys), records)
+    made = of_index(index, descriptors_of(index, writers), checkpoint_id)
+    return Publication(index, made, trailer.pack(pickle.dumps(made), packed, keys), records)
 
 
 def descriptors_of(index: Index, wrapped: dict[bytes, str]) -> dict[str, list[str]]:
@@ -154,8 +159,3 @@ def _check_agreement(records: Iterable[FileRecord]) -> None:
             + "; ".join(sorted(chains))
             + ". Give every rank the same extensions and the same key"
         )
-
-
-def _take_record(info: _StorageInfo) -> FileRecord | None:
-    record: Any = info.__dict__.pop(RECORD_ATTRIBUTE, None)
-    return record  # type: ignore[no-any-return]
