@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
-    from streamxf.tools.diff.diff import diff
-    from streamxf.tools.diff.difference import Change, Difference
-    from streamxf.tools.diff.distance import Distance
     from streamxf.convert.pack import pack
     from streamxf.convert.result import Converted
     from streamxf.convert.transcode import transcode
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.registry import Registry
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.salvage.salvage import salvage
-    from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
@@ -63,6 +59,9 @@ if TYPE_CHECKING:
     from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
+    from streamxf.tools.diff.diff import diff
+    from streamxf.tools.diff.difference import Change, Difference
+    from streamxf.tools.diff.distance import Distance
     from streamxf.tools.inspect.inspect import inspect
     from streamxf.tools.inspect.page.page import page_of
     from streamxf.tools.inspect.summary import Summary
@@ -70,11 +69,12 @@ if TYPE_CHECKING:
     from streamxf.tools.inspect.values import Values
     from streamxf.tools.rekey.recipients import Recipient, Recipients
     from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
+    from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
-    from streamxf.tools.values.histogram import Histogram
-    from streamxf.tools.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
@@ -126,7 +126,7 @@ _HOME = {
     "Summary": "streamxf.tools.inspect.summary",
     "Tally": "streamxf.tools.inspect.tally",
     "Unpacked": "streamxf.convert.unpacked",
-    "UnsafeGlobals": "streamxf.dcp.unsafe",
+    "UnsafeGlobals": "streamxf.tools.unsafe_globals",
     "Values": "streamxf.tools.inspect.values",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
@@ -154,7 +154,7 @@ _HOME = {
     "transcode": "streamxf.convert.transcode",
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.convert.unpack",
-    "unsafe_globals": "streamxf.dcp.unsafe",
+    "unsafe_globals": "streamxf.tools.unsafe_globals",
     "verify": "streamxf.checking.verify",
     "write_key": "streamxf.keys",
 }

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Buffer
 
@@ -119,8 +119,7 @@ class ScratchPool:
 _local = threading.local()
 
 
-@contextmanager
-def borrowed(factory: Callable[..., T], *arguments: Hashable) -> Iterator[T]:
+class borrowed(Generic[T]):
     """Lend what ``factory(*arguments)`` made, to this thread and for as long as the ``with`` block runs.
 
     For compression contexts and workspaces, which are costly to make and must not be shared. What is given back is lent
@@ -128,13 +127,23 @@ def borrowed(factory: Callable[..., T], *arguments: Hashable) -> Iterator[T]:
     the middle of another block of the same thread, and is lent another one. What an exception left in an unknown state
     is not lent again.
     """
-    made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
-    if made is None:
-        made = _local.made = {}
-    free = made.setdefault((factory, arguments), [])
-    try:
-        lent: T = free.pop()
-    except IndexError:
-        lent = factory(*arguments)
-    yield lent
-    free.append(lent)
+
+    __slots__ = ("_free", "_lent", "_make")
+
+    def __init__(self, factory: Callable[..., T], *arguments: Hashable) -> None:
+        made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
+        if made is None:
+            made = _local.made = {}
+        self._free: list[T] = made.setdefault((factory, arguments), [])
+        self._make = partial(factory, *arguments)
+
+    def __enter__(self) -> T:
+        try:
+            self._lent = self._free.pop()
+        except IndexError:
+            self._lent = self._make()
+        return self._lent
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._free.append(self._lent)

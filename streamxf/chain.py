@@ -147,7 +147,7 @@ class Chain:
         """The chain for one save: whatever is random for each save is drawn again."""
         return Chain(codec.renew() for codec in self.codecs)
 
-    @property
+    @cached_property
     def encryption(self) -> Encrypt | None:
         """The chain's Encrypt codec, or None."""
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import IO, Any
 
 from streamxf.checkpoint.access import Access
@@ -16,7 +16,7 @@ from streamxf.checkpoint.transforms import undone
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, IdentityError, KeyMissingError, MetadataError, PolicyError
 from streamxf.format.dtypes import ITEMSIZES, elements_size
-from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys.datakey import DataKey
@@ -150,12 +150,12 @@ class ItemOpener:
                 return BareBlocks(source)
             transforms = [text.removeprefix("!") for text in place.descriptors]
             return self._transformed(StreamReader(BareBlocks(source)), transforms, limit)
-        header = read_header(source)
-        self.check_header(header, wanted)
+        header = self._header(source, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
         coder = self._opener(header, place).coder(header, meter)
-        blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
-        blocks.decode_ends()
+        blocks: Blocks = (opened := BlockReader(source, header, coder, place.sha256, None if transforms else check_size))
+        if (whole := opened.decode_ends()) is not None:
+            blocks = MemoryBlocks(whole)
         return self._transformed(StreamReader(blocks, meter=meter), transforms, limit) if transforms else blocks
 
     def open_unkeyed(self, file: StoredFile, wanted: Wanted) -> BlockReader | None:
@@ -203,11 +203,24 @@ class ItemOpener:
             )
         return found
 
+    def _header(self, source: FileSlice, wanted: Wanted) -> Header:
+        """The header of a container, checked as `check_header` does."""
+        index, place = self._metadata.index, wanted.place
+        if index is not None:
+            identity = wanted.identity(index.writers[index.files[place.file].writer].id)
+            awaited = AwaitedHeader(_bound(place.descriptors), identity, place.sha256 is not None)
+            start = source.read_at(0, awaited.size) if awaited.size <= source.length else b""
+            if start and (header := awaited.match(start)) is not None:
+                return header
+        header = read_header(source)  # says what is wrong with it
+        self.check_header(header, wanted)
+        return header
+
     def check_header(self, header: Header, wanted: Wanted) -> None:
         """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
         stock = self._metadata.index is None
         found = tuple(text.removeprefix("!") for text in header.chain) if stock else header.chain
-        recorded = tuple(text.partition("#")[0] for text in wanted.place.descriptors)
+        recorded = _bound(wanted.place.descriptors)
         if found != recorded:
             raise IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
@@ -285,6 +298,11 @@ class ItemOpener:
     def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
         made = undone(transforms, stream, self._access.transform, providers_in(self._metadata.modules))
         return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
+
+
+@lru_cache(16)  # all items of a checkpoint have one chain
+def _bound(descriptors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.partition("#")[0] for text in descriptors)
 
 
 def _shown(identity: Identity) -> str:

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
@@ -55,7 +56,15 @@ class _Session:
         self.writer = writer
 
 
-@dataclass(frozen=True)
+@cache
+def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM, InvalidTag
+
+
+@dataclass(frozen=True, slots=True)
 class _StreamState:
     cipher: AESGCM = field(repr=False)
     seal: bytes
@@ -130,10 +139,9 @@ class Encrypt(Uncopied, Codec):
     # -- blocks ------------------------------------------------------------------------------------
 
     def start(self, stream: StreamInfo) -> _StreamState:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+        cipher, _ = _cryptography()
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
-        return _StreamState(AESGCM(key), seal)
+        return _StreamState(cipher(key), seal)
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         out = info.scratch(len(block) + TAG_BYTES)
@@ -146,12 +154,11 @@ class Encrypt(Uncopied, Codec):
             raise CodecError(
                 f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here"
             )
-        from cryptography.exceptions import InvalidTag
-
+        _, invalid_tag = _cryptography()
         out = info.scratch(size)
         try:
             info.state.cipher.decrypt_into(_nonce(info), block, None, out)
-        except InvalidTag:
+        except invalid_tag:
             out[:] = bytes(size)  # decrypt_into leaves unauthenticated plaintext there
             raise AuthenticationError("AES-GCM tag does not match: the block was altered or moved") from None
         return out

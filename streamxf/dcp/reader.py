@@ -34,7 +34,7 @@ from streamxf.dcp.load.advice import advise_on_metadata, items_advised
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
-from streamxf.dcp.objects.policy import Objects
+from streamxf.objects.policy import Objects
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
@@ -46,7 +46,7 @@ from streamxf.progress import Progress, Share, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import StreamReader, read_all
 from streamxf.stream.source import Timed
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
@@ -270,7 +270,7 @@ class _Reading:
     ) -> None:
         place = Wanted(item, chunk).place
         if isinstance(item, ObjectItem):
-            self._loader.load_bytes(request, StreamReader(blocks, meter=self._meter).read(), place.size)
+            self._loader.load_bytes(request, read_all(blocks, self._meter), place.size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:

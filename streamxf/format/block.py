@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import crc32c
 
@@ -15,8 +15,7 @@ _WORDS = struct.Struct("<II")
 _WORD = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHead:
+class BlockHead(NamedTuple):
     """The eight bytes before a block's payload."""
 
     last: bool

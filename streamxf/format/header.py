@@ -250,8 +250,50 @@ class Header:
         seal_at = size - _CRC.size - SEAL_BYTES
         seal = data[seal_at : seal_at + SEAL_BYTES] if flags & KEYED else None
         header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), bool(flags & HASHED), seal)
+        header.__dict__["body"] = data[: identity_at + ident_len]
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
+        return header
+
+
+class AwaitedHeader:
+    """The header that a published container has to have, as far as an index says it.
+
+    All but block size, salt and seal is known, so it is compared as bytes, and nothing of it needs to be parsed.
+
+    Parameters
+    ----------
+    chain : tuple of str
+    identity : Identity
+    hashed : bool
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the header.
+    """
+
+    def __init__(self, chain: tuple[str, ...], identity: Identity, hashed: bool) -> None:
+        text, bound = _chain_text(chain), identity.pack()
+        self._keyed = _is_keyed(chain)
+        self._flags = KEYED * self._keyed | BOUND | PUBLISHED | HASHED * hashed
+        self._rest = self._flags, 0, len(text), len(bound)
+        self._facts = chain, identity, hashed
+        self._tail = text + bound
+        self._end = HEADER_FIXED_BYTES + len(self._tail)
+        self.size = self._end + (SEAL_BYTES if self._keyed else 0) + _CRC.size
+
+    def match(self, data: bytes) -> Header | None:
+        """The header that is exactly `data`; None if that is another one, or is damaged."""
+        magic, version, block_log2, *rest, salt = _FIXED.unpack_from(data)
+        body, crc_at = data[: self._end], self.size - _CRC.size
+        if (magic, version, *rest) != (CONTAINER_MAGIC, VERSION, *self._rest) or data[48 : self._end] != self._tail:
+            return None
+        if _CRC.unpack_from(data, crc_at)[0] != crc32c.crc32c(data[:crc_at]):
+            return None
+        chain, identity, hashed = self._facts
+        header = Header(block_log2, chain, salt, identity, True, hashed, data[self._end : crc_at] if self._keyed else None)
+        header.__dict__["body"] = body
         return header
 
 

@@ -7,7 +7,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import crc32c
 
@@ -27,8 +27,7 @@ _SIZES_BYTES = 20
 _END_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """The last 32 bytes of a container."""
 
     raw_size: int

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
     """HKDF-SHA256 (RFC 5869) of `secret`: `length` bytes."""
+    kdf, algorithm = _hkdf()
+    derived: bytes = kdf(algorithm, length, salt, info).derive(secret)
+    return derived
+
+
+@cache  # each stream has a key of its own, and importing takes as long as deriving it
+def _hkdf() -> tuple[Any, Any]:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
+    return HKDF, SHA256()
 
 
 def public_id(data: bytes, kind: str) -> str:

@@ -56,18 +56,18 @@ class BareBlocks:
 
 
 class MemoryBlocks:
-    """Bytes that are in memory already, as a single block."""
+    """Bytes that are in memory already, as a single block: `data`."""
 
     def __init__(self, data: memoryview) -> None:
         self.size = self.block_size = len(data)
         self.count = 1
-        self._data = data
+        self.data = data
 
     def size_of(self, index: int) -> int:
         return self.size
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
-        return partial(_copy, self._data)
+        return partial(_copy, self.data)
 
 
 def _copy(data: bytes | memoryview, out: memoryview) -> None:

@@ -197,10 +197,18 @@ class BlockReader:
             return memoryview(b"")
         return self._coder.decode(payload, index, last, scratch, out)
 
-    def decode_ends(self) -> None:
+    def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
         empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`.
+
+        Returns
+        -------
+        memoryview or None
+            The whole stream, if that block is all of it.
         """
-        if not self.size or (self.header.keyed and not self._size_known):
-            last = self.count - 1
-            self.decode(last, memoryview(bytearray(self.size_of(last))))
+        if self.size and (self._size_known or not self.header.keyed):
+            return None
+        last = self.count - 1
+        out = memoryview(bytearray(self.size_of(last)))
+        self.decode(last, out)
+        return out if self.count == 1 else None

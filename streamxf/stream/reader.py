@@ -13,7 +13,7 @@ from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.meter import Meter
-from streamxf.stream.blocks import Blocks
+from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.locks import ForkLock
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
@@ -193,3 +193,8 @@ class StreamReader(io.RawIOBase):
                     del self._cached[next(iter(self._cached))]
                 self._cached[index] = data
         return data
+
+
+def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
+    """All of a stream; raises what decoding it raises."""
+    return bytes(blocks.data) if isinstance(blocks, MemoryBlocks) else StreamReader(blocks, meter=meter).read()

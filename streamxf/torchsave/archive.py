@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
@@ -27,6 +29,9 @@ _LOCAL = struct.Struct("<4s5H3I2H")
 _TAIL = _END64.size + _LOCATOR.size + _END.size
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
+
+_Place = tuple[int, int, int]
+"""Where a record's header stands, its bytes and its CRC."""
 
 
 class NotSavedByTorch(ValueError):
@@ -83,7 +88,7 @@ class Archive:
         places = _parse(_read_at(file, start, length), count, start)
         if PICKLE not in places:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
-        sizes = {name: place.size for name, place in places.items()}
+        sizes = {name: size for name, (_, size, _) in places.items()}
         if sum(sizes.values()) > start:
             raise NotSavedByTorch("its records lie over one another")
         little = _order_in(file, places, start) == b"little"
@@ -98,7 +103,7 @@ class Archive:
             If the record is not where the directory says.
         """
         place = self._places[name]
-        return _begin_of(file, place, self._stop), place.crc
+        return _begin_of(file, place, self._stop), place[2]
 
     def check_crcs(self, file: Any) -> bool:
         """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any.
@@ -108,15 +113,15 @@ class Archive:
         NotSavedByTorch
             If one does not match, or is not where the directory says. What `file` raises passes through.
         """
-        if not any(place.crc for place in self._places.values()):
+        if not any(crc for _, _, crc in self._places.values()):
             return False
         for name, place in self._places.items():
             file.seek(_begin_of(file, place, self._stop), io.SEEK_SET)
-            left, crc = place.size, 0
+            left, crc = place[1], 0
             while left and (part := file.read(min(left, _STEP))):
                 left -= len(part)
                 crc = zlib.crc32(part, crc)
-            if left or crc != place.crc:
+            if left or crc != place[2]:
                 raise NotSavedByTorch(f"its record {name!r:.80} does not match its CRC-32")
         return True
 
@@ -131,18 +136,36 @@ class Archive:
             done += count
 
 
-class _Place(NamedTuple):
-    """Where a record's header stands, and what the directory says of the record."""
+def archive_of(pickled: bytes) -> bytes:
+    """What ``torch.save`` writes of something without tensors: the records that ``torch.load`` looks for."""
+    first, entries = _first_records(sys.byteorder)
+    header, entry = _record(b"data.pkl", pickled, len(first))
+    at, size = len(first) + len(header) + len(pickled), len(entries) + len(entry)
+    return b"".join((first, header, pickled, entries, entry, _END.pack(b"PK\x05\x06", 0, 0, 3, 3, size, at, 0)))
 
-    offset: int
-    size: int
-    crc: int
+
+@cache
+def _first_records(order: str) -> tuple[bytes, bytes]:
+    """What stands before the pickle, always alike, and its part of the directory."""
+    first, entries = b"", b""
+    for name, data in ((b"version", b"3\n"), (b"byteorder", order.encode())):
+        header, entry = _record(name, data, len(first))
+        first += header + data
+        entries += entry
+    return first, entries
+
+
+def _record(name: bytes, data: bytes, at: int) -> tuple[bytes, bytes]:
+    """The header of a record that stands at `at`, and its entry in the directory."""
+    name = b"archive/" + name
+    facts = (0, 0, 0, 0, zlib.crc32(data), len(data), len(data), len(name), 0)
+    return _LOCAL.pack(_BEGIN, 0, *facts) + name, _ENTRY.pack(b"PK\x01\x02", 0, 0, *facts, 0, 0, 0, 0, at) + name
 
 
 def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
     seen: set[bytes] = set()
-    folder = None
+    folder = directory[_ENTRY.size : directory.find(b"/", _ENTRY.size) + 1]
     at = 0
     for _ in range(count):
         if len(directory) - at < _ENTRY.size:
@@ -150,22 +173,20 @@ def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
         sign, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, *_, offset = (
             _ENTRY.unpack_from(directory, at)
         )
-        at += _ENTRY.size
-        name = directory[at : at + name_size]
-        extra = directory[at + name_size : at + name_size + extra_size]
-        at += name_size + extra_size + note_size
-        size, packed, offset = _widen(extra, size, packed, offset)
+        extra_at = at + _ENTRY.size + name_size
+        name = directory[at + _ENTRY.size : extra_at]
+        at = extra_at + extra_size + note_size
+        if _WIDE in (size, packed, offset):
+            size, packed, offset = _widen(directory[extra_at : extra_at + extra_size], size, packed, offset)
         if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
             raise NotSavedByTorch("a record of it is compressed, which torch.save does to none")
         if offset + _LOCAL.size + name_size + size > stop:
             raise NotSavedByTorch("a record of it reaches beyond its end")
-        first, _, rest = name.partition(b"/")
-        folder = first if folder is None else folder
         key = name.lower()  # torch looks them up without regard to case
-        if first != folder or key in seen or not name.isascii():
+        if not folder or not name.startswith(folder) or key in seen or not name.isascii():
             raise NotSavedByTorch("two records of it have one name, or they stand in several folders")
         seen.add(key)
-        places[rest.decode("ascii")] = _Place(offset, size, crc)
+        places[name[len(folder) :].decode("ascii")] = offset, size, crc
     if at != len(directory):
         raise NotSavedByTorch("its directory has other records than it says")
     return places
@@ -173,8 +194,6 @@ def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
 
 def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
     """The values, those that do not fit into 32 bits taken from the extra field."""
-    if _WIDE not in values:
-        return values
     at = 0
     while len(extra) - at >= 4:
         kind, size = struct.unpack_from("<2H", extra, at)
@@ -196,24 +215,24 @@ def _order_in(file: Any, places: dict[str, _Place], stop: int) -> bytes:
 
 
 def _read_record(file: Any, place: _Place, stop: int) -> bytes:
-    return _read_at(file, _begin_of(file, place, stop), place.size)
+    return _read_at(file, _begin_of(file, place, stop), place[1])
 
 
 def _begin_of(file: Any, place: _Place, stop: int) -> int:
-    header = _read_at(file, place.offset, _LOCAL.size)
-    if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
+    offset, size, _ = place
+    header = _read_at(file, offset, _LOCAL.size)
+    if len(header) < _LOCAL.size or header[:4] != _BEGIN:
         raise NotSavedByTorch("its directory names a record that is not there")
     *_, name_size, extra_size = _LOCAL.unpack(header)
-    begin: int = place.offset + _LOCAL.size + name_size + extra_size
-    if begin + place.size > stop:
+    begin: int = offset + _LOCAL.size + name_size + extra_size
+    if begin + size > stop:
         raise NotSavedByTorch("a record of it reaches beyond its end")
     return begin
 
 
 def _read_at(file: Any, position: int, size: int) -> bytes:
-    file.seek(position, io.SEEK_SET)
-    parts = []
-    while size and (part := file.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    file.seek(position)
+    data: bytes = file.read(size)
+    while data and len(data) < size and (part := file.read(size - len(data))):
+        data += part
+    return data

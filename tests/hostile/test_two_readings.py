@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.device_mesh import DeviceMesh
 
 import streamxf
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ContainerError, PolicyError, StreamxfError
 
 from .planted import OF_TORCH, WRITERS, keys_of, with_object, with_tensor
@@ -79,14 +80,21 @@ def test_torch_reads_what_stands_in_front() -> None:
 
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("writer", OF_TORCH)
-def test_a_tensor_behind_something_else(tmp_path: Path, writer: str, front: str, capsys: Any) -> None:
-    right, path = tmp_path / "right", tmp_path / "checkpoint"
-    dcp.save(STATE, storage_writer=WRITERS[writer](right))
+def test_a_tensor_behind_something_else(tmp_path: Path, writer: str, front: str) -> None:
+    path = tmp_path / "checkpoint"
     with_tensor(STATE, "t", behind(FRONTS[front], saved(GOOD)), path, writer)
     for reader in READERS.values():
         error = error_of(lambda reader=reader: dcp.load(blank(), storage_reader=reader(path)))
         assert "does not begin as a file of torch.save" in str(error)
         assert error.item == "t"
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("writer", OF_TORCH)
+def test_what_tools_make_of_such_a_tensor(tmp_path: Path, writer: str, front: str, capsys: Any) -> None:
+    right, path = tmp_path / "right", tmp_path / "checkpoint"
+    dcp.save(STATE, storage_writer=WRITERS[writer](right))
+    with_tensor(STATE, "t", behind(FRONTS[front], saved(GOOD)), path, writer)
     report = streamxf.verify(path)
     assert [damage.item for damage in report.damaged] == ["t"]
     difference = streamxf.diff(path, right)
@@ -103,8 +111,7 @@ def test_a_tensor_behind_something_else(tmp_path: Path, writer: str, front: str,
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_an_object_behind_something_else(tmp_path: Path, writer: str, front: str) -> None:
-    right, path, keys = tmp_path / "right", tmp_path / "checkpoint", keys_of(writer)
-    dcp.save(STATE, storage_writer=WRITERS[writer](right))
+    path, keys = tmp_path / "checkpoint", keys_of(writer)
     with_object(STATE, "step", behind(FRONTS[front], saved(17)), path, writer)
     readers = [reader(path, **keys) for reader in READERS.values()]
     if not keys:
@@ -114,6 +121,16 @@ def test_an_object_behind_something_else(tmp_path: Path, writer: str, front: str
         assert isinstance(error, PolicyError)
         assert "does not begin as a file of torch.save" in str(error)
     assert streamxf.unsafe_globals(path, **keys).refused
+    with Checkpoint(path, **keys) as opened, pytest.raises(PolicyError, match="does not begin"):
+        opened["step"].read()
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_tools_make_of_such_an_object(tmp_path: Path, writer: str, front: str) -> None:
+    right, path, keys = tmp_path / "right", tmp_path / "checkpoint", keys_of(writer)
+    dcp.save(STATE, storage_writer=WRITERS[writer](right))
+    with_object(STATE, "step", behind(FRONTS[front], saved(17)), path, writer)
     difference = streamxf.diff(path, right, **keys)
     assert not difference.same
     assert list(difference.incomparable) == ["step"]
@@ -151,12 +168,18 @@ def test_a_file_behind_something_else(tmp_path: Path, front: str, capsys: Any) -
 
 @pytest.mark.parametrize("writer", OF_TORCH)
 def test_a_directory_that_leads_elsewhere(tmp_path: Path, writer: str) -> None:
-    """It decides. Whoever reads what stands where torch writes it, and has not asked the directory, is told."""
+    """It decides."""
+    with_tensor(STATE, "t", redirected(saved(GOOD), {"data/0": OTHER.numpy().tobytes()}), tmp_path, writer)
+    target = blank()
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(tmp_path))
+    assert torch.equal(target["t"], OTHER)
+
+
+@pytest.mark.parametrize("writer", OF_TORCH)
+def test_what_tools_make_of_such_a_directory(tmp_path: Path, writer: str) -> None:
+    """Whoever reads what stands where torch writes it, and has not asked the directory, is told."""
     path, copy = tmp_path / "checkpoint", tmp_path / "copy"
     with_tensor(STATE, "t", redirected(saved(GOOD), {"data/0": OTHER.numpy().tobytes()}), path, writer)
-    target = blank()
-    dcp.load(target, storage_reader=streamxf.FileSystemReader(path))
-    assert torch.equal(target["t"], OTHER)
     assert torch.equal(streamxf.salvage(path).state_dict["t"], OTHER)
     try:
         streamxf.transcode(path, copy, "zstd")

@@ -14,7 +14,7 @@ import numpy as np
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
-from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, unpack
+from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
     Coding,
@@ -30,6 +30,7 @@ from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
 from streamxf.errors import CodecError
 
 _STORED = bytes([STORED])
+_LITTLE = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class FloatZip(Codec):
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
         table = parse_table(block, info.limit)
+        plane, _ = table.planes[0]
+        if table.layout.width == 1 and plane.coding == Coding.ZSTD:  # as of most that are not numbers
+            return memoryview(inflate(block[table.end :], table.raw_size))
         out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
             _decode_planes(block, table, out, work)
@@ -114,7 +118,8 @@ def _encode_plane(
         return Coding.LEVELLED, size
     if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
         return Coding.PACKED, size
-    with borrowed(general if planned.general else huffman) as compressor:
+    kind = huffman if not planned.general else general if len(values) > _LITTLE else quick
+    with borrowed(kind) as compressor:
         return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
 
 

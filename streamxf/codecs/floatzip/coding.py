@@ -48,6 +48,11 @@ def general() -> zstandard.ZstdCompressor:
     return frames.compressor(3)
 
 
+def quick() -> zstandard.ZstdCompressor:
+    """A compressor for little of that: tables of frequencies would cost more than they save."""
+    return frames.compressor(-1)
+
+
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
     """Pack `values` around the sixteen from `base` on, and compress them into `out`.
 

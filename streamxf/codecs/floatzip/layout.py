@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -29,6 +28,9 @@ class Coding(IntEnum):
     LEVELLED = 3
 
 
+_CODINGS = tuple(Coding)
+
+
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
@@ -43,8 +45,7 @@ class Plane(NamedTuple):
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """What a block is made of.
 
     Attributes
@@ -143,7 +144,7 @@ def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[t
         covered += lane
         if code >> 4 or lane > 4 or covered > layout.width:
             raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
-        plane = Plane(Coding(code & 3), lane)
+        plane = Plane(_CODINGS[code & 3], lane)
         if plane.coding == Coding.RAW and size != count * lane:
             raise CodecError(f"FloatZip plane of {size} bytes where {count * lane} belong")
         if plane.coding >= Coding.PACKED and lane != 1:

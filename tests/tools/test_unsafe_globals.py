@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, Xor, load, refused, save
+from objects.pickles import saved
+from objects.test_policy import Colour, Hostile, Plain, Point
 
 import streamxf
 from streamxf import Encrypt, FloatZip
-from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import KeyMissingError, PolicyError
-
-from .helpers import KEY, Xor, load, refused, save
-from .test_objects import Colour, Hostile, Plain, Point, saved
+from streamxf.objects.policy import Objects
 
 STATE = {
     "step": 3,
@@ -41,6 +41,12 @@ NAMES = {
     "posix.getcwd": ("function",),
 }
 REFUSED = [("function",), ("long",), ("queue",)]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder's name that a save may use."""
+    return tmp_path / "checkpoint"
 
 
 def quiet_save(state: dict[str, Any], path: Path, *args: Any) -> None:
@@ -141,7 +147,7 @@ def test_a_save_of_what_loads_says_nothing(checkpoint: Path, value: Any) -> None
 
 
 def test_objects_whose_opcodes_are_many_are_passed_over(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamxf.dcp.objects.needs.MAX_LOOKED_AT", 100)
+    monkeypatch.setattr("streamxf.objects.needs.MAX_LOOKED_AT", 100)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "readers will refuse")
         save({"value": (Point(1), "x" * 100)}, checkpoint)
@@ -164,8 +170,8 @@ def Factory() -> Made:
     return Made()
 
 
-def test_the_class_that_torch_names_is_kept() -> None:
-    with refused(PolicyError, f"something of the class {__name__}.Made"):
+def test_the_reason_that_torch_gives_is_kept() -> None:
+    with refused(PolicyError, f"but got <class '{__name__}.Made'>"):
         Objects(safe_globals=[Factory]).renew(saved(Made()), 1000)
     Objects(safe_globals=[Factory, Made]).renew(saved(Made()), 1000)
 

@@ -6,6 +6,7 @@ T2 of the threat model: NumPy's ``scalar`` unpickles what it is given for a dtyp
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import random
 from pathlib import Path
@@ -14,14 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dcp.helpers import load, refused, save
 from torch._weights_only_unpickler import Unpickler
 
-from streamxf.dcp.objects import stand_ins
-from streamxf.dcp.objects.policy import Objects
-from streamxf.errors import PolicyError, StreamxfError
+from streamxf.errors import PolicyError
+from streamxf.objects import stand_ins
+from streamxf.objects.allowed import chosen, lent
+from streamxf.objects.policy import Objects
+from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.unpickle import unpickle
+from streamxf.torchsave.archive import Archive
 
-from .helpers import load, refused, save
-from .test_objects import archive, call, number, saved, text
+from .pickles import archive, call, number, saved, text
 
 CODES = "?bhilqBHILQefdgFDG"
 
@@ -134,6 +139,7 @@ def test_who_names_some_of_numpys_own_is_told_of_the_others() -> None:
 CORE = "numpy._core.multiarray."
 OLD = "numpy.core.multiarray."
 RAN: list[str] = []
+ENTRIES = frozenset((entry, name) for name, entry in STAND_INS.items())
 
 
 def raw(data: bytes) -> bytes:
@@ -280,28 +286,15 @@ def test_a_pickle_of_numpy_that_is_refused(how: str) -> None:
         Objects().renew(archive(data), 1000)
 
 
+# a tensor of numbers that are stored is not refused there: torch.save only never writes one
 @pytest.mark.parametrize("how", [how for how in REFUSED if how != "array made a tensor"])
 def test_what_stands_in_refuses_it_too(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the look at the opcodes, which comes first: no attack reaches NumPy, or runs anything."""
-    monkeypatch.setattr("streamxf.dcp.objects.policy.vet", lambda *_: set())
+    """In torch's unpickler, without the check that comes first: no attack reaches NumPy, or runs anything."""
     monkeypatch.setattr(pickle, "loads", RAN.append)
-    data = b"\x80\x02" + REFUSED[how] + b"."
-    if how in HARMLESS:
-        Objects().renew(archive(data), 1000)
-    else:
-        with refused(StreamxfError, "the object "):
-            Objects().renew(archive(data), 1000)
+    file = io.BytesIO(archive(b"\x80\x02" + REFUSED[how] + b"."))
+    with lent(ENTRIES | {bytes}), pytest.raises((TooMuch, pickle.UnpicklingError, TypeError, ValueError)):
+        unpickle(file, Archive.read(file, len(file.getvalue())))
     assert RAN == []
-
-
-# Only their memory counts, or they change what was made for this load alone.
-HARMLESS = {
-    "state given twice",
-    "array filled twice",
-    "file filled twice",
-    "scalar of a dtype without a state",
-    "array with a dtype without a state",
-}
 
 
 def test_one_array_many_times_over_is_out_of_proportion() -> None:
@@ -325,16 +318,30 @@ def test_torchs_list_never_holds_numpy_itself(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Unpickler, "load", look)
     before = set(torch.serialization.get_safe_globals())
-    Objects().renew(saved(np.arange(3)), 1000)
-    assert set(seen) - before == {*stand_ins.ALL, bytes}
-    assert all(entry.__module__ == stand_ins.__name__ for entry, _ in stand_ins.ALL)
+    found = Objects().load(saved([np.arange(3), torch.ones(2), b""]), 1000)
+    assert type(found[0]) is np.ndarray
+    assert np.array_equal(found[0], np.arange(3))
+    lent_here = set(seen) - before
+    assert bytes in {entry for entry, _ in lent_here}
+    assert {entry for entry, _ in lent_here} - {bytes} <= {entry for entry, _ in ENTRIES}
+    assert all(entry.__module__ == stand_ins.__name__ for entry, _ in ENTRIES)
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-def test_a_tensor_that_is_loaded_meanwhile_trusts_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    trusted: list[Any] = []
-    monkeypatch.setattr("streamxf.dcp.objects.policy.vet", lambda *args: trusted.append(args[-1]) or set())
-    with torch.serialization.safe_globals(list(stand_ins.ALL)):
-        data = saved(torch.ones(2))
-        Objects().load_tensor(io.BytesIO(data), len(data), 1000)
-    assert not trusted[0] & {name for _, name in stand_ins.ALL}
+def test_what_is_lent_is_not_trusted() -> None:
+    """Another load, at the same time."""
+    core = np._core.multiarray.scalar
+    with lent(frozenset({*ENTRIES, os.getcwd, core})):
+        assert not chosen() & {"numpy.dtype", "posix.getcwd", "numpy._core.multiarray.scalar"}
+    torch.serialization.add_safe_globals([core])
+    try:
+        assert "numpy._core.multiarray.scalar" in chosen()
+    finally:
+        remaining = [entry for entry in torch.serialization.get_safe_globals() if entry is not core]
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(remaining)
+
+
+def test_numbers_alone_do_not_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unpickler, "load", lambda *_: pytest.fail("torch was asked"))
+    assert Objects().load(saved([np.float64(1), {1}, b"a"]), 1000) == [1.0, {1}, b"a"]
