@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
-    from streamxf.tools.diff.diff import diff
-    from streamxf.tools.diff.difference import Change, Difference
-    from streamxf.tools.diff.distance import Distance
     from streamxf.convert.pack import pack
     from streamxf.convert.result import Converted
     from streamxf.convert.transcode import transcode
@@ -43,8 +40,9 @@ if TYPE_CHECKING:
     from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
+    from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
     from streamxf.formats.complete import is_complete, latest
-    from streamxf.formats.contents import Contents, Entry, Format, Part
+    from streamxf.formats.contents import Contents, Format
     from streamxf.keys import (
         AwsKms,
         Key,
@@ -64,16 +62,19 @@ if TYPE_CHECKING:
     from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
+    from streamxf.tools.diff.diff import diff
+    from streamxf.tools.diff.difference import Change, Difference
+    from streamxf.tools.diff.distance import Distance
     from streamxf.tools.inspect.inspect import inspect
     from streamxf.tools.inspect.page.page import page_of
     from streamxf.tools.inspect.summary import Summary
     from streamxf.tools.inspect.tally import Tally
     from streamxf.tools.inspect.values import Values
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
-    from streamxf.tools.values.histogram import Histogram
-    from streamxf.tools.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
@@ -82,6 +83,7 @@ _HOME = {
     "Chain": "streamxf.chain",
     "Change": "streamxf.tools.diff.difference",
     "Checksum": "streamxf.codecs.checksum",
+    "Chunk": "streamxf.format.items",
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
@@ -91,7 +93,6 @@ _HOME = {
     "Difference": "streamxf.tools.diff.difference",
     "Distance": "streamxf.tools.diff.distance",
     "Encrypt": "streamxf.codecs.encrypt",
-    "Entry": "streamxf.formats.contents",
     "Estimate": "streamxf.tuning.estimate",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
@@ -106,7 +107,8 @@ _HOME = {
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.dcp.salvage.result",
-    "Part": "streamxf.formats.contents",
+    "ObjectItem": "streamxf.format.items",
+    "Place": "streamxf.format.items",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
@@ -124,6 +126,7 @@ _HOME = {
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.tools.inspect.summary",
     "Tally": "streamxf.tools.inspect.tally",
+    "TensorItem": "streamxf.format.items",
     "Unpacked": "streamxf.convert.unpacked",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "Values": "streamxf.tools.inspect.values",
@@ -165,6 +168,7 @@ __all__ = [
     "Chain",
     "Change",
     "Checksum",
+    "Chunk",
     "CleanReport",
     "Codec",
     "CodecRegistry",
@@ -174,7 +178,6 @@ __all__ = [
     "Difference",
     "Distance",
     "Encrypt",
-    "Entry",
     "Estimate",
     "FileSystemReader",
     "FileSystemWriter",
@@ -189,7 +192,8 @@ __all__ = [
     "LZ4",
     "LoadReport",
     "Lost",
-    "Part",
+    "ObjectItem",
+    "Place",
     "PrivateKey",
     "Progress",
     "ProgressBar",
@@ -207,6 +211,7 @@ __all__ = [
     "StreamxfError",
     "Summary",
     "Tally",
+    "TensorItem",
     "Unpacked",
     "UnsafeGlobals",
     "Values",
