@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
+    from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
     from streamxf.formats.complete import is_complete, latest
-    from streamxf.formats.contents import Contents, Entry, Format, Part
+    from streamxf.formats.contents import Contents, Format
     from streamxf.keys import (
         AwsKms,
         Key,
@@ -83,6 +84,7 @@ _HOME = {
     "Chain": "streamxf.chain",
     "Change": "streamxf.tools.diff.difference",
     "Checksum": "streamxf.codecs.checksum",
+    "Chunk": "streamxf.format.items",
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
@@ -92,7 +94,6 @@ _HOME = {
     "Difference": "streamxf.tools.diff.difference",
     "Distance": "streamxf.tools.diff.distance",
     "Encrypt": "streamxf.codecs.encrypt",
-    "Entry": "streamxf.formats.contents",
     "Estimate": "streamxf.tuning.estimate",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
@@ -107,7 +108,8 @@ _HOME = {
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.dcp.salvage.result",
-    "Part": "streamxf.formats.contents",
+    "ObjectItem": "streamxf.format.items",
+    "Place": "streamxf.format.items",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
@@ -125,6 +127,7 @@ _HOME = {
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.tools.inspect.summary",
     "Tally": "streamxf.tools.inspect.tally",
+    "TensorItem": "streamxf.format.items",
     "Unpacked": "streamxf.convert.unpacked",
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
     "Values": "streamxf.tools.inspect.values",
@@ -166,6 +169,7 @@ __all__ = [
     "Chain",
     "Change",
     "Checksum",
+    "Chunk",
     "CleanReport",
     "Codec",
     "CodecRegistry",
@@ -175,7 +179,6 @@ __all__ = [
     "Difference",
     "Distance",
     "Encrypt",
-    "Entry",
     "Estimate",
     "FileSystemReader",
     "FileSystemWriter",
@@ -190,7 +193,8 @@ __all__ = [
     "LZ4",
     "LoadReport",
     "Lost",
-    "Part",
+    "ObjectItem",
+    "Place",
     "PrivateKey",
     "Progress",
     "ProgressBar",
@@ -208,6 +212,7 @@ __all__ = [
     "StreamxfError",
     "Summary",
     "Tally",
+    "TensorItem",
     "Unpacked",
     "UnsafeGlobals",
     "Values",

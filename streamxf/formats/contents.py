@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from streamxf.format.items import Item, ObjectItem, TensorItem
+from streamxf.format.items import Item, TensorItem
 
 
 class Format(Enum):
@@ -72,8 +72,3 @@ class Contents:
     def tensors(self) -> dict[str, TensorItem]:
         """The items that are tensors."""
         return {name: item for name, item in self.items.items() if isinstance(item, TensorItem)}
-
-    @property
-    def objects(self) -> dict[str, ObjectItem]:
-        """The others."""
-        return {name: item for name, item in self.items.items() if isinstance(item, ObjectItem)}

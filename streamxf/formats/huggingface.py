@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -34,8 +33,7 @@ ReadShard = Callable[[StoredFile, str], Shard]
 """From a file and its name to what is in it."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Which files of a folder are the checkpoint.
 
     Attributes

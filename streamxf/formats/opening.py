@@ -32,7 +32,6 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     Parameters
     ----------
     storage : Storage
-        Of a folder or a file.
     access : Access
         With what keys, and on what terms, checkpoints of DCP are read, and objects of all formats are unpickled.
     listing : bool
@@ -62,13 +61,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
 
 
 def kind_of(storage: Storage) -> huggingface.Layout | Format:
-    """What a path holds; of a Hugging Face folder, which files.
-
-    Raises
-    ------
-    FileNotFoundError, NoCheckpointError, UnsupportedError, OSError
-        As `open_source`.
-    """
+    """What a path holds; of a Hugging Face folder, which files. Raises as `open_source`."""
     if is_checkpoint(storage):
         return Format.DCP
     if not storage.is_folder():
@@ -123,8 +116,8 @@ def _format_of_file(storage: Storage) -> Format:
 def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     if kind is Format.PLAIN:
         raise UnsupportedError(
-            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open, "
-            "or streamxf cat on the terminal",
+            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open "
+            "or, on the terminal, streamxf cat",
             file=storage.given,
         )
     name = storage.name

@@ -19,27 +19,11 @@ MAX_HEADER = 100_000_000
 """Bytes, as in the safetensors library."""
 
 DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F4": "float4_e2m1fn_x2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F4": "float4_e2m1fn_x2", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
 """Torch's name for each dtype of a safetensors file."""
 
 TWO_IN_ONE = "F4"
@@ -52,18 +36,12 @@ _BYTES_EACH = 12  # a tensor's entry has three lists and objects in more than fo
 def looks_like_one(beginning: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins so can be a safetensors file."""
     length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
-    return len(beginning) > LENGTH_BYTES and length <= size - LENGTH_BYTES and beginning[LENGTH_BYTES:][:1] == b"{"
+    return length <= size - LENGTH_BYTES and beginning[LENGTH_BYTES:][:1] == b"{"
 
 
 @collector_paused()
 def read(file: StoredFile, name: str) -> Shard:
-    """Read and check a file's header.
-
-    Parameters
-    ----------
-    file : StoredFile
-    name : str
-        The file's name in `Place`.
+    """Read and check a file's header; `name` is the file's in `Place`.
 
     Raises
     ------
@@ -98,12 +76,8 @@ def read(file: StoredFile, name: str) -> Shard:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """What a header says, by tensor, and ``__metadata__``; none of it is checked.
-
-    Raises
-    ------
-    ContainerError
-        If it is not JSON, or takes more memory than a header should.
+    """What a header says, by tensor, and ``__metadata__``; none of it is checked. Raises ContainerError if it is not
+    JSON, or takes more memory than a header should.
     """
     if not data.startswith(b"{"):
         raise ContainerError("the header does not begin with '{', as every safetensors file's does")

@@ -30,15 +30,9 @@ _SCALARS = (str, int, float, bool, bytes, type(None))
 
 @collector_paused()
 def read(file: StoredFile, name: str) -> Shard:
-    """Read what a file holds, except for its tensors' elements.
+    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`.
 
     Items are named as DCP flattens nested state dicts.
-
-    Parameters
-    ----------
-    file : StoredFile
-    name : str
-        The file's name in `Place`.
 
     Raises
     ------
@@ -123,12 +117,7 @@ class _Flattening:
     """Names what is in nested dicts and lists, as DCP does: dicts are entered, and lists that hold tensors or dicts.
 
     Dicts and lists that share their parts, or hold themselves, can have any number of places, and one long key can
-    stand in each; so both are bounded.
-
-    Parameters
-    ----------
-    size : int
-        Bytes of the pickle.
+    stand in each; so both are bounded, by the bytes of the pickle.
     """
 
     def __init__(self, size: int) -> None:

@@ -98,17 +98,8 @@ class DistanceCounter:
             self._counter.add_zeros(self._elements - self._counted)  # the elements that are the same
             self._counted = self._elements
             statistics = self._counter.result()
-        return Distance(
-            self._elements,
-            self._differing,
-            self._without,
-            self._to_nan,
-            self._from_nan,
-            self._other_nan,
-            largest,
-            mean,
-            statistics,
-        )
+        nan = self._to_nan, self._from_nan, self._other_nan
+        return Distance(self._elements, self._differing, self._without, *nan, largest, mean, statistics)
 
     def _add_slice(self, first: Array, second: Array) -> None:
         differ: Array | None = None
@@ -129,25 +120,20 @@ class DistanceCounter:
             self._add_floats(floats(first, one), floats(second, other), differ)
 
     def _add_integers(self, first: Array, second: Array) -> None:
-        apart, over = _exact_distances(first, second)
+        if first.dtype == second.dtype:
+            above, below = first.view(np.uint64), second.view(np.uint64)
+            apart = np.where(first > second, above - below, below - above)
+        else:  # int64 beside uint64: differences take 65 bits
+            first, second = first.astype(object), second.astype(object)
+            apart = np.abs(second - first)
         largest = int(apart.max())
-        if over is None and largest < 2**63 // SLICE:  # the sum does not overflow
-            self._sum += int(apart.sum())
-        else:
-            self._sum += int((apart & 0xFFFFFFFF).sum()) + (int((apart >> 32).sum()) << 32)
-        differ: Any = apart != 0
-        if over is not None:
-            differ = differ | over
-            self._sum += int(np.count_nonzero(over)) << 64
-            largest = int(apart[over].max()) + 2**64 if over.any() else largest
-        if not self._alike:
-            self._differing += int(np.count_nonzero(differ))
+        self._sum += int((apart if largest < 2**63 // SLICE else apart.astype(object)).sum())
         self._largest = max(self._largest, largest)
+        if not self._alike:
+            self._differing += int(np.count_nonzero(apart))
         if self._counter is not None:
             numbers = apart.astype(np.float64)
-            if over is not None:
-                numbers[over] += 2.0**64
-            numbers[_less(second, first)] *= -1
+            numbers[(second < first).astype(bool)] *= -1
             self._count(numbers)
 
     def _add_floats(self, first: Array, second: Array, differ: Array | None) -> None:
@@ -168,7 +154,7 @@ class DistanceCounter:
     def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
         """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
         nan, other_nan = np.isnan(first), np.isnan(second)
-        same = (first == second) | (nan & other_nan)
+        same: Any = (first == second) | (nan & other_nan)
         apart[same] = 0
         lengths = np.abs(apart)
         if apart.ndim == 2:
@@ -216,26 +202,6 @@ def _other_bits(first: Array, second: Array) -> Array:
 def _words(elements: Array) -> Array:
     """Elements as unsigned numbers; two for each of 16 bytes."""
     return elements.view(np.uint64) if elements.itemsize == 16 else elements
-
-
-def _exact_distances(first: Array, second: Array) -> tuple[Array, Array | None]:
-    """Distances without their 65th bits; and which of them have it set, as only int64 beside uint64 does."""
-    above, below = first.view(np.uint64), second.view(np.uint64)
-    if first.dtype == second.dtype:
-        return np.where(first > second, above - below, below - above), None
-    if first.dtype == np.uint64:
-        first, above, below = second, below, above
-    apart = np.where((first >= 0) & (above > below), above - below, below - above)
-    return apart, (first < 0) & (apart < below)
-
-
-def _less(first: Array, second: Array) -> Array:
-    """Where the first integers are less. NumPy compares int64 with uint64 as float64."""
-    if first.dtype == second.dtype:
-        return first < second
-    if first.dtype == np.uint64:
-        return (second >= 0) & (first < second.view(np.uint64))
-    return (first < 0) | (first.view(np.uint64) < second)
 
 
 def _complex_of(values: Array) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of, itemsize_of
@@ -130,10 +130,8 @@ class _Found:
     def objects(self, name: str, first: tuple[BoxReader, str], second: tuple[BoxReader, str]) -> None:
         """Compare two objects, each given by its reader and its name there."""
         try:
-            with _of_the("first"):
-                one = first[0].load_object(first[1])
-            with _of_the("second"):
-                other = second[0].load_object(second[1])
+            one = _of_the("first", first[0].load_object, first[1])
+            other = _of_the("second", second[0].load_object, second[1])
             text = difference_of(one, other)
         except Incomparable as error:
             self._read += 1
@@ -183,10 +181,7 @@ def _distance(first: BoxReader, second: BoxReader, pair: _Pair, values: bool, sh
     counter = DistanceCounter(pair.first.dtype, pair.second.dtype, values)
     with closing(first.read_boxes(cuts[0])) as one, closing(second.read_boxes(cuts[1])) as other:
         while True:
-            with _of_the("first"):
-                part = next(one, None)
-            with _of_the("second"):
-                beside = next(other, None)
+            part, beside = _of_the("first", next, one, None), _of_the("second", next, other, None)
             if part is None or beside is None:
                 return counter.result()
             counter.add(part, beside)
@@ -195,22 +190,16 @@ def _distance(first: BoxReader, second: BoxReader, pair: _Pair, values: bool, sh
 
 
 class _Unreadable(Exception):
-    """An item of one of the two cannot be read.
-
-    Attributes
-    ----------
-    cause : Exception
-    """
+    """An item of one of the two cannot be read, because of `cause`."""
 
     def __init__(self, which: str, cause: Exception) -> None:
         super().__init__(f"that of the {which} cannot be read: {_reason(cause)}")
         self.cause = cause
 
 
-@contextmanager
-def _of_the(which: str) -> Iterator[None]:
+def _of_the(which: str, read: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        yield
+        return read(*arguments)
     except Exception as error:
         raise _Unreadable(which, error) from error
 

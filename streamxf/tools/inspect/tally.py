@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import Item, ObjectItem
@@ -75,12 +75,4 @@ class Tally:
 
     def as_dict(self) -> dict[str, int | float | None]:
         """For JSON."""
-        return {
-            "tensors": self.tensors,
-            "objects": self.objects,
-            "elements": self.elements,
-            "raw_bytes": self.raw_bytes,
-            "stored_bytes": self.stored_bytes,
-            "object_bytes": self.object_bytes,
-            "ratio": self.ratio,
-        }
+        return {**asdict(self), "ratio": self.ratio}
