@@ -372,7 +372,7 @@ def read_part(folder: Path, part: Part, index: Index, reader: Reader) -> bytes:
         stream_key = unseal(header, unwrap(index.wrapped[dek], reader.keys)[0] if dek else None)
         table = parse_table(stream, header)
         check(place.get("sha256") in (None, table.digest.hex()), "M7: T")
-        stream = decode_blocks(stream, header, table, stream_key)
+        stream = decode_blocks(stream, header._replace(codecs=index.chain), table, stream_key)
     return undo(stream, index.transforms)
 
 
