@@ -33,10 +33,6 @@ def public_id(kind: str, public: bytes) -> str:
     return hkdf(public, b"streamxf/1 key id " + kind.encode(), 8).hex()
 
 
-def mac(key: bytes, digest: bytes) -> bytes:
-    return hmac.digest(key, statement(digest), "sha256")
-
-
 def statement(digest: bytes) -> bytes:
     return b"streamxf/1 contents\0" + digest  # V
 
@@ -57,7 +53,7 @@ def aes_key(secret: bytes) -> Key:
         "aeskw",
         hkdf(secret, b"streamxf/1 key id", 8).hex(),
         lambda wrapped, dek: aes_key_unwrap(wrapping, wrapped),
-        lambda voucher, digest: hmac.compare_digest(voucher, mac(vouching, digest)),
+        lambda voucher, digest: hmac.compare_digest(voucher, hmac.digest(vouching, statement(digest), "sha256")),
     )
 
 
@@ -97,6 +93,7 @@ class Reader(NamedTuple):
 
 
 class Wrapped(NamedTuple):
+    text: str
     dek: bytes
     entries: list[tuple[str, str, bytes]]  # kind, key_id, the wrapped key
 
@@ -119,7 +116,7 @@ def parse_entries(text: str) -> list[tuple[str, str, bytes]]:
 def parse_wrapped(text: str) -> Wrapped:
     check(len(text) <= 32768, "K1: the length of a wrapped data key")
     dek, entries = matched(rf"dek=([0-9a-f]{{64}})((?:&w={ENTRY}){{1,16}})", text, "K1: the form of a wrapped data key")
-    return Wrapped(bytes.fromhex(dek), parse_entries(entries))
+    return Wrapped(text, bytes.fromhex(dek), parse_entries(entries))
 
 
 def parse_vouchers(text: str) -> Vouchers:
@@ -147,7 +144,8 @@ def unwrap(wrapped: Wrapped, keys: Sequence[Key]) -> tuple[bytes, Key]:
 def check_vouchers(vouchers: Vouchers, wrapped: Wrapped, digest: bytes, reader: Reader) -> bytes:
     """What a reader requires of the vouchers for a digest D. Gives the data key."""
     data_key, opener = unwrap(wrapped, reader.keys)
-    check(hmac.compare_digest(vouchers.mac, mac(hkdf(data_key, b"streamxf/1 mac"), digest)), "K4: mac")
+    mac = hmac.digest(hkdf(data_key, b"streamxf/1 mac"), statement(digest) + wrapped.text.encode(), "sha256")
+    check(hmac.compare_digest(vouchers.mac, mac), "K4: mac")
     if opener.vouched:
         own = [data for *name, data in vouchers.entries if name == [opener.kind, opener.key_id]]
         check(own and opener.vouched(own[0], digest), "K5")

@@ -99,7 +99,7 @@ def statement(digest: bytes) -> bytes:
 
 def mac_of(digest: bytes, text: str, dek: bytes = DEK) -> str:
     """`mac=...`, of the data key that is wrapped as `text`."""
-    return "mac=" + hmac.digest(hkdf(dek, b"streamxf/1 mac"), statement(digest), "sha256").hex()
+    return "mac=" + hmac.digest(hkdf(dek, b"streamxf/1 mac"), statement(digest) + text.encode(), "sha256").hex()
 
 
 def voucher(digest: bytes, key: bytes = KEY) -> str:

@@ -307,12 +307,20 @@ def _vouchers() -> list[Vector]:
         ("by-another-key", "another's voucher under this key's id", f"{mac}&{name}:{other.rpartition(':')[2]}"),
         ("31-bytes", "a voucher of 31 bytes", f"{mac}&{entry(name, bytes(31))}"),
     ]
+    two = keyed([ENCRYPT], [SMALL], len(SMALL), Vouching(wrapped([aes_wrap(), aes_wrap(OTHER_KEY)])))
+    added = keyed([ENCRYPT], [SMALL], len(SMALL))
     stranger = entry(f"aeskw:{key_id(OTHER_KEY)}", b"not a voucher")
     return [
         *(breaks("K4", f"form-{name}", about, of(vouchers), HELD) for name, about, vouchers in forms),
         *(breaks("K4", name, about, of(vouchers, signed), HELD) for name, about, vouchers in signatures),
         breaks("K1", "voucher-twice", "a kind and key_id twice", of(f"{mac}&{own}&{own}"), HELD),
         *(breaks("K4", f"mac-{name}", about, of(vouchers), HELD) for name, about, vouchers in macs),
+        breaks(
+            "K4", "recipient-removed", "another's wrapped key is gone", two.change(prefix=prefix_of(text)).pack(), HELD
+        ),
+        breaks(
+            "K4", "recipient-added", "another's wrapped key came later", added.change(prefix=two.prefix).pack(), HELD
+        ),
         breaks("K4", "table", "contents that were changed after they were vouched for", _cut(), HELD),
         *(breaks("K5", name, about, of(vouchers), HELD) for name, about, vouchers in own_ones),
         holds("vouchers-of-others", "another's voucher is wrong", lambda: of(f"{mac}&{own}&v={stranger}"), SMALL, HELD),
