@@ -17,7 +17,7 @@ from samples import BLOCK, FULL, KEY, data_of, encode
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.fileio.source import READ_WHOLE, FileSlice, Timed, access_to
+from streamxf.stream.source import READ_WHOLE, FileSlice, Timed, access_to
 
 DATA = data_of(9 * BLOCK + 77)
 FILE = encode(DATA, FULL)
@@ -76,7 +76,9 @@ def test_slices(opened: Any, length: int) -> None:
         source.read_into(position, memoryview(out))
         assert out == FILE[position : position + size]
         assert source.view(position, size, Scratch()) == out
-    assert source.rest(50).read_at(0, 9) == FILE[50:59]
+    assert source.slice(50, length).read_at(0, 9) == FILE[50:59]
+    with pytest.raises(ContainerError, match="truncated"):
+        source.slice(50, 60).read_at(0, 11)
     for position, size in [(0, length + 1), (length, 1), (-1, 1)]:
         with pytest.raises(ContainerError, match="truncated"):
             source.read_at(position, size)

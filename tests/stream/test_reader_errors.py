@@ -150,7 +150,7 @@ def test_short_reads_of_a_seekable_file():
 
 
 def test_large_reads_go_in_steps(monkeypatch):
-    monkeypatch.setattr("streamxf.fileio.reader._READ_STEP", 2 * BLOCK)
+    monkeypatch.setattr("streamxf.stream.reader._READ_STEP", 2 * BLOCK)
     with streamxf.open(io.BytesIO(FILE), keys=KEY) as file:
         for start in (0, 5, BLOCK, 2 * BLOCK + 1, len(DATA)):
             file.seek(start)

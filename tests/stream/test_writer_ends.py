@@ -18,6 +18,7 @@ from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 import streamxf
 from streamxf import engine
 from streamxf.errors import AbortedError, ParameterError, StreamxfError
+from streamxf.stream.writer import StreamWriter
 
 DATA = data_of(5 * BLOCK + 7)
 
@@ -45,7 +46,7 @@ def unreadable(target: io.BytesIO) -> bool:
     return True
 
 
-def start(target, chain=FULL) -> streamxf.fileio.writer.StreamWriter:
+def start(target, chain=FULL) -> StreamWriter:
     file = streamxf.open(target, "wb", chain=chain, block_size=BLOCK)
     file.write(DATA)
     return file
