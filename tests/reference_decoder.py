@@ -234,14 +234,16 @@ def parse_json(data: bytes) -> Any:
     with refusing("index: no JSON in ASCII", ValueError, RecursionError):
         numbers = {"parse_int": natural, "parse_float": natural, "parse_constant": natural}
         value = json.loads(data.decode("ascii"), object_pairs_hook=unique, **numbers)
-    with refusing("M1: a lone surrogate", UnicodeEncodeError):
+    with refusing("M1: a lone surrogate", UnicodeEncodeError, RecursionError):
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
-def depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+def check_depth(value: Any, left: int) -> None:
+    if isinstance(value, dict | list):
+        check(left, "M1: the depth of extra")
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_depth(inner, left - 1)
 
 
 def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
@@ -270,7 +272,7 @@ def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
 def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) -> Index:
     conform(index, INDEX, "the index")
     conform([*index["packages"].values()], [str], "packages")
-    check(depth(index["extra"]) <= 128, "M1: the depth of extra")
+    check_depth(index["extra"], 128)
     check(index["rank"] == rank and (rank is None or rank < 1 << 31), "M10")
     transforms, chain = ([parse_descriptor(text) for text in index[side]] for side in ("transforms", "chain"))
     check(len(transforms + chain) <= 8, "C1: more than 8 descriptors")
@@ -372,7 +374,7 @@ def read_part(folder: Path, part: Part, index: Index, reader: Reader) -> bytes:
         stream_key = unseal(header, unwrap(index.wrapped[dek], reader.keys)[0] if dek else None)
         table = parse_table(stream, header)
         check(place.get("sha256") in (None, table.digest.hex()), "M7: T")
-        stream = decode_blocks(stream, header, table, stream_key)
+        stream = decode_blocks(stream, header._replace(codecs=index.chain), table, stream_key)
     return undo(stream, index.transforms)
 
 

@@ -57,7 +57,7 @@ def aes_key(secret: bytes) -> Key:
         "aeskw",
         hkdf(secret, b"streamxf/1 key id", 8).hex(),
         lambda wrapped, dek: aes_key_unwrap(wrapping, wrapped),
-        lambda voucher, digest: hmac.compare_digest(voucher, mac(vouching, digest)),
+        lambda voucher, digest: hmac.compare_digest(voucher, hmac.digest(vouching, statement(digest), "sha256")),
     )
 
 

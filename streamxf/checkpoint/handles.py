@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from streamxf.checkpoint.elements import Array, unsigned
-from streamxf.checkpoint.reading import Box, BoxReader, itemsize_of
+from streamxf.checkpoint.elements import Array
+from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.items import Chunk, ObjectItem, TensorItem
 
@@ -95,7 +95,7 @@ class TensorHandle:
         return made if dtype is None else made.astype(dtype)
 
     def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
-        out = np.empty(lengths, unsigned(itemsize_of(self._item)))
+        out = empty_array(self._item, lengths)
         self._reader.read_into(Box(self._item, offset, lengths), out)
         return out
 

@@ -88,7 +88,7 @@ class BoxReader(abc.ABC):
         try:
             for box in boxes:
                 check_box(box)
-                array = np.empty(box.lengths, unsigned(itemsize_of(box.item)))
+                array = empty_array(box.item, box.lengths)
                 entry = _Waiting(array)
                 waiting.append(entry)
                 for job, size in self.jobs(box, array):
@@ -200,6 +200,20 @@ def itemsize_of(item: TensorItem) -> int:
     if item.dtype not in ITEMSIZES:
         raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
     return ITEMSIZES[item.dtype]
+
+
+def empty_array(item: TensorItem, lengths: Ints) -> Array:
+    """An array for elements of a tensor, which are moved and not looked at.
+
+    Raises
+    ------
+    UnsupportedError
+        If numpy has no arrays of that shape, or of that dtype's size.
+    """
+    try:
+        return np.empty(lengths, unsigned(itemsize_of(item)))
+    except ValueError:  # for some shapes without elements, too
+        raise UnsupportedError(f"numpy has no arrays of the shape {lengths}", item=item.name) from None
 
 
 def check_box(box: Box) -> None:

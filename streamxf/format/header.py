@@ -172,6 +172,7 @@ class Header:
             raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
         if len(self.chain) > MAX_CODECS or len(_chain_text(self.chain)) > MAX_CHAIN:
             raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
+        _transforms(self.chain)
         identity = self.identity
         if self.published and identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")

@@ -37,7 +37,7 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
         If they do not, or are cut in a way beyond the limits.
     """
     _check_size(shape)
-    if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and not any(chunks[0][0]):
+    if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape):
         return
     if _is_row(shape, chunks):
         return

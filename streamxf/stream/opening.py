@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from streamxf.chain import Chain
+from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
@@ -56,12 +58,12 @@ class ChainOpener:
         """
         info = stream_info(header)
         if self._chain is None:
-            encryption = [Encrypt.reading(self._data_key())] if self._data_key is not None else []
-            StreamCoder.open(Chain(encryption), info, header.seal)
-            self._chain = Chain(
-                encryption[0]
-                if encryption and item.name == ENCRYPT
-                else self._registry.build(item, providers=self._providers)
-                for item in self._descriptors
-            )
+            key = self._data_key() if self._data_key is not None else None
+            StreamCoder.open(Chain([Encrypt.reading(key)] if key is not None else []), info, header.seal)
+            self._chain = Chain(self._build(item, key) for item in self._descriptors)
         return StreamCoder.open(self._chain, info, header.seal, meter=meter)
+
+    def _build(self, item: Descriptor, key: DataKey | None) -> Codec:
+        if item.name != ENCRYPT:
+            return self._registry.build(item, providers=self._providers)
+        return self._registry.build(replace(item, fragment=()), key)  # what is wrapped there was opened already

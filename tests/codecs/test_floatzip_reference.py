@@ -9,15 +9,17 @@ import pytest
 from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_decoder import FormatError, decode_floatzip, decode_plain_file
+from reference_codecs import Block, Refused, decode_floatzip
+from reference_keys import Reader, aes_key
+from reference_plain import read_plain
 from samples import BLOCK, KEY, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, StreamInfo
-from streamxf.coder import stage_limit
 from streamxf.errors import CodecError
+from streamxf.format.limits import stage_limit
 
 MIB = 1 << 20
 DTYPES = [
@@ -55,8 +57,8 @@ def by_codec(payload: bytes, limit: int) -> bytes | None:
 
 def by_page(payload: bytes, limit: int) -> bytes | None:
     try:
-        return decode_floatzip(payload, limit)
-    except FormatError:
+        return decode_floatzip(payload, [], limit, Block(0, True, b""))
+    except Refused:
         return None
 
 
@@ -308,5 +310,5 @@ CHAINS = [
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 77])
 def test_in_a_chain_of_a_plain_file(chain: list[streamxf.Codec], size: int) -> None:
     data = floats("bfloat16", size, 5, 0.001)
-    found = decode_plain_file(encode(data, chain), key=bytes(range(32)))
-    assert found.payload == data
+    keys = [aes_key(bytes(range(32)))] if any(isinstance(codec, Encrypt) for codec in chain) else []
+    assert read_plain(encode(data, chain), Reader(keys)) == data

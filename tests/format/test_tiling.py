@@ -135,9 +135,37 @@ def test_cuts_beyond_the_limits() -> None:
         check_tiles(
             (2,) * too_deep, [(corner, (1,) * too_deep) for corner in itertools.product((0, 1), repeat=too_deep)]
         )
-    count = MAX_CORNERS // 2 + 1
+    count = MAX_CORNERS // 4 // 2
+    pairs = [((at, half), (1, 1)) for at in range(count) for half in range(2)]
+    check_tiles((count, 2), pairs)
     with pytest.raises(MetadataError, match="corners are allowed"):
-        check_tiles((count,), [((at,), (1,)) for at in range(count)])
+        check_tiles((count + 1, 2), [*pairs, ((count, 0), (1, 1)), ((count, 1), (1, 1))])
+
+
+def test_along_one_dimension_there_are_as_many_as_there_are() -> None:
+    count = MAX_CORNERS // 2 + 1
+    rows = [((at,), (1,)) for at in range(count)]
+    check_tiles((count,), rows)
+    check_tiles((count,), [*rows, ((7,), (0,))])  # which is not the plain case any more
+    with pytest.raises(MetadataError, match="leave out"):
+        check_tiles((count,), [*rows[1:], ((7,), (0,))])
+
+
+def test_chunks_without_elements_do_not_count_as_cuts() -> None:
+    shape = (2,) * 8
+    whole = ((0,) * 8, shape)
+    check_tiles(shape, [whole, *(((0,) * axis + (1,) + (0,) * (7 - axis), (0,) * 8) for axis in range(8))])
+    with pytest.raises(MetadataError, match="beyond its end"):
+        check_tiles(shape, [whole, ((3, *[0] * 7), (0,) * 8)])
+
+
+def test_tensors_that_are_too_large() -> None:
+    for shape in ((2**32, 2**31), (0, 2**32, 2**31)):
+        for check in (check_tiles, check_apart):
+            with pytest.raises(MetadataError, match="more elements"):
+                check(shape, [])
+    check_apart((2**32, 2**31 - 1), [])
+    check_tiles((0, 2**62), [])
 
 
 def test_a_ranks_own_chunks_are_compared_with_their_neighbours_only() -> None:
