@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
-    from streamxf.checking.verify import verify
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
-    from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.formats.complete import is_complete, latest
@@ -69,6 +67,8 @@ if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
     from streamxf.summary.values import Values
+    from streamxf.tools.verify.report import Damage, VerifyReport
+    from streamxf.tools.verify.verify import verify
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
@@ -87,7 +87,7 @@ _HOME = {
     "CodecRegistry": "streamxf.registry",
     "Contents": "streamxf.formats.contents",
     "Converted": "streamxf.convert.result",
-    "Damage": "streamxf.dcp.verify.report",
+    "Damage": "streamxf.tools.verify.report",
     "Difference": "streamxf.compare.difference",
     "Distance": "streamxf.compare.values",
     "Encrypt": "streamxf.codecs.encrypt",
@@ -128,7 +128,7 @@ _HOME = {
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "Values": "streamxf.summary.values",
     "VerifyKey": "streamxf.keys",
-    "VerifyReport": "streamxf.dcp.verify.report",
+    "VerifyReport": "streamxf.tools.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
     "add_recipient": "streamxf.dcp.rekey.rekey",
@@ -154,7 +154,7 @@ _HOME = {
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
-    "verify": "streamxf.checking.verify",
+    "verify": "streamxf.tools.verify.verify",
     "write_key": "streamxf.keys",
 }
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from streamxf.convert.result import Converted
     from streamxf.dcp.rekey.rekey import Recipients
     from streamxf.dcp.salvage.result import Lost, Salvaged
-    from streamxf.dcp.verify.report import Damage, VerifyReport
+    from streamxf.tools.verify.report import Damage, VerifyReport
 
 
 def of_verified(report: VerifyReport) -> dict[str, Any]:

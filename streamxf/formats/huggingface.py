@@ -75,6 +75,13 @@ def layout_of(names: Iterable[str]) -> Layout | None:
     return None
 
 
+def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
+    """The files of a folder's shards; raises ContainerError if the index is not one, or names files outside of it."""
+    if layout.index is None:
+        return layout.shards
+    return tuple(dict.fromkeys(_read_index(storage, layout.index)[0].values()))
+
+
 @collector_paused()
 def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
     """What a folder holds, and each of its shards.

@@ -1,18 +1,14 @@
-"""`VerifyReport`: what a look at every byte of a checkpoint has found."""
+"""`VerifyReport`: what reading every byte of a checkpoint has found."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from streamxf.dcp.load.advice import resumable
+from streamxf.checkpoint.missing import resumable
 from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError, escaped
+from streamxf.errors import escaped
 from streamxf.wording import listed, many, printable, size_text
-
-MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
-_TEXT = 300  # characters of a message or a name, which may come from a damaged file
 
 
 @dataclass(frozen=True)
@@ -62,9 +58,9 @@ class VerifyReport:
     ----------
     save_ids : tuple of str
         Which save this is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for each file.
-        Nobody has vouched for it where `unchecked` says that the metadata's MAC was not checked, or that there is none.
+        It is not authenticated where `unchecked` says that the vouchers were not checked.
     files, items, blocks : int
-        Data files that were read, items and blocks that were looked at.
+        Data files, items and blocks that were checked.
     bytes_read : int
         Of data files and metadata.
     seconds : float
@@ -76,7 +72,7 @@ class VerifyReport:
         What could not be checked, and why; empty for a checkpoint of streamxf's writers, if there are keys for what is
         encrypted.
     leftovers : tuple of str
-        Files of other saves that lie beside this one. They do no harm, and `clean` removes them.
+        Files of other saves beside this one. They do no harm, and `clean` removes them.
     """
 
     save_ids: tuple[str, ...]
@@ -122,92 +118,6 @@ class VerifyReport:
 
 
 class FileReport(VerifyReport):
-    """The same of a file that is no checkpoint of DCP."""
+    """The same of what is not a checkpoint of DCP."""
 
     advice: ClassVar[str] = "put back what is damaged from another copy"
-
-
-class Findings:
-    """Collects what is found, in one thread.
-
-    Attributes
-    ----------
-    save_ids : list of str
-    files, items, blocks, bytes_read : int
-    leftovers : list of str
-    """
-
-    def __init__(self) -> None:
-        self.save_ids: list[str] = []
-        self.files = self.items = self.blocks = self.bytes_read = 0
-        self.leftovers: list[str] = []
-        self._damaged: list[Damage] = []
-        self._unlisted = 0
-        self._in_file: Counter[str] = Counter()
-        self._latest: dict[tuple[str, str | None, tuple[int, ...] | None], int] = {}
-        self._unchecked: dict[str, None] = {}
-
-    def damage(
-        self,
-        error: Exception,
-        file: str,
-        item: str | None = None,
-        offset: tuple[int, ...] | None = None,
-        block: int | None = None,
-    ) -> None:
-        """Record an error; one more block with the error of the block before it belongs to that one."""
-        text = error.message if isinstance(error, StreamxfError) else str(error)
-        made = Damage(file, item, offset, block, block, type(error).__name__, shorten(text, _TEXT))
-        at = self._latest.get((file, item, offset))
-        if at is not None and block is not None and self._damaged[at].last_block == block - 1:
-            last = self._damaged[at]
-            if last.error == made.error:
-                self._damaged[at] = replace(last, last_block=block)
-                return
-        self._in_file[file] += 1
-        if self._in_file[file] > MAX_DAMAGED:
-            self._unlisted += 1
-            return
-        self._latest[file, item, offset] = len(self._damaged)
-        self._damaged.append(made)
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether any error was recorded."""
-        return bool(self._damaged)
-
-    def damages_in(self, file: str) -> int:
-        """How many errors were recorded for a file."""
-        return self._in_file[file]
-
-    def add(self, other: Findings) -> None:
-        """Take what was found in files that this one knows nothing of."""
-        self.save_ids += other.save_ids
-        self.files += other.files
-        self.items += other.items
-        self.blocks += other.blocks
-        self.bytes_read += other.bytes_read
-        self.leftovers += other.leftovers
-        self._damaged += other._damaged
-        self._unlisted += other._unlisted
-        self._in_file += other._in_file
-        self._unchecked |= other._unchecked
-
-    def not_checked(self, what: str) -> None:
-        """Say what cannot be checked; saying it twice is fine."""
-        self._unchecked[what] = None
-
-    def report(self, seconds: float, kind: type[VerifyReport] = VerifyReport) -> VerifyReport:
-        """What was found."""
-        return kind(
-            tuple(self.save_ids),
-            self.files,
-            self.items,
-            self.blocks,
-            self.bytes_read,
-            seconds,
-            tuple(self._damaged),
-            self._unlisted,
-            tuple(self._unchecked),
-            tuple(self.leftovers),
-        )
