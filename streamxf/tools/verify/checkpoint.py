@@ -125,11 +125,15 @@ class CheckpointCheck:
             if trailer is None:
                 return False
             digest = hashlib.sha256()
-            for piece in pieces_of(file.slice(0, file.size - trailer.size)):
-                digest.update(piece)
-            if digest.digest() != trailer.pickle_digest:
-                text = "the digest of the pickle, which torch's own readers read, does not match: it is damaged"
-                self._findings.damage(MetadataError(text), name)
+            try:
+                for piece in pieces_of(file.slice(0, file.size - trailer.size)):
+                    digest.update(piece)
+                if digest.digest() != trailer.pickle_digest:
+                    raise MetadataError(
+                        "the digest of the pickle, which torch's own readers read, does not match: it is damaged"
+                    )
+            except (StreamxfError, OSError) as error:  # the index says what there is all the same
+                self._findings.damage(error, name)
             return True
 
     # -- data files --------------------------------------------------------------------------------

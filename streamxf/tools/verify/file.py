@@ -67,7 +67,7 @@ class GuardedAccess:
 
     def __init__(self, access: PositionalFile, name: str, budget: Budget, stopped: Callable[[], bool]) -> None:
         self._access = access
-        self._name = name
+        self.name = name
         self._budget = budget
         self._stopped = stopped
         self.parallel = access.parallel
@@ -86,7 +86,7 @@ class GuardedAccess:
         if self._stopped():
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
-        with storage_errors(self._name):
+        with storage_errors(self.name):
             return self._access.read_into(position, out)
 
 

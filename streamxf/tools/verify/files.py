@@ -81,6 +81,8 @@ class FileCheck:
                 except (StreamxfError, OSError) as error:
                     unreadable = error
             for wanted, notes in later:
+                if unreadable is not None:
+                    _read_all(file, wanted.place, notes)
                 checker.check_content(wanted, notes, whole)
             if facts is not None and facts.crc is not None and not whole and not self.findings.damages_in(self._name):
                 text = "the CRC of the whole file is not the one in the metadata, though no item is damaged"
@@ -171,3 +173,12 @@ def _crc_of(file: StoredFile) -> int:
     for piece in pieces_of(file.slice(0, file.size)):
         crc = crc32c.crc32c(piece, crc)
     return crc
+
+
+def _read_all(file: StoredFile, place: Place, notes: Notes) -> None:
+    """Find out whether it is this item that cannot be read."""
+    try:
+        for _ in pieces_of(file.slice(place.at, place.size)):
+            """Whether all of it can be read is all that matters."""
+    except (StreamxfError, OSError) as error:
+        notes.error(error)

@@ -1,4 +1,4 @@
-"""Zeros in the place of a container's blocks and index: a report that is soon there, since zeros are no blocks."""
+"""Zeros in the place of a container's blocks and table: a report that is soon there, since zeros are no blocks."""
 
 from __future__ import annotations
 

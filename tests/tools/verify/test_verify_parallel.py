@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, data_files, full_chain, save
+from dcp.helpers import KEY, data_files, full_chain, index_of, save
 from forge import Places
 
 import streamxf
 from streamxf import Checksum, engine
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.verify.datafile import DataFile
-from streamxf.keys import KeyRing
+from streamxf.tools.verify.file import GuardedAccess
 
 MIB = 2**20
 CHAINS: dict[str, Any] = {"none": list, "checksum": lambda: [Checksum()], "full": full_chain}
@@ -25,28 +23,27 @@ CHAINS: dict[str, Any] = {"none": list, "checksum": lambda: [Checksum()], "full"
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
     """Let each read fail that has the byte at this place of a file."""
-    read = DataFile.read_into
+    read = GuardedAccess.read_into
 
-    def failing(file: DataFile, position: int, out: memoryview) -> int:
-        if position <= bad < position + len(out):
+    def failing(file: GuardedAccess, position: int, out: memoryview) -> int:
+        if file.name.endswith(".distcp") and position <= bad < position + len(out):
             raise OSError(errno.EIO, "a sector that cannot be read")
         return read(file, position, out)
 
-    monkeypatch.setattr(DataFile, "read_into", failing)
+    monkeypatch.setattr(GuardedAccess, "read_into", failing)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_sector_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: str) -> None:
     save({"a": torch.randn(90_000), "b": torch.randn(80_000)}, tmp_path, CHAINS[chain](), block_size=1 << 16)
     key = KEY if chain == "full" else None
-    metadata = metadata_file.load((tmp_path / ".metadata").read_bytes(), KeyRing.of(key))
-    place = next(place for index, place in (metadata.storage_data or {}).items() if index.fqn == "a")
+    (place,) = index_of(tmp_path).items["a"].places
     (file,) = data_files(tmp_path)
-    stored = file.read_bytes()[place.offset : place.offset + place.length]
+    stored = file.read_bytes()[place.at : place.at + place.size]
     for block in (0, 3):
         begin = Places.of(stored).blocks[block][0] if chain != "none" else MIB // 10 * block
         with monkeypatch.context() as patch:
-            fail_at(patch, place.offset + begin + 500)
+            fail_at(patch, place.at + begin + 500)
             report = streamxf.verify(tmp_path, key)
         found = [(damage.file, damage.item, damage.block, damage.error) for damage in report.damaged]
         assert found == [(file.name, "a", None if chain == "none" else block, "OSError")]
@@ -55,15 +52,15 @@ def test_a_sector_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_sector_between_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In header, index and footer, which the calling thread reads: the item is named, and the other one is whole."""
+    """In header, table and footer, which the calling thread reads: the item is named, and the other one is intact."""
     save({"a": torch.randn(90_000), "b": torch.randn(80_000)}, tmp_path, [Checksum()], block_size=1 << 16)
-    metadata = metadata_file.load((tmp_path / ".metadata").read_bytes(), KeyRing.of(None))
-    for index, place in (metadata.storage_data or {}).items():
-        for position in (place.offset + 10, place.offset + place.length - 40, place.offset + place.length - 1):
+    for name, item in index_of(tmp_path).items.items():
+        (place,) = item.places
+        for position in (place.at + 10, place.at + place.size - 40, place.at + place.size - 1):
             with monkeypatch.context() as patch:
                 fail_at(patch, position)
                 report = streamxf.verify(tmp_path)
-            assert {damage.item for damage in report.damaged} == {index.fqn}, position
+            assert {damage.item for damage in report.damaged} == {name}, position
 
 
 @pytest.mark.parametrize("chain", ["none", "checksum"])
@@ -83,20 +80,20 @@ def test_workers_read_and_each_byte_is_read_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: str
 ) -> None:
     save({"w": torch.randn(MIB)}, tmp_path, CHAINS[chain]())
-    (file,) = data_files(tmp_path)
+    (path,) = data_files(tmp_path)
     caller = threading.get_ident()
     by: Counter[bool] = Counter()
-    read = DataFile.read_into
+    read = GuardedAccess.read_into
 
-    def counted(file: DataFile, position: int, out: memoryview) -> int:
+    def counted(file: GuardedAccess, position: int, out: memoryview) -> int:
         by[threading.get_ident() == caller] += len(out)
         return read(file, position, out)
 
-    monkeypatch.setattr(DataFile, "read_into", counted)
+    monkeypatch.setattr(GuardedAccess, "read_into", counted)
     assert streamxf.verify(tmp_path).ok
-    assert by[False] > 0.9 * file.stat().st_size
-    assert by[True] < 0.1 * file.stat().st_size
-    assert by.total() < 1.1 * file.stat().st_size
+    assert by[False] > 0.9 * path.stat().st_size
+    assert by[True] < 0.1 * path.stat().st_size
+    assert by.total() < 1.1 * path.stat().st_size
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -104,17 +101,17 @@ def test_an_interrupt_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pyte
     save({"w": torch.randn(MIB), "v": torch.randn(MIB)}, tmp_path, CHAINS[chain]())
     caller = threading.get_ident()
     calls = Counter[str]()
-    read = DataFile.read_into
+    read = GuardedAccess.read_into
 
-    def interrupted(file: DataFile, position: int, out: memoryview) -> int:
+    def interrupted(file: GuardedAccess, position: int, out: memoryview) -> int:
         calls["all"] += 1
-        if threading.get_ident() == caller and position > 0:
+        if threading.get_ident() == caller and position > 0 and file.name.endswith(".distcp"):
             raise KeyboardInterrupt
         return read(file, position, out)
 
     key = KEY if chain == "full" else None
     with monkeypatch.context() as patch:
-        patch.setattr(DataFile, "read_into", interrupted)
+        patch.setattr(GuardedAccess, "read_into", interrupted)
         with pytest.raises(KeyboardInterrupt):
             streamxf.verify(tmp_path, key)
         ended = calls["all"]

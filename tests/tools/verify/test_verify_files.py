@@ -157,10 +157,10 @@ def test_at_a_url(tmp_path: Path) -> None:
 
 
 def test_what_only_checkpoints_have(tmp_path: Path) -> None:
-    path = plain(tmp_path / "data.sxf")
+    path = plain(tmp_path / "data.sxf", chain="zstd+encrypt", keys=KEY)
     for options in ({"require": "encrypted"}, {"expect_save_id": "0" * 32}):
         with pytest.raises(ParameterError, match="for checkpoints of DCP"):
-            streamxf.verify(path, **options)  # type: ignore[arg-type]
+            streamxf.verify(path, KEY, **options)  # type: ignore[arg-type]
 
 
 # -- torch.save ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,12 @@ from forge import Places
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
-from streamxf.dcp.verify.datafile import DataFile
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
+from streamxf.format.items import Place
+from streamxf.tools.verify.file import GuardedAccess
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -39,9 +43,9 @@ class Saved:
     def verify(self, keys: Any = KEY, **options: Any) -> streamxf.VerifyReport:
         return streamxf.verify(self.url, keys, storage_options={**self.options, **options})
 
-    def place_of(self, item: str) -> Any:
-        metadata = streamxf.FsspecReader(self.url, keys=KEY, **self.options).read_metadata()
-        return next(place for index, place in metadata.storage_data.items() if index.fqn == item)
+    def place_of(self, item: str) -> Place:
+        storage = Storage.of(self.url, self.options)
+        return read_metadata(storage, ".metadata", Access(), listing=True).items[item].places[0]
 
 
 def test_whole_with_the_key_and_without(endpoint: str) -> None:
@@ -61,18 +65,18 @@ def test_flipped_bits_are_named_by_item_and_block(endpoint: str) -> None:
     filesystem = s3fs.S3FileSystem(**saved.options)
     for item, block in (("large", 7), ("w3", 0)):
         place = saved.place_of(item)
-        path = f"{saved.url}/{place.relative_path}"
+        path = f"{saved.url}/{place.file}"
         whole = filesystem.cat_file(path)
-        places = Places.of(whole[place.offset : place.offset + place.length])
+        places = Places.of(whole[place.at : place.at + place.size])
         damaged = bytearray(whole)
-        damaged[place.offset + places.blocks[block][1] - 1] ^= 1
+        damaged[place.at + places.blocks[block][1] - 1] ^= 1
         filesystem.pipe_file(path, bytes(damaged))
         for keys in (KEY, None):
             found = [(damage.item, damage.block, damage.error) for damage in saved.verify(keys).damaged]
             assert found == [(item, block, "BlockError")]
         filesystem.pipe_file(path, whole)
     filesystem.rm_file(path)
-    assert {damage.file for damage in saved.verify().damaged} == {place.relative_path}
+    assert {damage.file for damage in saved.verify().damaged} == {place.file}
 
 
 def test_a_server_that_refuses_or_dies(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +86,13 @@ def test_a_server_that_refuses_or_dies(tmp_path: Path, endpoint: str, monkeypatc
         assert saved.options["endpoint_url"] != endpoint
         with pytest.raises((OSError, StreamxfError)):
             saved.verify(secret="wrong")
-        read = DataFile.read_into
+        read = GuardedAccess.read_into
 
-        def dying(file: DataFile, position: int, out: memoryview) -> int:
+        def dying(file: GuardedAccess, position: int, out: memoryview) -> int:
             server.close()
             return read(file, position, out)
 
-        monkeypatch.setattr(DataFile, "read_into", dying)
+        monkeypatch.setattr(GuardedAccess, "read_into", dying)
         report = saved.verify(**once)
         assert not report.ok
         assert {damage.error for damage in report.damaged if damage.item is None} <= {"ForeignError", "OSError"}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
 
 import streamxf
 from streamxf.wording import listed, many, size_text
-from tests.dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
 
 MANY = 500
 
@@ -93,7 +93,7 @@ def test_five_hundred(several: Path) -> None:
 
 def test_what_was_not_checked_is_counted(one: Path, several: Path) -> None:
     assert str(streamxf.verify(one)).splitlines()[0] == (
-        "OK: no damage found (2 checks skipped: the MAC of .metadata, which needs a key; seals, tags and content of 1 "
+        "OK: no damage found (2 checks skipped: the vouchers of .metadata, which need a key; seals, tags and content of 1 "
         "encrypted item, which need a key)"
     )
     assert f"content of {MANY} encrypted items, which need a key)" in str(streamxf.verify(several))

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, data_files, full_chain, manifest_of, save
+from dcp.helpers import KEY, data_files, full_chain, index_of, save
 from forge import Places
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, VerifyReport
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.keys import KeyRing
 
 from .remote import url_of
 
@@ -62,13 +60,13 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
     name, *how = request.param.split(", ")
     folder = tmp_path / "checkpoint"
     save(state(), folder, CHAINS[name](), block_size=BLOCK)
-    places = places_in(folder, KEY if name == "full" else None)
+    places = places_in(folder)
     return Saved(folder, CHAINS[name](), KEY if "with the key" in how else None, places, "over fsspec" in how)
 
 
-def places_in(folder: Path, key: Key | None) -> dict[str, tuple[int, int]]:
-    metadata = metadata_file.load((folder / ".metadata").read_bytes(), KeyRing.of(key))
-    return {index.fqn: (info.offset, info.offset + info.length) for index, info in metadata.storage_data.items()}
+def places_in(folder: Path) -> dict[str, tuple[int, int]]:
+    places = ((name, item.places[0]) for name, item in index_of(folder).items.items())
+    return {name: (place.at, place.at + place.size) for name, place in places}
 
 
 def damaged(report: VerifyReport) -> list[tuple[str | None, int | None, int | None]]:
@@ -84,7 +82,7 @@ def test_intact(saved: Saved) -> None:
     assert report.files == 1
     assert report.blocks == sum(len(saved.blocks(name)) for name in saved.places)
     assert report.bytes_read == sum(file.stat().st_size for file in saved.folder.iterdir())
-    assert report.save_ids == (manifest_of(saved.folder).save_id,)
+    assert report.save_ids == (index_of(saved.folder).save_id,)
     assert str(report).splitlines()[0].startswith("OK: no damage found")
 
 
@@ -103,16 +101,16 @@ def test_several_blocks_of_several_items(saved: Saved) -> None:
     assert sorted(damaged(report)) == [("a", 0, 0), ("a", 2, 3), ("b", 1, 1)]
 
 
-def test_a_damaged_index_hides_no_block(saved: Saved) -> None:
+def test_a_damaged_table_hides_no_block(saved: Saved) -> None:
     _, stop = saved.places["a"]
     (_, end) = saved.blocks("a")[1]
-    for position in (stop - 1, stop - 20, stop - 33):  # magic, container size, an entry of the index
+    for position in (stop - 1, stop - 20, stop - 33):  # magic, container size, an entry of the table
         assert damaged(saved.verify(saved.flipped(position))) == [("a", None, None)]
         report = saved.verify(saved.flipped(position, end - 1))
         assert damaged(report) == [("a", None, None), ("a", 1, 1)]
 
 
-def test_a_damaged_index_and_a_damaged_length(saved: Saved) -> None:
+def test_a_damaged_table_and_a_damaged_length(saved: Saved) -> None:
     """Then nothing tells where the blocks behind it are."""
     _, stop = saved.places["b"]
     head, _ = saved.blocks("b")[1]
@@ -189,7 +187,7 @@ def test_exchanged_items(tmp_path: Path, keyed: bool) -> None:
     """Two items of one size, through a chain that does not change sizes."""
     chain: list[Any] = [Checksum(), Encrypt(KEY)] if keyed else [Checksum()]
     save(state(), tmp_path, chain, block_size=BLOCK)
-    places = places_in(tmp_path, KEY if keyed else None)
+    places = places_in(tmp_path)
     (low, middle), (high, end) = sorted([places["a"], places["b"]])
     assert middle - low == end - high
     (file,) = data_files(tmp_path)
@@ -209,7 +207,7 @@ def test_an_older_file_in_its_place(saved: Saved, tmp_path: Path) -> None:
     assert {*saved.places} <= {damage.item for damage in report.damaged}
 
 
-def test_damaged_metadata_is_named_and_data_is_looked_at(saved: Saved) -> None:
+def test_damaged_metadata_is_named_and_data_is_checked(saved: Saved) -> None:
     file = saved.folder / ".metadata"
     whole = file.read_bytes()
     end = saved.blocks("a")[1][1]
@@ -219,6 +217,19 @@ def test_damaged_metadata_is_named_and_data_is_looked_at(saved: Saved) -> None:
         (".metadata", None, None),
         (saved.file.name, "a", 1),
     }
+
+
+def test_a_damaged_pickle_which_only_torch_reads(saved: Saved) -> None:
+    file = saved.folder / ".metadata"
+    whole = bytearray(file.read_bytes())
+    whole[100] ^= 1
+    file.write_bytes(whole)
+    report = saved.verify()
+    assert [(damage.file, damage.item, damage.error) for damage in report.damaged] == [
+        (".metadata", None, "MetadataError")
+    ]
+    assert "pickle" in report.damaged[0].message
+    assert report.items == 3, "the index says what there is"
 
 
 def test_no_metadata_at_all(saved: Saved) -> None:
