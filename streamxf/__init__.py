@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
     from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
-    from streamxf.dcp.salvage.result import Lost, Salvaged
-    from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
@@ -67,6 +65,8 @@ if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
     from streamxf.summary.values import Values
+    from streamxf.tools.salvage.result import Lost, Salvaged
+    from streamxf.tools.salvage.salvage import salvage
     from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.tools.verify.verify import verify
     from streamxf.tuning.estimate import Estimate
@@ -105,7 +105,7 @@ _HOME = {
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
-    "Lost": "streamxf.dcp.salvage.result",
+    "Lost": "streamxf.tools.salvage.result",
     "Part": "streamxf.formats.contents",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
@@ -116,7 +116,7 @@ _HOME = {
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",
-    "Salvaged": "streamxf.dcp.salvage.result",
+    "Salvaged": "streamxf.tools.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
     "Statistics": "streamxf.values.statistics",
@@ -149,7 +149,7 @@ _HOME = {
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
-    "salvage": "streamxf.dcp.salvage.salvage",
+    "salvage": "streamxf.tools.salvage.salvage",
     "transcode": "streamxf.convert.transcode",
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.convert.unpack",

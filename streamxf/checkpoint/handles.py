@@ -100,7 +100,7 @@ class TensorHandle:
         return out
 
     def _as_framework(self, array: Array) -> Any:
-        return self._numpy(array) if self._framework == "numpy" else _torch(array, self.dtype)
+        return self._numpy(array) if self._framework == "numpy" else as_torch(array, self.dtype)
 
     def _numpy(self, array: Array) -> Array:
         try:
@@ -176,7 +176,8 @@ def _part(key: Any, size: int) -> int | range:
     return int(place) % size
 
 
-def _torch(array: Array, dtype: str) -> torch.Tensor:
+def as_torch(array: Array, dtype: str) -> torch.Tensor:
+    """A contiguous array's memory as a tensor of `dtype`."""
     import torch
 
     wanted = getattr(torch, dtype)

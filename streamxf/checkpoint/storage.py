@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from streamxf.checkpoint.publish.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -290,6 +291,13 @@ class Storage:
             except Exception as error:  # the others shall go all the same
                 failed[name] = error
         return failed
+
+    def held(self, name: str, size: int | None) -> int:
+        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
+        be asked. What cannot be asked at all counts for nothing.
+        """
+        local = self.local
+        return held_at(os.path.join(local, name)) if local is not None else size or 0
 
     # -- helpers -----------------------------------------------------------------------------------
 

@@ -98,6 +98,10 @@ class Objects:
                 self._known[data] = renewed
         return renewed
 
+    def load(self, data: bytes, stored: int) -> Any:
+        """What `data` was made of; raises as `renew`."""
+        return torch.load(io.BytesIO(self.renew(data, stored)), weights_only=False)
+
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
         """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only.
 

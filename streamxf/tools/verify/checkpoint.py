@@ -28,7 +28,7 @@ from streamxf.errors import (
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Trailer
-from streamxf.proportion import Budget, held_at, most
+from streamxf.proportion import Budget, most
 from streamxf.tools.verify.file import Call, guarded, pieces_of
 from streamxf.tools.verify.files import FileCheck
 from streamxf.tools.verify.items import Opening
@@ -142,7 +142,7 @@ class CheckpointCheck:
         """Add the files that a metadata file speaks of to those that are to be checked."""
         times = self._call.max_expansion
         files = _by_file(content)
-        budget = Budget(times, sum(self._held(path, listed) for path in files))
+        budget = Budget(times, sum(self._storage.held(path, listed.get(path)) for path in files))
         opener = ItemOpener(
             content,
             self._call.access,
@@ -162,11 +162,6 @@ class CheckpointCheck:
                 size = facts.size if facts is not None else max(ends)
             check = self._check_of(opening, path, size)
             tasks[path] = check, partial(check.run, items, facts)
-
-    def _held(self, path: str, listed: Mapping[str, int | None]) -> int:
-        """Bytes that the storage holds of a file; what cannot be asked counts for nothing."""
-        local = self._storage.child(path).local
-        return held_at(local) if local is not None else listed.get(path) or 0
 
     def _check_of(self, opening: Opening, name: str, size: int) -> FileCheck:
         call = self._call

@@ -17,7 +17,6 @@ from streamxf.errors import (
     ContainerError,
     KeyMissingError,
     KeyServiceError,
-    MetadataError,
     StreamxfError,
     UnsupportedError,
     WrongKeyError,
@@ -31,9 +30,9 @@ from streamxf.stream.container import read_header
 from streamxf.stream.opening import ChainOpener
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.slicefile import SliceFile
+from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.blocks import Then, check_blocks
 from streamxf.tools.verify.findings import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
-from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 
 @dataclass
@@ -168,7 +167,7 @@ class ItemChecker:
             skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks)
             if not contained and not whole:
                 skipped[UNBOUND] += 1
-                skipped[WITHOUT_CRC] += not check_records(stream, blocks.size)
+                skipped[WITHOUT_CRC] += check_records(stream, blocks.size) is None
             if wanted.chunk is not None:
                 self._check_tensor(stream, blocks, wanted)
         except NOT_AT_HAND as error:
@@ -189,27 +188,4 @@ class ItemChecker:
         from streamxf.dcp.objects.policy import Objects
 
         self._opening.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-        stream.seek(0)
-        loaded = Objects().load_tensor(stream, blocks.size, wanted.place.size)
-        found = str(loaded.dtype).removeprefix("torch."), tuple(loaded.shape)
-        if found != (item.dtype, chunk.shape):
-            raise MetadataError(
-                f"the stored tensor is {found[0]} of shape {found[1]}, the metadata says {item.dtype} of shape "
-                f"{chunk.shape}: one of them was altered, or comes from another save"
-            )
-
-
-def check_records(file: Any, size: int) -> bool:
-    """Compare the CRC-32 of every record in a file of ``torch.save``; whether there are any.
-
-    Torch writes none, but zeros, once it was told ``torch.serialization.set_crc32_options(False)``.
-
-    Raises
-    ------
-    MetadataError
-        If torch did not write the file, or it is damaged. What `file` raises passes through.
-    """
-    try:
-        return Archive.read(file, size).check_crcs(file)
-    except NotSavedByTorch as error:
-        raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None
+        load_framed(Objects(), stream, blocks.size, item, chunk)

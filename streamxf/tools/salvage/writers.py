@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streamxf.dcp.metadata.manifest import split
-from streamxf.dcp.publish.listing import OWN_FILE
+from streamxf.checkpoint.publish.names import OWN_FILE
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.format.index import Index
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Trailer
 from streamxf.wording import many
 
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
@@ -35,8 +37,8 @@ def choose(present: Sequence[str], remains: bytes, chosen: bool | Collection[str
     """Find the files of one save among those of streamxf's writers.
 
     Each process has an id of its own in each save, and nothing in the files says which of them belong together. What is
-    left of ``.metadata`` may: its manifest lists them all. It is not believed for anything else, and nothing that
-    damages it makes up the random id of another file.
+    left of ``.metadata`` may: its index lists them all. It is not believed for anything else, and no damage makes up
+    the random id of another file.
 
     Parameters
     ----------
@@ -76,14 +78,18 @@ def choose(present: Sequence[str], remains: bytes, chosen: bool | Collection[str
 
 
 def _listed(remains: bytes) -> set[str] | None:
-    """The files that a manifest names which is still whole, though nothing vouches for it."""
+    """The files that an index names which can still be read, though its digest may not match."""
     try:
-        manifest = split(remains).manifest
+        trailer = Trailer.parse(remains[-TRAILER_BYTES:], len(remains))
+        if trailer is None:
+            return None
+        begin = len(remains) - trailer.size
+        index = Index.parse(memoryview(remains)[begin : begin + trailer.index_size])
     except StreamxfError:
         return None
-    if manifest is None or manifest.rank is not None or not all(map(OWN_FILE.fullmatch, manifest.files)):
+    if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):
         return None
-    return set(manifest.files)
+    return set(index.files)
 
 
 def _id_of(name: str) -> str:

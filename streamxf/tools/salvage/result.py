@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError, escaped
+from streamxf.errors import IdentityError, StreamxfError, escaped
 from streamxf.wording import listed, many
 
 
@@ -17,7 +17,7 @@ class Lost:
     Attributes
     ----------
     item : str or None
-        Its name; None for what nobody can name any more: a metadata file, or a piece of a data file.
+        Its name; None for what has none any more: a metadata file, or a piece of a data file.
     file : str or None
         The file that holds it, or held it; None where it is in several, or in none.
     offset : tuple of int or None
@@ -55,6 +55,15 @@ class Lost:
             )
         return cls(item, file, offset, size, type(error).__name__, shorten(f"{type(error).__name__}: {error}", 600))
 
+    @classmethod
+    def differing(cls, item: str, offset: tuple[int, ...] | None = None, size: tuple[int, ...] | None = None) -> Lost:
+        """What several ranks have, each another."""
+        message = (
+            "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
+            "pass rank= to choose one"
+        )
+        return cls(item, None, offset, size, IdentityError.__name__, message)
+
     def __str__(self) -> str:
         if self.item is None:
             return escaped(f"{self.file or 'the checkpoint'}: {self.message}")
@@ -75,7 +84,7 @@ class Salvaged:
     ----------
     state_dict : dict
         The one that was given, filled in as far as its items verified. Without one, a new one of whole tensors on the
-        CPU and objects, nested as it was saved: what is lost is not in its tables, and None in its lists. Where the
+        CPU and objects, nested as it was saved: what is lost is not in its dicts, and None in its lists. Where the
         metadata could not be used, nothing says how it was nested, and it is flat.
     loaded : tuple of str
         The names of the items that are in it, in the flat form that DCP gives them (``optimizer.state.0.step``).
@@ -86,7 +95,7 @@ class Salvaged:
     missing : tuple of str
         What the given state dict asks for and the checkpoint does not have.
     unchecked : tuple of str
-        What could not be checked, in words; empty for a checkpoint of streamxf's writers whose metadata is whole.
+        What could not be checked, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
     save_ids : dict of str to str
         The save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers'.
     """
@@ -101,7 +110,7 @@ class Salvaged:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of items that are not whole, each once."""
+        """The names of items that are lost, at least in part; each once."""
         return tuple(dict.fromkeys(entry.item for entry in self.damaged if entry.item is not None))
 
     def __str__(self) -> str:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
-Path = tuple[str | int, ...]
+from streamxf.format.items import Path
+
+MAX_LISTS = 2**20
+"""Elements that all lists may have together, and 16 more for each item: what is not there takes memory, too."""
+
+
+def list_lengths(paths: Collection[Path]) -> int:
+    """How many elements the lists that these paths lead through have together."""
+    longest: dict[Path, int] = {}
+    for path in paths:
+        for depth, step in enumerate(path):
+            if isinstance(step, int):
+                longest[path[:depth]] = max(longest.get(path[:depth], 0), step + 1)
+    return sum(longest.values())
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, Any]:
-    """Put each value where its path says: a text is a key of a table, a number an index of a list.
+    """Put each value where its path says: a string is a key of a dict, a number an index of a list.
 
     What is missing in a list is None. A value without a path, or whose path leads through another value, keeps its flat
     name.
@@ -41,14 +54,14 @@ def _put(root: dict[str, Any], path: Path, value: Any, made: dict[int, Any]) -> 
 def _get(node: Any, step: str | int) -> Any:
     if isinstance(node, dict):
         return node.get(step)
-    return node[step] if isinstance(step, int) and 0 <= step < len(node) else None
+    return node[step] if isinstance(step, int) and step < len(node) else None
 
 
 def _set(node: Any, step: str | int, value: Any) -> bool:
     if isinstance(node, dict):
         node[step] = value
         return True
-    if not isinstance(step, int) or step < 0:
+    if not isinstance(step, int):
         return False
     node.extend([None] * (step + 1 - len(node)))
     node[step] = value
