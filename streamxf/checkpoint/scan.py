@@ -92,11 +92,14 @@ class _Scan:
         self._source = source
         self._writer = writer
         self._in_vain = _IN_VAIN * source.length + _IN_VAIN_FREE
+        self._window, self._window_at = b"", 0
 
     def run(self) -> Iterator[Found | Gap]:
         at, size = 0, self._source.length
         while at < size:
-            header = self._header(self._source.read_at(at, min(MAX_HEADER, size - at)))
+            self._look_at(at)
+            start = at - self._window_at
+            header = self._header(self._window[start : start + MAX_HEADER])
             if header is None:
                 end = self._next(at + 1)
                 yield Gap(at, end - at)
@@ -147,13 +150,22 @@ class _Scan:
         """Where the next header stands; the end of the file if there is none."""
         size = self._source.length
         while start < size:
-            window = self._source.read_at(start, min(_WINDOW + MAX_HEADER, size - start))
-            whole = start + len(window) == size
-            limit = len(window) if whole else _WINDOW  # a header that begins before is all here
-            at = window.find(_BEGIN)
+            self._look_at(start)
+            window, base = self._window, self._window_at
+            # a header that begins before this is all here
+            limit = len(window) if base + len(window) == size else len(window) - MAX_HEADER
+            at = window.find(_BEGIN, start - base)
             while 0 <= at < limit:
                 if self._header(window[at : at + MAX_HEADER]) is not None:
-                    return start + at
+                    return base + at
                 at = window.find(_BEGIN, at + 1)
-            start += limit
+            start = base + limit
         return size
+
+    def _look_at(self, at: int) -> None:
+        """Have a window in which a header that begins at `at`, or soon behind it, is whole."""
+        size = self._source.length
+        end = self._window_at + len(self._window)
+        if not self._window_at <= at or min(at + 2 * MAX_HEADER, size) > end:
+            self._window = self._source.read_at(at, min(_WINDOW, size - at))
+            self._window_at = at

@@ -104,6 +104,9 @@ class Catalog:
                 self.items[name] = made
         for name in refused:
             self.items.pop(name, None)
+
+    def check_paths(self) -> None:
+        """Forget where items stood if the lists there would take memory that the items do not explain."""
         if list_lengths(self.paths.values()) > MAX_LISTS + 16 * len(self.paths):
             self.paths.clear()
             self.unchecked.append(_UNLIKELY_LISTS)
@@ -214,6 +217,7 @@ def open_catalog(
         catalog.unchecked.append(rebuilt.unchecked)
     for metadata in found:
         catalog.add(Remains(storage, access, metadata, objects, catalog.budget.renewed()))
+    catalog.check_paths()
     complete = frozenset(catalog.save_ids.values()) == access.expected_saves
     if found[0].name and GLOBAL not in names and rank is None and not complete:
         catalog.unchecked.append(UNKNOWN_RANKS)

@@ -133,7 +133,8 @@ class Filler:
         whole = memory_for(item.shape, item.dtype, zero=in_part)
         good = 0
         for chunk in item.chunks:
-            box = whole[(*_slices(chunk.offset, chunk.shape), Ellipsis)]
+            place: Any = (*_slices(chunk.offset, chunk.shape), ...)  # with the ellipsis it is a view in any case
+            box = whole[place]
             part = memory_for(chunk.shape, item.dtype) if in_part else box
             if self._read(item, chunk, chunk.offset, part):
                 good += 1

@@ -5,28 +5,14 @@ bit for bit, and nothing else.
 from __future__ import annotations
 
 import datetime
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._extension import ExtensionRegistry
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard as TensorShard
-from torch.distributed.tensor import distribute_tensor
-
-import streamxf
-from streamxf import Checksum, FloatZip, ZStandard, salvage
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.limits import MAX_LIST
-from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
-from streamxf.keys import KeyRing
-
-from .helpers import (
+from dcp.helpers import (
     KEY,
     OTHER_KEY,
     Xor,
@@ -36,10 +22,25 @@ from .helpers import (
     full_chain,
     raw_bytes,
     refused,
-    rewrite_metadata,
+    rewrite_index,
+    rewrite_pickle,
     save,
 )
-from .shards import rows, save_shards
+from dcp.shards import rows, save_shards
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard as TensorShard
+from torch.distributed.tensor import distribute_tensor
+
+import streamxf
+from streamxf import Checksum, FloatZip, ZStandard, salvage
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
+from streamxf.format.items import Item, TensorItem
+from streamxf.format.limits import MAX_STEP
 
 Chain = Callable[[], list[Any]]
 CHAINS: dict[str, Chain] = {
@@ -69,13 +70,14 @@ def flat(state: dict[str, Any], like: dict[str, Any] | None = None) -> dict[str,
     return found
 
 
-def places(path: Path, keys: Any = None) -> dict[str, tuple[Path, int, int]]:
+def items(path: Path) -> Mapping[str, Item]:
+    return read_metadata(Storage.of(path), ".metadata", Access(), listing=True).items
+
+
+def places(path: Path) -> dict[str, tuple[Path, int, int]]:
     """Each item's file, and the first and last byte of it."""
-    content = metadata_file.load((path / ".metadata").read_bytes(), KeyRing.of(keys))
-    return {
-        index.fqn: (path / place.relative_path, place.offset, place.offset + place.length)
-        for index, place in content.storage_data.items()
-    }
+    found = {name: item.places[0] for name, item in items(path).items()}
+    return {name: (path / place.file, place.at, place.at + place.size) for name, place in found.items()}
 
 
 def flip(file: Path, at: int, bit: int = 0) -> None:
@@ -114,7 +116,7 @@ def test_a_whole_checkpoint_comes_back_as_it_was(checkpoint: Path, state: dict[s
 @pytest.mark.parametrize("into", [False, True], ids=["new", "in place"])
 def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], chain: Chain, into: bool) -> None:
     save(state, checkpoint, chain())
-    for number, (name, (file, begin, end)) in enumerate(places(checkpoint, keys_of(chain)).items()):
+    for number, (name, (file, begin, end)) in enumerate(places(checkpoint).items()):
         for at in (begin, begin + (end - begin) * (number + 1) // 10, end - 1):
             flip(file, at, number % 8)
             target = blank(state) if into else None
@@ -135,7 +137,7 @@ def check_filled(found: streamxf.Salvaged, target: dict[str, Any], state: dict[s
 @each_chain
 def test_damage_to_a_file(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
     save(state, checkpoint, chain())
-    where = places(checkpoint, keys_of(chain))
+    where = places(checkpoint)
     (file,) = data_files(checkpoint)
     whole = file.read_bytes()
     ordered = sorted(where, key=lambda name: where[name][1])
@@ -158,7 +160,7 @@ def test_damage_to_a_file(checkpoint: Path, state: dict[str, Any], chain: Chain)
 
 def test_each_file_by_itself(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, thread_count=3, single_file_per_rank=False)
-    where = places(checkpoint, KEY)
+    where = places(checkpoint)
     file = data_files(checkpoint)[1]
     file.unlink()
     gone = {name for name, (path, _, _) in where.items() if path == file}
@@ -183,41 +185,41 @@ def test_other_shards_and_strides(checkpoint: Path, chain: Chain, cut: int) -> N
     """Rows saved by three ranks, loaded into tensors whose memory is in another order, or has gaps."""
     good, bad = torch.randn(9, 5), torch.randn(9, 5)
     save_shards(checkpoint, [{"good": rows(good, rank, 3), "bad": rows(bad, rank, 3)} for rank in range(3)], chain)
-    content = metadata_file.load((checkpoint / ".metadata").read_bytes(), KeyRing.of(keys_of(chain)))
-    place = next(
-        place for index, place in content.storage_data.items() if (index.fqn, index.offset) == ("bad", (3 * cut, 0))
-    )
-    file = checkpoint / place.relative_path
+    found = items(checkpoint)["bad"]
+    assert isinstance(found, TensorItem)
+    place = next(chunk.place for chunk in found.chunks if chunk.offset == (3 * cut, 0))
+    file = checkpoint / place.file
     shard = bad[3 * cut : 3 * cut + 3].contiguous()
-    flip(file, file.read_bytes().index(raw_bytes(shard).numpy().tobytes()) if chain is list else place.offset + 400)
-    found = salvage(checkpoint, keys=keys_of(chain))
-    assert found.loaded == ("good",)
-    assert torch.equal(found.state_dict["good"], good)
-    assert [(entry.item, entry.offset, entry.size) for entry in found.damaged] == [("bad", (3 * cut, 0), (3, 5))]
+    end = place.at + place.size
+    flip(file, file.read_bytes().index(raw_bytes(shard).numpy().tobytes()) if chain is list else end - 50)
+    result = salvage(checkpoint, keys=keys_of(chain))
+    assert result.loaded == ("good",)
+    assert torch.equal(result.state_dict["good"], good)
+    assert [(entry.item, entry.offset, entry.size) for entry in result.damaged] == [("bad", (3 * cut, 0), (3, 5))]
 
     target = {"good": torch.zeros(5, 18)[:, ::2].T, "bad": torch.full((5, 9), 7.0).T}
-    found = salvage(checkpoint, target, keys=keys_of(chain))
+    result = salvage(checkpoint, target, keys=keys_of(chain))
     assert torch.equal(target["good"], good)
     assert torch.equal(target["bad"], torch.full((9, 5), 7.0))
-    assert found.lost == ("bad",)
+    assert result.lost == ("bad",)
 
-    found = salvage(checkpoint, keys=keys_of(chain), partial=True)
-    assert found.partial == ("bad",)
+    result = salvage(checkpoint, keys=keys_of(chain), partial=True)
+    assert result.partial == ("bad",)
     expected = bad.clone()
     expected[3 * cut : 3 * cut + 3] = 0
-    assert torch.equal(found.state_dict["bad"], expected)
+    assert torch.equal(result.state_dict["bad"], expected)
     target = {"bad": torch.full((9, 5), 7.0)}
-    found = salvage(checkpoint, target, keys=keys_of(chain), partial=True)
+    result = salvage(checkpoint, target, keys=keys_of(chain), partial=True)
     expected[3 * cut : 3 * cut + 3] = 7
     assert torch.equal(target["bad"], expected)
-    assert found.partial == found.lost == ("bad",)
+    assert result.partial == result.lost == ("bad",)
 
 
 def test_large_tensors_cast_and_transposed(checkpoint: Path) -> None:
     """Several blocks, of which one in the middle is damaged."""
     state = {"a": torch.randn(300, 400), "b": torch.randn(300, 400), "c": torch.randn(300, 400)}
     save(state, checkpoint, block_size=1 << 16)
-    file, begin, end = places(checkpoint, KEY)["b"]
+    file, begin, end = places(checkpoint)["b"]
     flip(file, (begin + end) // 2)
     target = {"a": torch.zeros(400, 300).T, "b": torch.ones(400, 300).T, "c": torch.zeros(300, 400).double()}
     found = salvage(checkpoint, target, keys=KEY)
@@ -253,7 +255,7 @@ class Counter:
 
 def test_dtensors_of_one_process(checkpoint: Path) -> None:
     save({"good": torch.arange(12.0).reshape(4, 3), "bad": torch.ones(4, 3)}, checkpoint)
-    file, begin, _ = places(checkpoint, KEY)["bad"]
+    file, begin, _ = places(checkpoint)["bad"]
     flip(file, begin + 300)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -269,7 +271,7 @@ def test_dtensors_of_one_process(checkpoint: Path) -> None:
 
 def test_stateful_objects_are_filled(checkpoint: Path) -> None:
     save({"one": Counter(1.0), "other": Counter(2.0)}, checkpoint)
-    file, begin, _ = places(checkpoint, KEY)["other.value"]
+    file, begin, _ = places(checkpoint)["other.value"]
     flip(file, begin + 20)
     target = {"one": Counter(7.0), "other": Counter(8.0)}
     found = salvage(checkpoint, target, keys=KEY)
@@ -296,7 +298,7 @@ def test_objects_obey_the_readers_rules(checkpoint: Path) -> None:
 def test_what_is_lost_of_a_list_is_none(checkpoint: Path) -> None:
     state = {"list": [torch.ones(2), {"a": torch.zeros(3), "b": 5}, "end"]}
     save(state, checkpoint)
-    file, begin, _ = places(checkpoint, KEY)["list.0"]
+    file, begin, _ = places(checkpoint)["list.0"]
     flip(file, begin + 60)
     found = salvage(checkpoint, keys=KEY)
     assert found.state_dict["list"][0] is None
@@ -387,11 +389,12 @@ def test_places_that_overlap(checkpoint: Path) -> None:
         {name: torch.full((3,), float(n)) for n, name in enumerate("abc")},
         storage_writer=dcp.FileSystemWriter(checkpoint),
     )
-    content = metadata_file.load((checkpoint / ".metadata").read_bytes(), KeyRing())
-    vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
-    by_name = {index.fqn: index for index in content.storage_data}
-    content.storage_data[by_name["a"]] = content.storage_data[by_name["b"]]
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(content))
+
+    def overlap(content: Any) -> None:
+        by_name = {index.fqn: index for index in content.storage_data}
+        content.storage_data[by_name["a"]] = content.storage_data[by_name["b"]]
+
+    rewrite_pickle(checkpoint, overlap)
     found = salvage(checkpoint)
     assert found.loaded == ("c",)
     assert set(found.lost) == {"a", "b"}
@@ -440,7 +443,7 @@ def test_ranks_are_merged_when_somebody_says_that_they_belong_together(checkpoin
 
 def test_a_damaged_rank_does_not_stop_the_others(checkpoint: Path) -> None:
     ids = save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
-    flip(checkpoint / "__1.metadata", 40)
+    flip(checkpoint / "__1.metadata", -200)
     found = salvage(checkpoint, keys=KEY, expect_save_id=ids)
     assert set(found.loaded) == {"same", "own.0", "own.2"}
     assert found.lost == ("sharded",)
@@ -470,7 +473,7 @@ def test_values_that_differ_between_ranks_are_nobodys(checkpoint: Path) -> None:
 
 def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None:
     save_shards(checkpoint, [{"w": torch.ones(5)}, {"w": torch.ones(5)}], full_chain, use_collectives=False)
-    flip(next(file for file in data_files(checkpoint) if file.name.startswith("__0_")), 400)
+    flip(next(file for file in data_files(checkpoint) if file.name.startswith("__0_")), -50)
     found = salvage(checkpoint, keys=KEY, merge_ranks=True)
     assert torch.equal(found.state_dict["w"], torch.ones(5))
     assert found.lost == ("w",)
@@ -491,27 +494,35 @@ def test_an_older_save_of_single_ranks_may_stand_where_a_newer_one_was(checkpoin
     assert any("if this is the newest save: no metadata names 1 data file here" in text for text in found.unchecked)
 
 
-def test_lists_of_all_ranks_together_are_no_longer_than_one_rank_may_have(checkpoint: Path) -> None:
+def test_lists_that_items_do_not_explain(checkpoint: Path) -> None:
     states: list[dict[str, Any]] = [{str(rank): [torch.full((2,), float(rank))]} for rank in range(3)]
     save_shards(checkpoint, states, use_collectives=False)
     assert salvage(checkpoint, merge_ranks=True).state_dict["2"][0][0] == 2
     for rank in range(3):
 
-        def lengthen(content: Any, rank: int = rank) -> None:
-            content.planner_data = {f"{rank}.0": (str(rank), MAX_LIST - 1)}
+        def lengthen(index: Any, rank: int = rank) -> None:
+            index["items"][f"{rank}.0"]["path"] = [str(rank), MAX_STEP]
 
-        rewrite_metadata(checkpoint, lengthen, name=f"__{rank}.metadata", rank=rank)
-        assert len(salvage(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_LIST
+        rewrite_index(checkpoint, lengthen, name=f"__{rank}.metadata")
+        assert len(salvage(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_STEP + 1
     found = salvage(checkpoint, merge_ranks=True)
     assert set(found.state_dict) == set(found.loaded) == {"0.0", "1.0", "2.0"}
     assert "longer lists" in found.unchecked[0]
 
 
-@pytest.mark.parametrize("data", [None, 7, "ab", [1], [("weight", 1)], {}, {"other": 7}, {1: ("weight",)}])
-def test_what_a_planner_of_somebody_elses_kept(checkpoint: Path, data: Any) -> None:
+@pytest.mark.parametrize("path", [None, ["x", "y"], ["x"], ["x", 3, "y"]])
+def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
     save({"a": {"weight": torch.ones(3)}}, checkpoint, [])
-    rewrite_metadata(checkpoint, lambda content: setattr(content, "planner_data", data))
-    assert_same(salvage(checkpoint).state_dict, {"a.weight": torch.ones(3)})
+
+    def change(index: Any) -> None:
+        item = index["items"]["a.weight"]
+        item.pop("path") if path is None else item.update(path=path)
+
+    rewrite_index(checkpoint, change)
+    expected: Any = torch.ones(3)
+    for step in reversed(path or ["a.weight"]):
+        expected = {step: expected} if isinstance(step, str) else [None] * step + [expected]
+    assert_same(salvage(checkpoint).state_dict, expected)
     target = {"a": {"weight": torch.zeros(3)}}
     assert not salvage(checkpoint, target).damaged
     assert_same(target, {"a": {"weight": torch.ones(3)}})
@@ -528,14 +539,14 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 def test_through_fsspec(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
-    file, begin, _ = places(checkpoint, KEY)["weight"]
+    file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 200)
     check(salvage(f"file://{checkpoint}", keys=KEY), state, {"weight"})
 
 
 def test_it_can_be_read(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
-    file, begin, _ = places(checkpoint, KEY)["weight"]
+    file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 3)
     text = str(salvage(checkpoint, blank(state) | {"more": 1}, keys=KEY))
     assert text.startswith("7 items salvaged, 1 damaged, 1 missing")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from dcp.helpers import assert_same, blank
+from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamxf import salvage
 from streamxf.errors import StreamxfError
 
-from .helpers import assert_same, blank
-from .shards import rows, save_shards
 from .test_salvage import CHAINS, flat, keys_of
 
 RANKS = 2
