@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streamxf.convert.unpack import unpack
     from streamxf.convert.unpacked import Unpacked
     from streamxf.dcp.attach import attach
-    from streamxf.dcp.clean import CleanReport, clean
+    from streamxf.tools.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
@@ -82,7 +82,7 @@ _HOME = {
     "Chain": "streamxf.chain",
     "Change": "streamxf.compare.difference",
     "Checksum": "streamxf.codecs.checksum",
-    "CleanReport": "streamxf.dcp.clean",
+    "CleanReport": "streamxf.tools.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
     "Contents": "streamxf.formats.contents",
@@ -133,7 +133,7 @@ _HOME = {
     "__version__": "streamxf.version",
     "add_recipient": "streamxf.dcp.rekey.rekey",
     "attach": "streamxf.dcp.attach",
-    "clean": "streamxf.dcp.clean",
+    "clean": "streamxf.tools.clean",
     "decode": "streamxf.stream",
     "diff": "streamxf.compare.diff",
     "encode": "streamxf.stream",

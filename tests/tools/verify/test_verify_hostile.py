@@ -19,14 +19,14 @@ import torch
 from crc32c import crc32c
 from dcp.helpers import data_files, rewrite_metadata, save
 from dcp.writers import save_as_ranks
+from streamxf.container.limits import MAGIC
+from streamxf.dcp.verify.archive import check_records
+from streamxf.dcp.verify.datafile import DataFile
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import streamxf
 from streamxf import Checksum
-from streamxf.container.limits import MAGIC
 from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.verify.archive import check_records
-from streamxf.dcp.verify.datafile import DataFile
 from streamxf.errors import MetadataError
 from streamxf.keys import KeyRing
 

@@ -15,11 +15,11 @@ from dcp.writers import save_as_ranks
 from hostile.targets import BLOCK, Checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamxf.dcp.verify.archive import check_records
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, VerifyReport
-from streamxf.dcp.verify.archive import check_records
 from streamxf.errors import (
     IdentityError,
     KeyMissingError,

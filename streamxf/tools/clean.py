@@ -8,20 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import Metadata
-
-from streamxf.dcp.folder import Folder, digest
-from streamxf.dcp.load.advice import resumable, unfinished
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import Manifest, split
-from streamxf.dcp.metadata.unpickle import load_metadata
-from streamxf.dcp.metadata.whole import check_items, check_places
-from streamxf.dcp.publish.leftovers import leftovers, remove_files
-from streamxf.dcp.publish.listing import list_files, rank_of
-from streamxf.dcp.publish.lock import locked
-from streamxf.dcp.publish.settled import DAY, settled
-from streamxf.errors import MetadataError, ParameterError, PolicyError, located
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import GLOBAL, metadata_files, rank_of, read_metadata
+from streamxf.checkpoint.missing import no_metadata, resumable, unfinished
+from streamxf.checkpoint.publish.leftovers import leftovers
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish.names import rank_of as rank_in
+from streamxf.checkpoint.publish.settled import DAY, settled
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError, located
+from streamxf.keys import KeysLike, TrustLike
 from streamxf.wording import listed, many, size_text
 
 
@@ -38,10 +34,10 @@ class CleanReport:
     failed : mapping of str to str
         Names of leftovers that could not be removed, each with the reason.
     kept : tuple of str
-        Names of files that no writer makes, and of data files of ranks that have no metadata there. Nobody but you
-        knows what they are for.
+        Names of files that no writer makes, and of data files of ranks that have no metadata there. Only you know what
+        they are for.
     recent : tuple of str
-        Names of files that may be leftovers, or belong to a save that is under way: somebody wrote to them less than
+        Names of files that may be leftovers, or belong to a save that is under way: they were written to less than
         `min_age` ago.
     dry_run : bool
     """
@@ -87,11 +83,10 @@ def clean(
     path : path or str
         The checkpoint's folder, or a URL that fsspec knows.
     keys, trust, allow_unsigned
-        As `FileSystemReader` has them, to have the metadata authenticated. Without keys, the two lists of files that it
-        has must agree.
+        As `FileSystemReader` has them, to have the metadata authenticated. Without keys, its digest must match.
     min_age : float, optional
-        Seconds since somebody last wrote to a file, for it to be a leftover. By default 0 where a lock of the folder
-        keeps saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
+        Seconds since a file was last written to, for it to be a leftover. By default 0 where a lock of the folder keeps
+        saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
         Windows. 0 there says that you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only say what would be.
@@ -110,38 +105,42 @@ def clean(
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If keys are given, and the metadata is not what they say, or is not encrypted.
     ParameterError
-        If `min_age` is no number of seconds.
+        If `min_age` is not a number of seconds.
     UnsupportedError
         If the URL leads through a cache of fsspec's.
     AbortedError
-        If somebody publishes to the folder, or cleans it up, and does not finish.
+        If another process publishes to the folder, or cleans it up, and does not finish.
     """
     if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    folder = Folder(path, storage_options)
-    folder.check_uncached()
-    with locked(folder.filesystem, folder.path) as alone:
-        names = _names(folder)
-        files = list_files(folder.filesystem, folder.path)
-        named = set(names)
-        read: dict[str, bytes] = {}
-        for name in names:
-            data = folder.read(name)
-            read[name] = digest(data)
-            with located(file=folder.full(name)):
-                named |= _named_files(data, ring, rank_of(name), files)
-        ranks = None if names == [".metadata"] else {rank_of(name) for name in names}
-        found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
+    storage = Storage.of(path, storage_options)
+    if storage.is_cached:
+        raise UnsupportedError(
+            "this URL leads through a cache of fsspec's, which may show what has been replaced since; name the storage "
+            "itself",
+            file=storage.given,
+        )
+    with locked(storage) as alone:
+        names = _metadata_files(storage)
+        files = storage.names()
+        by_name = {name: _named_files(storage, name, access, files) for name in names}
+        named = {*names}.union(*by_name.values())
+        ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
+        found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
         kept = sorted(files.keys() - named - set(found))
         age = min_age if min_age is not None else 0 if alone else DAY
-        old = settled(folder.filesystem, folder.path, found, age)
+        old = settled(storage, found, age)
         recent = [name for name in found if name not in old]
         found = [name for name in found if name in old]
         for name in names if found and not alone else ():
-            if digest(folder.read(name)) != read[name]:  # by a save that may name what was found
-                raise folder.replaced(name)
-        failed = {} if dry_run else remove_files(folder.filesystem, folder.path, found)
+            if _named_files(storage, name, access, files) != by_name[name]:
+                raise MetadataError(
+                    "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; "
+                    "try again when that is over",
+                    file=storage.full(name),
+                )
+        failed = {} if dry_run else storage.remove(found)
     report = CleanReport(
         tuple(name for name in found if name not in failed),
         sum(files[name] or 0 for name in found if name not in failed),
@@ -155,12 +154,16 @@ def clean(
     return report
 
 
-def _names(folder: Folder) -> list[str]:
+def _metadata_files(storage: Storage) -> list[str]:
     try:
-        return folder.names(beside=True)
+        if not storage.is_folder():
+            raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
+        return metadata_files(storage)
+    except FileNotFoundError:
+        raise no_metadata((), storage.given) from None
     except MetadataError as error:
         reason = "Nothing was removed"
-        if not unfinished(list_files(folder.filesystem, folder.path)):
+        if not unfinished(storage.names(())):
             reason += (
                 ": its files may be what is left of a checkpoint. If you know that no save to it was ever published, "
                 "save to it again, which removes them in time, or delete the folder"
@@ -168,41 +171,26 @@ def _names(folder: Folder) -> list[str]:
         raise type(error)(f"{error.message}. {reason}", file=error.file) from error
 
 
-def _named_files(data: bytes, keys: KeyRing, rank: int | None, files: Mapping[str, int | None]) -> set[str]:
+def _named_files(storage: Storage, name: str, access: Access, files: Mapping[str, int | None]) -> set[str]:
     """The data files that a metadata file names, once all of them were found."""
-    content, manifest = _read(data, keys, rank)
-    ends: dict[str, int] = {}
-    for place in (content.storage_data or {}).values():
-        path = place.relative_path
-        ends[path] = max(ends.get(path, 0), place.offset + place.length)
-    if manifest is not None and manifest.files.keys() != ends.keys():
-        raise _doubtful("its items and its manifest name different files")
-    for path, end in ends.items():
-        if "/" in path:
-            continue  # nothing in folders is ever removed
-        if path not in files:
-            raise _doubtful(f"it names {path}, which is not there")
-        size = files[path]
-        if size is not None and (size < end or (manifest is not None and manifest.files[path].size != size)):
-            raise _doubtful(f"{path} has {size} bytes, which is not what it says")
+    try:
+        metadata = read_metadata(storage, name, access, listing=True)
+    except PolicyError as error:
+        raise PolicyError(f"{error.message}. Nothing was removed", file=error.file) from None
+    ends: dict[str, int] = {path: facts.size for path, facts in metadata.files.items()}
+    for item in metadata.items.values() if metadata.index is None else ():
+        for place in item.places:
+            ends[place.file] = max(ends.get(place.file, 0), place.at + place.size)
+    with located(file=storage.full(name)):
+        for path, end in ends.items():
+            if "/" in path:
+                continue  # nothing in folders is ever removed
+            if path not in files:
+                raise _doubtful(f"it names {path}, which is not there")
+            size = files[path]
+            if size is not None and (size < end or (metadata.index is not None and size != end)):
+                raise _doubtful(f"{path} has {size} bytes, which is not what it says")
     return set(ends)
-
-
-def _read(data: bytes, keys: KeyRing, rank: int | None) -> tuple[Metadata, Manifest | None]:
-    parts = split(data)
-    if data and len(keys) and parts.key is None:
-        raise PolicyError(
-            "keys were given, and this metadata has no MAC that they could check. Leave keys= out if you know that it "
-            "was not encrypted by streamxf's writer. Nothing was removed"
-        )
-    if len(keys) or parts.key is None:
-        content = metadata_file.load(data, keys, rank=rank)
-        return content, metadata_file.manifest_of(content)
-    manifest = parts.manifest  # nobody can say that it is right, only that both its parts say the same
-    content = load_metadata(parts.pickled)
-    check_places(content, manifest)
-    check_items(content, rank)
-    return content, manifest
 
 
 def _doubtful(reason: str) -> MetadataError:
