@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
-    from streamxf.checking.verify import verify
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from streamxf.convert.unpack import unpack
     from streamxf.convert.unpacked import Unpacked
     from streamxf.dcp.attach import attach
-    from streamxf.dcp.clean import CleanReport, clean
+    from streamxf.tools.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.dcp.salvage.result import Lost, Salvaged
-    from streamxf.dcp.salvage.salvage import salvage
-    from streamxf.dcp.verify.report import Damage, VerifyReport
+    from streamxf.tools.salvage.result import Lost, Salvaged
+    from streamxf.tools.salvage.salvage import salvage
+    from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
@@ -85,12 +84,12 @@ _HOME = {
     "Change": "streamxf.tools.diff.difference",
     "Checksum": "streamxf.codecs.checksum",
     "Chunk": "streamxf.format.items",
-    "CleanReport": "streamxf.dcp.clean",
+    "CleanReport": "streamxf.tools.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
     "Contents": "streamxf.formats.contents",
     "Converted": "streamxf.convert.result",
-    "Damage": "streamxf.dcp.verify.report",
+    "Damage": "streamxf.tools.verify.report",
     "Difference": "streamxf.tools.diff.difference",
     "Distance": "streamxf.tools.diff.distance",
     "Encrypt": "streamxf.codecs.encrypt",
@@ -107,7 +106,7 @@ _HOME = {
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
-    "Lost": "streamxf.dcp.salvage.result",
+    "Lost": "streamxf.tools.salvage.result",
     "ObjectItem": "streamxf.format.items",
     "Place": "streamxf.format.items",
     "PrivateKey": "streamxf.keys",
@@ -119,7 +118,7 @@ _HOME = {
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",
-    "Salvaged": "streamxf.dcp.salvage.result",
+    "Salvaged": "streamxf.tools.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
     "Statistics": "streamxf.tools.values.statistics",
@@ -132,12 +131,12 @@ _HOME = {
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
     "Values": "streamxf.tools.inspect.values",
     "VerifyKey": "streamxf.keys",
-    "VerifyReport": "streamxf.dcp.verify.report",
+    "VerifyReport": "streamxf.tools.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
     "add_recipient": "streamxf.tools.rekey.rekey",
     "attach": "streamxf.dcp.attach",
-    "clean": "streamxf.dcp.clean",
+    "clean": "streamxf.tools.clean",
     "decode": "streamxf.stream",
     "diff": "streamxf.tools.diff.diff",
     "encode": "streamxf.stream",
@@ -153,12 +152,12 @@ _HOME = {
     "recipients": "streamxf.tools.rekey.rekey",
     "rekey": "streamxf.tools.rekey.rekey",
     "remove_recipient": "streamxf.tools.rekey.rekey",
-    "salvage": "streamxf.dcp.salvage.salvage",
+    "salvage": "streamxf.tools.salvage.salvage",
     "transcode": "streamxf.convert.transcode",
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.convert.unpack",
     "unsafe_globals": "streamxf.tools.unsafe_globals",
-    "verify": "streamxf.checking.verify",
+    "verify": "streamxf.tools.verify.verify",
     "write_key": "streamxf.keys",
 }
 

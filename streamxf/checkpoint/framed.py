@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.strided import strided_elements
@@ -16,8 +17,26 @@ from streamxf.torchsave.outline import StoredTensor, read_outline
 _RECORDS = 64  # a tensor alone has about six
 
 
-def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
-    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand.
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A plain tensor within what ``torch.save`` wrote.
+
+    Attributes
+    ----------
+    tensor : StoredTensor
+    start : int
+        Where its first element stands in the stream.
+    crc : int
+        CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
+    """
+
+    tensor: StoredTensor
+    start: int
+    crc: int
+
+
+def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
+    """Find the plain tensor in a seekable stream of `size` bytes.
 
     Raises
     ------
@@ -26,27 +45,37 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     UnsupportedError
         If it is not a plain tensor, so that only torch can make it.
     """
-    stream = StreamReader(blocks)
     try:
-        archive = Archive.read(stream, blocks.size, _RECORDS)
+        archive = Archive.read(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes).root
+        if not isinstance(found, StoredTensor) or not archive.little:
+            raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
+        if (found.dtype, found.shape) != (dtype, shape):
+            raise MetadataError(
+                f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape "
+                f"{shape}: one of them was altered, or comes from another save"
+            )
+        begin, crc = archive.find(stream, found.record) if found.extent else (0, 0)
+        whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not what torch.save writes: {error}") from None
-    if not isinstance(found, StoredTensor) or not archive.little:
-        raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
-    if (found.dtype, found.shape) != (dtype, shape):
-        raise MetadataError(
-            f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape {shape}: "
-            "one of them was altered, or comes from another save"
-        )
-    if not found.extent:
-        return Elements(MemoryBlocks(memoryview(b"")), 0, found.itemsize, shape)
-    start = archive.find(stream, found.record)[0] + found.start
-    if found.is_row_major and start % found.itemsize == 0:
-        return Elements(blocks, start, found.itemsize, shape)
-    data = bytearray(found.extent)
-    stream.readinto_at(start, data)
-    return strided_elements(FileSlice(_Memory(data), 0, len(data)), found.itemsize, shape, found.strides)
+    return Framed(found, begin + found.start, crc if whole else 0)
+
+
+def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
+    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand. Raises as
+    `find_framed`.
+    """
+    stream = StreamReader(blocks)
+    found = find_framed(stream, blocks.size, dtype, shape)
+    itemsize = found.tensor.itemsize
+    if not found.tensor.extent:
+        return Elements(MemoryBlocks(memoryview(b"")), 0, itemsize, shape)
+    if found.tensor.is_row_major and found.start % itemsize == 0:
+        return Elements(blocks, found.start, itemsize, shape)
+    data = bytearray(found.tensor.extent)
+    stream.readinto_at(found.start, data)
+    return strided_elements(FileSlice(_Memory(data), 0, len(data)), itemsize, shape, found.tensor.strides)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _part(key: Any, size: int) -> int | range:
 
 
 def as_torch(array: Array, dtype: str) -> torch.Tensor:
-    """Elements as `BoxReader` reads them, as a tensor of a dtype; without a copy where there is more than nothing."""
+    """A contiguous array's memory as a tensor of `dtype`."""
     import torch
 
     wanted = getattr(torch, dtype)

@@ -13,14 +13,23 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.checkpoint.transforms import undone
+from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ContainerError, IdentityError, KeyMissingError, MetadataError, PolicyError
+from streamxf.errors import (
+    ContainerError,
+    IdentityError,
+    KeyMissingError,
+    MetadataError,
+    PolicyError,
+    StreamxfError,
+)
 from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
+from streamxf.proportion import Budget
 from streamxf.registry import providers_in
 from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
 from streamxf.stream.container import BlockReader, read_header
@@ -99,6 +108,8 @@ class ItemOpener:
     sees_index : bool
         Whether who read the metadata looked for an index. Torch's own code does not, so there a missing one means
         nothing.
+    budget : Budget, optional
+        Pays for what stream transforms make of items. None for readers, whose callers have made the memory for it.
     """
 
     def __init__(
@@ -108,11 +119,13 @@ class ItemOpener:
         object_limit: Callable[[int], int | None] = lambda _: None,
         *,
         sees_index: bool = True,
+        budget: Budget | None = None,
     ) -> None:
         self._metadata = metadata
         self._sees_index = sees_index
         self._access = access
         self._object_limit = object_limit
+        self._budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
 
@@ -141,7 +154,7 @@ class ItemOpener:
         """The same for who has the item's stored bytes."""
         place = wanted.place
         limit = wanted.max_size(self._object_limit)
-        check_size = partial(_check_size, limit, wanted.kind)
+        check_size = self.size_check(wanted)
         if not self.in_container(source, place):
             if self._access.require is not None:
                 raise self._not_encrypted()
@@ -152,22 +165,19 @@ class ItemOpener:
             return self._transformed(StreamReader(BareBlocks(source)), transforms, limit)
         header = self._header(source, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
-        coder = self._opener(header, place).coder(header, meter)
+        coder = self.coder(header, place, meter)
         blocks: Blocks = (opened := BlockReader(source, header, coder, place.sha256, None if transforms else check_size))
         if (whole := opened.decode_ends()) is not None:
             blocks = MemoryBlocks(whole)
         return self._transformed(StreamReader(blocks, meter=meter), transforms, limit) if transforms else blocks
 
-    def open_unkeyed(self, file: StoredFile, wanted: Wanted) -> BlockReader | None:
-        """Open a container to check what can be checked of it without a key; None for what has no container. Raises as
-        `open`.
-        """
-        source = self.source(file, wanted.place)
-        if not self.in_container(source, wanted.place):
-            return None
-        header = read_header(source)
-        self.check_header(header, wanted)
-        return BlockReader(source, header, None, wanted.place.sha256)
+    def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
+        """What decodes the blocks of a container whose header was checked; raises as `open`."""
+        return self._opener(header, place).coder(header, meter)
+
+    def size_check(self, wanted: Wanted) -> Callable[[int], None]:
+        """What raises ContainerError for more bytes than an item's stream may have."""
+        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -297,7 +307,7 @@ class ItemOpener:
 
     def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
         made = undone(transforms, stream, self._access.transform, providers_in(self._metadata.modules))
-        return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
+        return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
 
 @lru_cache(16)  # all items of a checkpoint have one chain
@@ -320,8 +330,10 @@ def _check_size(limit: int | None, kind: Kind, size: int) -> None:
         raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
 
-def _read_capped(stream: IO[bytes], limit: int) -> bytearray:
-    """All of a stream, up to `limit` bytes: what it decompresses comes from outside, and it declares no size."""
+def _read_capped(stream: IO[bytes], limit: int, budget: Budget | None) -> bytearray:
+    """All of a stream, up to `limit` bytes and as far as `budget` goes: what it decompresses comes from outside, and it
+    declares no size.
+    """
     data = bytearray()
     try:
         while part := stream.read(min(2**20, limit + 1 - len(data))):
@@ -330,7 +342,9 @@ def _read_capped(stream: IO[bytes], limit: int) -> bytearray:
                 raise ContainerError(
                     f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
                 )
-    except (ContainerError, MemoryError):
+            if budget is not None:
+                budget.spend(len(part), "what a stream transform makes of the item")
+    except (StreamxfError, MemoryError):
         raise
     except Exception as error:  # whatever somebody else's transform raises
         raise ContainerError(f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}") from error

@@ -133,7 +133,7 @@ class BoxReader(abc.ABC):
         left = math.prod(box.lengths)
         whole = box.lengths == box.item.shape
         for chunk in box.item.chunks if left or whole else ():
-            shared = _shared(box, chunk)
+            shared = shared_part(box, chunk)
             if shared is None:
                 if whole:  # it has no elements, so that nothing else would ever look at its container
                     self.elements(box.item, chunk)
@@ -251,8 +251,10 @@ def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
         yield (start, *(0,) * (len(shape) - 1)), (min(step, shape[0] - start), *shape[1:])
 
 
-def _shared(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
-    """What a box and a chunk share: its offset in the chunk, its lengths, and its offset in the box."""
+def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
+    """What a box and a chunk share, if there is anything: its offset in the chunk, its lengths, and its offset in the
+    box.
+    """
     starts = tuple(map(max, box.offset, chunk.offset))
     stops = tuple(map(min, map(int.__add__, box.offset, box.lengths), map(int.__add__, chunk.offset, chunk.shape)))
     lengths = tuple(map(int.__sub__, stops, starts))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from streamxf.checkpoint.publish.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.errors import ContainerError, MetadataError, ParameterError, UnsupportedError
+from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -36,6 +37,19 @@ def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
     """
     if isinstance(path, str) and _SCHEME.match(path):
         raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
+
+
+@contextmanager
+def storage_errors(file: str) -> Iterator[None]:
+    """Replace what a storage's package raises, such as botocore's ``ClientError``, by a `ForeignError` that says where
+    it was.
+    """
+    try:
+        yield
+    except (StreamxfError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ForeignError(f"the storage failed: {type(error).__name__}: {error}", file=file) from error
 
 
 @dataclass
@@ -238,13 +252,15 @@ class Storage:
         return [os.path.basename(each["name"].rstrip("/")) for each in listed if each.get("type") == "directory"]
 
     @contextmanager
-    def open(self, name: str = "", *, random: bool = False) -> Iterator[StoredFile]:
+    def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         """Open a file of this folder, or this file itself, for reading.
 
         Parameters
         ----------
         random : bool
             Whether little is read, here and there, so that fetching what lies ahead would not pay.
+        step : int, optional
+            Bytes that fsspec fetches at a time; what it holds grows with them.
 
         Raises
         ------
@@ -252,7 +268,7 @@ class Storage:
         MetadataError
             If it is not a regular file, or a link that leads out of the folder; it was not opened then.
         """
-        with self._opened(name, random) as raw:
+        with self._opened(name, random, step) as raw:
             size = raw.seek(0, os.SEEK_END)
             raw.seek(0)
             yield StoredFile(self.full(name), size, raw, access_to(raw))
@@ -300,6 +316,13 @@ class Storage:
                 failed[name] = error
         return failed
 
+    def held(self, name: str, size: int | None) -> int:
+        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
+        be asked. What cannot be asked at all counts for nothing.
+        """
+        local = self.local
+        return held_at(os.path.join(local, name)) if local is not None else size or 0
+
     # -- helpers -----------------------------------------------------------------------------------
 
     def inner(self, name: str) -> str:
@@ -309,10 +332,12 @@ class Storage:
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
 
-    def _opened(self, name: str, random: bool) -> IO[bytes]:
+    def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
         local = self.local
         if local is None:
-            options = {"cache_type": "none"} if random else {}
+            options: dict[str, Any] = {"cache_type": "none"} if random else {}
+            if step is not None:
+                options["block_size"] = step
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         path = os.path.join(local, name) if name else local

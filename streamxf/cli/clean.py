@@ -17,7 +17,7 @@ from streamxf.cli.words import in_terminal_words
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
-    from streamxf.dcp.clean import CleanReport
+    from streamxf.tools.clean import CleanReport
 
 EXAMPLES = (
     "streamxf clean /checkpoints/step-1000 --dry-run",
@@ -49,7 +49,7 @@ def clean(
     It says which files these are, and asks first. What the checkpoint consists of stays, and so does what no writer of
     checkpoints makes. The next save removes leftovers, too. Where a checkpoint is not whole nothing is removed.
     """
-    from streamxf.dcp.clean import clean as remove
+    from streamxf.tools.clean import clean as remove
 
     options: dict[str, Any] = {
         "keys": keys_at(key),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamxf.convert.result import Converted
-    from streamxf.dcp.salvage.result import Lost, Salvaged
-    from streamxf.dcp.verify.report import Damage, VerifyReport
+    from streamxf.tools.salvage.result import Lost, Salvaged
+    from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.tools.rekey.recipients import Recipients
 
 

@@ -26,7 +26,7 @@ from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
     from streamxf.convert.result import Converted
-    from streamxf.dcp.salvage.result import Salvaged
+    from streamxf.tools.salvage.result import Salvaged
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",

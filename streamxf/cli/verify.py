@@ -38,11 +38,11 @@ def verify(
 
     Without keys everything is checked that needs none; accidents are found, what somebody altered on purpose is not.
     """
-    from streamxf.checking.verify import verify as look
+    from streamxf.tools.verify.verify import verify as check
 
     keys, trusted = keys_at(key), keys_at(trust)
     with show.progress("Verifying", json) as bar:
-        report = look(
+        report = check(
             path,
             keys,
             trust=trusted,

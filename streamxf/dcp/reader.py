@@ -35,7 +35,7 @@ from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.objects.policy import Objects
-from streamxf.dcp.registry import Registry
+from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.dtypes import ITEMSIZES
@@ -88,10 +88,7 @@ class ChainReaderMixin:
                 f"_extension_registry is a torch ExtensionRegistry, not {type(registry).__name__}; "
                 "keys are passed by name: keys=key"
             )
-        made = Registry.of(registry, keys)
-        self._access = Access.of(
-            made.keys, require=require, expect_save_id=expect_save_id, codecs=made.codecs, transform=made.undo
-        )
+        self._access = access_with(registry, KeyRing.of(keys), require=require, expect_save_id=expect_save_id)
         self._objects = objects
         self._progress = check_progress(progress)
         self._metadata = None

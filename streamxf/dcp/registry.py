@@ -8,12 +8,21 @@ from typing import IO, Any
 from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.chain import MAX_CODECS
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.transforms import known_transform
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry, Provider
+
+
+def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
+    """An `Access` with the codecs, stream transforms and keys of a torch registry, too; `options` are those of
+    `Access.of`.
+    """
+    made = Registry.of(registry, keys)
+    return Access.of(made.keys, codecs=made.codecs, transform=made.undo, **options)
 
 
 class Registry(ExtensionRegistry):

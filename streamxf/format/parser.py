@@ -18,6 +18,8 @@ from streamxf.format.header import Header, header_size
 from streamxf.format.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_BLOCKS, stage_limit
 from streamxf.format.table import Table, entry_size
 
+_LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
+
 
 class NeedData(enum.Enum):
     """More bytes are needed before the next event."""
@@ -30,18 +32,21 @@ NEED_DATA = NeedData.NEED_DATA
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stored block whose CRC matches.
+    """A stored block.
 
     Attributes
     ----------
     index : int
     last : bool
     payload : memoryview
+    error : BlockError or None
+        What is wrong with it; None if its CRC matches, as always unless the parser is lenient.
     """
 
     index: int
     last: bool
     payload: memoryview
+    error: BlockError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,18 @@ Event = Header | Block | End
 
 
 class ContainerParser:
-    """Turns bytes that arrive in order into events."""
+    """Turns bytes that arrive in order into events.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    lenient : bool
+        Whether a block whose CRC does not match is an event, too, for who looks for damage: its head says where the
+        next block is, unless it is the head that is damaged. Several of them in a row are an error all the same.
+    """
+
+    def __init__(self, *, lenient: bool = False) -> None:
+        self._lenient = lenient
+        self._damaged = 0
         self._buffer = bytearray()
         self._step: Callable[[], Event | NeedData] = self._header
         self._position = 0
@@ -95,6 +109,11 @@ class ContainerParser:
     def complete(self) -> bool:
         """Whether the `End` event was given."""
         return self._step == self._done
+
+    @property
+    def position(self) -> int:
+        """Where the last event ended, counted from the container's first byte."""
+        return self._position
 
     @property
     def rest(self) -> bytes:
@@ -144,13 +163,25 @@ class ContainerParser:
             raise ContainerError("the container has more blocks than the format allows")
         self._take(BLOCK_HEAD_BYTES)
         payload = memoryview(self._take(head.stored_size))
-        check_payload(head, self._parsed.digest, index, payload)
+        error = self._error(head, index, payload)
         self._ends.append(self._position)
         if self._parsed.hashed:
             self._hashes.append(hash_of(stored, payload))
         if head.last:
             self._step = self._tail
-        return Block(index, head.last, payload)
+        return Block(index, head.last, payload, error)
+
+    def _error(self, head: BlockHead, index: int, payload: memoryview) -> BlockError | None:
+        try:
+            check_payload(head, self._parsed.digest, index, payload)
+        except BlockError as error:
+            self._damaged += 1
+            # zeros, which a crash may leave, are not the heads of blocks without bytes
+            if not self._lenient or self._damaged > _LOST_AFTER or not (payload or head.last):
+                raise
+            return error
+        self._damaged = 0
+        return None
 
     def _tail(self) -> Event | NeedData:
         # each part of the table is checked as soon as it is there, so that nobody waits for what is wrong already

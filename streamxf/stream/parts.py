@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from streamxf.coder import StreamCoder
+from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError
 from streamxf.format.header import Header
 from streamxf.format.plain import (
@@ -16,8 +18,12 @@ from streamxf.format.plain import (
     prefix_size,
     seal_size,
 )
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
 from streamxf.keys.vouchers import Vouchers
+from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, read_header
+from streamxf.stream.opening import ChainOpener
 from streamxf.stream.source import FileSlice
 
 
@@ -62,6 +68,18 @@ class PlainParts:
     def digest(self) -> bytes:
         """D of the format: what the vouchers must be made for. Raises ContainerError if table or footer are damaged."""
         return contents_digest(BlockReader(self.container, self.header, None).table_digest)
+
+    def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+        """What decodes its blocks; raises as `streamxf.open`."""
+        # the digest before any coder is made: what vouches is about the table
+        data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
+        return coder_for(self.header, registry, data_key)
+
+
+def coder_for(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> StreamCoder:
+    """What decodes the blocks of a plain file that has this header, under this data key."""
+    descriptors = [Descriptor.parse(text) for text in header.chain]
+    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None).coder(header)
 
 
 def check_header(header: Header, wrapped: str) -> None:

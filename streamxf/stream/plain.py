@@ -15,7 +15,6 @@ from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -30,13 +29,11 @@ from streamxf.format.plain import (
     prefix_size,
 )
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.datakey import DataKey
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader
 from streamxf.stream.draft import Draft
 from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.opening import ChainOpener
-from streamxf.stream.parts import PlainParts, check_header, check_signed
+from streamxf.stream.parts import PlainParts, check_header, check_signed, coder_for
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
@@ -200,10 +197,7 @@ def _read_file(
         return _read_pipe(file, ring, registry, finish, name)
     parts = PlainParts.of(FileSlice(file, file.tell()))
     _check_encrypted(parts.header, ring)
-    # the digest before any coder is made: what vouches is about the table
-    data_key = ring.open(parts.wrapped, parts.vouchers, parts.digest()) if parts.wrapped else None
-    coder = _opener(parts.header, registry, data_key).coder(parts.header)
-    blocks = BlockReader(parts.container, parts.header, coder)
+    blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
     blocks.decode_ends()
     return StreamReader(blocks, finish, name)
 
@@ -221,7 +215,7 @@ def _read_pipe(
         check_header(header, wrapped)
         _check_encrypted(header, ring)
         data_key = ring.open_pipe(wrapped) if wrapped else None
-        return _opener(header, registry, data_key).coder(header)
+        return coder_for(header, registry, data_key)
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:
@@ -240,11 +234,6 @@ def _check_encrypted(header: Header, ring: KeyRing) -> None:
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
             "keys= out if you know that it was not encrypted"
         )
-
-
-def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:
-    descriptors = [Descriptor.parse(text) for text in header.chain]
-    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None)
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

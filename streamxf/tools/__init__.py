@@ -1,1 +1,1 @@
-"""What is done with whole checkpoints and files, besides saving and loading."""
+"""What can be done with a checkpoint besides saving and loading it."""

@@ -1,0 +1,186 @@
+"""How much may come of what is stored: one rule for memory, work and output.
+
+A few bytes can ask for any amount. A stride of 0 makes one number a tensor of 2^60 elements, a list can hold another
+list a million times, a name of 64 KiB can belong to a million shards, a file can be one hole. So what a checkpoint says
+of its sizes decides nothing. What counts is what its storage holds, and of that
+
+    at most MAX_EXPANSION times as much, or FREE bytes where that is more,
+
+is made in one call: bytes of tensors and objects that are decoded or compared, and characters that are printed. A
+`Budget` counts them, and refuses what would be too much before it is made. The caller may raise the factor, by
+``max_expansion=``.
+
+Where something else sets a bound, the rule is not needed: a load fills memory that the caller has made, and a block of
+a container decodes to no more than its block size.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import IO, Any
+
+from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.wording import size_text
+
+MAX_EXPANSION = 64
+"""How many times what is stored. Weights take hardly twice their stored bytes. A checkpoint that is nearly all zeros
+may take more, and then the caller has to say so."""
+
+FREE = 256 * 2**20
+"""Bytes that are allowed however little is stored."""
+
+FREE_WHOLE = 16 * 2**20
+"""The same for what is read into memory, and parsed, before anything is known of it."""
+
+
+def most(stored: int, times: int = MAX_EXPANSION) -> int:
+    """What may come of so many stored bytes."""
+    return max(FREE, times * stored)
+
+
+def check_expansion(times: object) -> int:
+    """Return the caller's `max_expansion`; raises ParameterError if it is no whole number from 1."""
+    if type(times) is not int or times < 1:
+        raise ParameterError(f"max_expansion={times!r:.40}: it is a whole number, from 1")
+    return times
+
+
+class Budget:
+    """What may still come of a checkpoint in one call.
+
+    Parameters
+    ----------
+    times : int
+        The caller's `max_expansion`.
+    stored : int
+        Bytes that its storage holds, as far as they are known yet.
+
+    Attributes
+    ----------
+    times : int
+
+    Raises
+    ------
+    ParameterError
+        If `times` is no whole number from 1.
+    """
+
+    def __init__(self, times: int, stored: int) -> None:
+        self.times = check_expansion(times)
+        self._stored = stored
+        self._spent = 0
+
+    def add(self, stored: int) -> None:
+        """Count more bytes as stored."""
+        self._stored += stored
+
+    def renewed(self) -> Budget:
+        """Another one of the same size, of which nothing was spent."""
+        return Budget(self.times, self._stored)
+
+    def spend(self, size: int, what: str, *, file: str | None = None, item: str | None = None) -> None:
+        """Take `size` bytes for `what`, which begins a sentence; `file` and `item` are where.
+
+        Raises
+        ------
+        PolicyError
+            If that is too much. Nothing was taken then.
+        """
+        if self._spent + size > most(self._stored, self.times):
+            besides = f" besides the {size_text(self._spent)} before it" if self._spent else ""
+            raise PolicyError(
+                f"{what} would take {size_text(size)}{besides}, which is out of proportion to the "
+                f"{size_text(self._stored)} stored: at most {self.times} times as much is allowed, or "
+                f"{size_text(FREE)}. If you trust the checkpoint, raise max_expansion=",
+                file=file,
+                item=item,
+            )
+        self._spent += size
+
+
+def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
+    """Check that `length` bytes of a file of `size` bytes may be read into memory, whatever they are.
+
+    Raises
+    ------
+    StreamxfError
+        An `error`, if hardly any of the file is stored.
+    """
+    if length > FREE_WHOLE and length > MAX_EXPANSION * (held := held_bytes(file, size)):
+        raise error(
+            f"the file has {size_text(size)}, of which {size_text(held)} are stored; the rest are holes, which no "
+            "writer leaves. It was not read"
+        )
+
+
+def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
+    """Check that `length` bytes of a file of `size` bytes may describe the others: parsed, they take many times as much
+    memory, and time.
+
+    Raises
+    ------
+    StreamxfError
+        An `error`, if the file does not hold `MAX_EXPANSION` times as much.
+    """
+    if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
+        raise error(
+            f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
+            "its tensors explain; it was not read"
+        )
+
+
+def held_bytes(file: Any, size: int) -> int:
+    """How many of a file's `size` bytes its storage holds: all but the holes in it, which read as zeros.
+
+    Where nothing tells, as of an object in a bucket, all of them.
+    """
+    try:
+        descriptor: int = file.fileno()
+    except (AttributeError, OSError, ValueError):
+        return size
+    allocated = _allocated(os.fstat(descriptor))
+    return size if allocated is None or allocated >= size else max(allocated, _data_in(descriptor, size))
+
+
+def held_at(path: str) -> int:
+    """The same of a local file; 0 for what is no regular file, or cannot be read."""
+    try:
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it
+            return 0
+        allocated = _allocated(facts)
+        if allocated is None or allocated >= facts.st_size:
+            return facts.st_size
+        with open(path, "rb", buffering=0) as file:
+            return held_bytes(file, facts.st_size)
+    except (OSError, ValueError):
+        return 0
+
+
+def _allocated(facts: os.stat_result) -> int | None:
+    blocks: int | None = getattr(facts, "st_blocks", None)
+    return None if blocks is None else 512 * blocks
+
+
+def _data_in(descriptor: int, size: int) -> int:
+    """Bytes that are in no hole. A file system that compresses, or has not written yet what it was given, allocates
+    fewer than these.
+
+    Each step goes past data, so their number is bounded by what is stored.
+    """
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    found = at = 0
+    try:
+        while at < size:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = os.lseek(descriptor, start, os.SEEK_HOLE)
+            found += at - start
+    except OSError as error:
+        return found if error.errno == errno.ENXIO else size  # there is nothing but a hole from here on
+    finally:
+        os.lseek(descriptor, position, os.SEEK_SET)
+    return found

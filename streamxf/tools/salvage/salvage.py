@@ -1,0 +1,111 @@
+"""`salvage`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+from streamxf.checkpoint.access import Require
+from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.objects.policy import Objects
+from streamxf.dcp.registry import access_with
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.salvage.catalog import open_catalog
+from streamxf.tools.salvage.fill import Filler
+from streamxf.tools.salvage.result import Salvaged
+
+
+def salvage(
+    path: str | os.PathLike[str],
+    state_dict: dict[str, Any] | None = None,
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    registry: ExtensionRegistry | None = None,
+    weights_only: bool = True,
+    safe_globals: Sequence[Any] = (),
+    expect_save_id: SaveIds = None,
+    partial: bool = False,
+    rank: int | None = None,
+    merge_ranks: bool = False,
+    without_metadata: bool | Collection[str] = False,
+    storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Salvaged:
+    """Load what verifies of a checkpoint that may be damaged, in one process, and say what does not.
+
+    All checks of the reader hold, for each item by itself. An item of which anything does not verify is not in the
+    result, and its target keeps its values; what arrives is what was saved.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or its URL.
+    state_dict : dict, optional
+        Is filled in place, as by ``dcp.load``. Without it all that is there is loaded: whole tensors on the CPU, and
+        objects, in a new one.
+    keys, trust, allow_unsigned, require, weights_only, safe_globals
+        As in `FileSystemReader`.
+    registry : ExtensionRegistry, optional
+        The reader's ``_extension_registry``.
+    expect_save_id : str or several, optional
+        The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
+        is their own.
+    partial : bool
+        Whether tensors of which only some chunks verified are taken: the rest is zero, or keeps what the state dict
+        had. `Salvaged.partial` names them, and `Salvaged.damaged` the boxes that are lost.
+    rank : int, optional
+        Whose metadata to use, where each rank has its own.
+    merge_ranks : bool
+        Where each rank has metadata of its own, nothing says that all are of one save. True says that you know it, and
+        merges them; so does `expect_save_id`.
+    without_metadata : bool or collection of str
+        Where the metadata cannot be used, look for the items in the data files of streamxf's writers. You then vouch
+        that no data file of the save is missing, and that nobody else could put others there: nothing else can tell.
+        For a private key that needs ``allow_unsigned=True``, since the signature was in the metadata.
+        Files of several processes are taken together only if what is left of the metadata names them all; if not, name
+        the writer ids (the 32 digits in their names) that belong to one save.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+    max_expansion : int
+        How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More is lost
+        then, and said so: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for
+        which there is memory, do not count.
+    progress : Progress, optional
+        Is told how many stored bytes there are to read, and as they are read, by any thread. Without metadata all files
+        are read twice.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    MetadataError, AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
+        If no metadata can be used, and `without_metadata` is not given or does not help either.
+    UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
+        If a codec is not installed, and nothing can be loaded without it.
+    ParameterError
+        If an argument is not what it should be.
+    """
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    objects = Objects(weights_only, safe_globals)
+    with open_catalog(
+        Storage.of(path, storage_options),
+        access_with(registry, ring, require=require, expect_save_id=expect_save_id),
+        objects=objects,
+        rank=rank,
+        merge_ranks=merge_ranks,
+        without_metadata=without_metadata,
+        max_expansion=max_expansion,
+        progress=progress,
+    ) as catalog:
+        filler = Filler(catalog, partial, progress)
+        return filler.whole(objects) if state_dict is None else filler.into(state_dict, objects)
