@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,33 @@ from streamxf.torchsave.outline import StoredTensor, read_outline
 _RECORDS = 64  # a tensor alone has about six
 
 
-def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
-    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand.
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A plain tensor within what ``torch.save`` wrote.
+
+    Attributes
+    ----------
+    tensor : StoredTensor
+    start : int
+        Where its first element stands in the stream.
+    crc : int
+        CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
+    """
+
+    tensor: StoredTensor
+    start: int
+    crc: int
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements stand there as the format has them: row-major, without gaps."""
+        expected = contiguous_strides(self.tensor.shape)
+        sides = zip(self.tensor.shape, self.tensor.strides, expected, strict=True)
+        return all(size == 1 or stride == usual for size, stride, usual in sides)
+
+
+def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
+    """Find the plain tensor in a seekable stream of `size` bytes.
 
     Raises
     ------
@@ -27,31 +53,35 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     UnsupportedError
         If it is not a plain tensor, so that only torch can make it.
     """
-    stream = StreamReader(blocks)
     try:
-        archive = Archive.read(stream, blocks.size, _RECORDS)
+        archive = Archive.read(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes).root
+        if not isinstance(found, StoredTensor) or not archive.little:
+            raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
+        if (found.dtype, found.shape) != (dtype, shape):
+            raise MetadataError(
+                f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape "
+                f"{shape}: one of them was altered, or comes from another save"
+            )
+        begin, crc = archive.find(stream, found.record) if found.extent else (0, 0)
+        whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not what torch.save writes: {error}") from None
-    if not isinstance(found, StoredTensor) or not archive.little:
-        raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
-    if (found.dtype, found.shape) != (dtype, shape):
-        raise MetadataError(
-            f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape {shape}: "
-            "one of them was altered, or comes from another save"
-        )
-    if not found.extent:
-        return Elements(MemoryBlocks(memoryview(b"")), 0, found.itemsize, shape)
-    start = archive.find(stream, found.record)[0] + found.start
-    if _is_row_major(found) and start % found.itemsize == 0:
-        return Elements(blocks, start, found.itemsize, shape)
-    return Elements(MemoryBlocks(_gathered(stream, start, found)), 0, found.itemsize, shape)
+    return Framed(found, begin + found.start, crc if whole else 0)
 
 
-def _is_row_major(tensor: StoredTensor) -> bool:
-    expected = contiguous_strides(tensor.shape)
-    sides = zip(tensor.shape, tensor.strides, expected, strict=True)
-    return all(size == 1 or stride == usual for size, stride, usual in sides)
+def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
+    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand. Raises as
+    `find_framed`.
+    """
+    stream = StreamReader(blocks)
+    found = find_framed(stream, blocks.size, dtype, shape)
+    itemsize = found.tensor.itemsize
+    if not found.tensor.extent:
+        return Elements(MemoryBlocks(memoryview(b"")), 0, itemsize, shape)
+    if found.in_order and found.start % itemsize == 0:
+        return Elements(blocks, found.start, itemsize, shape)
+    return Elements(MemoryBlocks(_gathered(stream, found.start, found.tensor)), 0, itemsize, shape)
 
 
 def _gathered(stream: Any, start: int, tensor: StoredTensor) -> memoryview:

@@ -104,7 +104,9 @@ class Metadata:
         return self.index.dek if self.index is not None else None
 
 
-def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool = False) -> Metadata:
+def read_metadata(
+    storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
     """Read a metadata file.
 
     Parameters
@@ -113,6 +115,8 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
         ``.metadata`` or ``__<rank>.metadata``.
     listing : bool
         Whether it is only to be looked at: then an encrypted one needs no keys.
+    rank : int, optional
+        Whose it must be, where the name is another one.
 
     Raises
     ------
@@ -140,16 +144,16 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
         if trailer is None:
             return _stock(file, name, access)
         tail = file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size)
-        return _own(trailer.split(tail), name, access, listing)
+        return _own(trailer.split(tail), name, rank_of(name) if rank is None else rank, access, listing)
 
 
-def _own(sections: Sections, name: str, access: Access, listing: bool) -> Metadata:
+def _own(sections: Sections, name: str, rank: int | None, access: Access, listing: bool) -> Metadata:
     lines = sections.key_lines()
     opened: DataKey | None = None
     if len(access.keys) or not (listing or lines is None):
         opened = _opened(sections, lines, access)
     index = Index.parse(sections.index)
-    if index.rank != rank_of(name):
+    if index.rank != rank:
         raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
     if (lines is None) != (index.dek is None) or (opened is not None and opened.id != index.dek):
         raise MetadataError("the metadata's keys contradict its index")

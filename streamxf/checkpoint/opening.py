@@ -4,15 +4,14 @@ before a block is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.storage import StoredFile
-from streamxf.checkpoint.transforms import undone
+from streamxf.checkpoint.transforms import Undone
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, IdentityError, KeyMissingError, MetadataError, PolicyError
 from streamxf.format.dtypes import ITEMSIZES, elements_size
@@ -139,23 +138,41 @@ class ItemOpener:
 
     def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """The same for who has the item's stored bytes."""
+        blocks, transforms = self._below(source, wanted, meter)
+        if not transforms:
+            return blocks
+        limit = self.limit(wanted)
+        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform)
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit)))
+
+    def open_once(self, file: StoredFile, wanted: Wanted) -> Callable[[], Undone] | None:
+        """What opens the stream of an item that stream transforms made, so that it need not be held whole; None for
+        other items. Raises as `open`.
+        """
+        blocks, transforms = self._below(self.source(file, wanted.place), wanted, None)
+        return (lambda: Undone(transforms, StreamReader(blocks), self._access.transform)) if transforms else None
+
+    def limit(self, wanted: Wanted) -> int | None:
+        """The most bytes that an item's stream may have; None for any number."""
+        return wanted.max_size(self._object_limit)
+
+    def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
+        """An item's stream as the codecs had it, and the stream transforms before them."""
         place = wanted.place
-        limit = wanted.max_size(self._object_limit)
-        check_size = partial(_check_size, limit, wanted.kind)
+        check_size = partial(_check_size, self.limit(wanted), wanted.kind)
         if not self.in_container(source, place):
             if self._access.require is not None:
                 raise self._not_encrypted()
             if not place.descriptors:
                 check_size(source.length)
-                return BareBlocks(source)
-            return self._transformed(StreamReader(BareBlocks(source)), place.descriptors, limit)
+            return BareBlocks(source), place.descriptors
         header = read_header(source)
         self.check_header(header, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
         coder = self._opener(header, place).coder(header, meter)
         blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
         blocks.decode_ends()
-        return self._transformed(StreamReader(blocks, meter=meter), transforms, limit) if transforms else blocks
+        return blocks, transforms
 
     def open_unkeyed(self, file: StoredFile, wanted: Wanted) -> BlockReader | None:
         """Open a container to check what can be checked of it without a key; None for what has no container. Raises as
@@ -283,10 +300,6 @@ class ItemOpener:
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
 
-    def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
-        made = undone(transforms, stream, self._access.transform)
-        return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit)))
-
 
 def _shown(identity: Identity) -> str:
     if identity.kind is Kind.OBJECT:
@@ -303,18 +316,18 @@ def _check_size(limit: int | None, kind: Kind, size: int) -> None:
         raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
 
-def _read_capped(stream: IO[bytes], limit: int) -> bytearray:
+def _read_capped(stream: Undone, limit: int) -> bytearray:
     """All of a stream, up to `limit` bytes: what it decompresses comes from outside, and it declares no size."""
     data = bytearray()
-    try:
-        while part := stream.read(min(2**20, limit + 1 - len(data))):
-            data += part
-            if len(data) > limit:
-                raise ContainerError(
-                    f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-                )
-    except (ContainerError, MemoryError):
-        raise
-    except Exception as error:  # whatever somebody else's transform raises
-        raise ContainerError(f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}") from error
+    while part := stream.read(min(2**20, limit + 1 - len(data))):
+        data += part
+        if len(data) > limit:
+            raise too_much(limit)
     return data
+
+
+def too_much(limit: int) -> ContainerError:
+    """The error for a stream transform that makes more of an item than it can hold."""
+    return ContainerError(
+        f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+    )

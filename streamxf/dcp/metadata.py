@@ -177,7 +177,7 @@ def metadata_of(
             offset = size(chunk.offset)
             chunks.append(ChunkStorageMetadata(offset, size(chunk.shape)))
             stored[MetadataIndex(name, offset, number)] = _info(chunk.place, known)
-        entries[name] = TensorStorageMetadata(_torch_properties(item), size(item.shape), chunks)
+        entries[name] = TensorStorageMetadata(torch_properties(item), size(item.shape), chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = DCP_VERSION
     for name, value in (extra or {}).items():
@@ -197,7 +197,8 @@ def _info(place: Place, descriptors: Mapping[str, list[str]]) -> _StorageInfo:
     return _StorageInfo(place.file, place.at, place.size, descriptors.get(place.file))
 
 
-def _torch_properties(item: TensorItem) -> TensorProperties:
+def torch_properties(item: TensorItem) -> TensorProperties:
+    """What DCP records of a tensor; raises MetadataError for a dtype that this torch does not have."""
     dtype = getattr(torch, item.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
