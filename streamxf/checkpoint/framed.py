@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from streamxf.checkpoint.boxes import contiguous_strides
-from streamxf.checkpoint.elements import Elements, unsigned
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.strided import strided_elements
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.outline import StoredTensor, read_outline
 
@@ -43,22 +42,21 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     if not found.extent:
         return Elements(MemoryBlocks(memoryview(b"")), 0, found.itemsize, shape)
     start = archive.find(stream, found.record)[0] + found.start
-    if _is_row_major(found) and start % found.itemsize == 0:
+    if found.is_row_major and start % found.itemsize == 0:
         return Elements(blocks, start, found.itemsize, shape)
-    return Elements(MemoryBlocks(_gathered(stream, start, found)), 0, found.itemsize, shape)
-
-
-def _is_row_major(tensor: StoredTensor) -> bool:
-    expected = contiguous_strides(tensor.shape)
-    sides = zip(tensor.shape, tensor.strides, expected, strict=True)
-    return all(size == 1 or stride == usual for size, stride, usual in sides)
-
-
-def _gathered(stream: Any, start: int, tensor: StoredTensor) -> memoryview:
-    """The elements of a tensor whose memory is in another order, row-major."""
-    data = bytearray(tensor.extent)
+    data = bytearray(found.extent)
     stream.readinto_at(start, data)
-    strides = tuple(stride * tensor.itemsize for stride in tensor.strides)
-    flat = np.frombuffer(data, unsigned(tensor.itemsize))
-    view = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    return memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8).data)
+    return strided_elements(FileSlice(_Memory(data), 0, len(data)), found.itemsize, shape, found.strides)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes, read like a file by position."""
+
+    data: bytearray
+    parallel = True
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        part = memoryview(self.data)[position : position + len(out)]
+        out[: len(part)] = part
+        return len(part)
