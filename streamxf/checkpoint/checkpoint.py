@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
 from streamxf.checkpoint.merging import merged
@@ -25,9 +24,6 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.registry import CodecRegistry
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import StreamReader
-
-# Files at a time. Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of it ahead.
-_OPEN_LOCAL, _OPEN_REMOTE = 256, 8
 
 
 class Checkpoint(BoxReader):
@@ -133,8 +129,7 @@ class Checkpoint(BoxReader):
         self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
         self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
-        self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
-        self._most_open = _OPEN_LOCAL if storage.local is not None else _OPEN_REMOTE
+        self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._last: tuple[Place, Elements] | None = None
 
     # -- what it is --------------------------------------------------------------------------------
@@ -213,28 +208,19 @@ class Checkpoint(BoxReader):
 
     def file(self, name: str) -> StoredFile:
         """A data file, open; it may be closed when others are opened, but not while blocks of it are under way."""
-        known = self._files.get(name)
-        if known is not None:
-            self._files.move_to_end(name)
-            return known[0]
-        while len(self._files) >= self._most_open:
-            _, (_, stack) = self._files.popitem(last=False)
-            stack.close()
-        stack = ExitStack()
         try:
-            opened = stack.enter_context(self.storage.open(name))
+            return self._files[name]
         except FileNotFoundError as error:
             from streamxf.checkpoint.missing import no_file
 
             raise no_file(self.storage.full(name)) from error
-        self._files[name] = opened, stack
-        return opened
+
+    def full(self, file: str) -> str:
+        return self.storage.full(file)
 
     def close(self) -> None:
         self._last = None
-        while self._files:
-            _, (_, stack) = self._files.popitem()
-            stack.close()
+        self._files.close()
 
 
 def _files_of(metadata: Metadata) -> list[str]:

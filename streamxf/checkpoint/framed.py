@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from streamxf.checkpoint.boxes import contiguous_strides
-from streamxf.checkpoint.elements import Elements, unsigned
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.strided import strided_elements
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.outline import StoredTensor, read_outline
 
@@ -34,13 +33,6 @@ class Framed:
     tensor: StoredTensor
     start: int
     crc: int
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the elements stand there as the format has them: row-major, without gaps."""
-        expected = contiguous_strides(self.tensor.shape)
-        sides = zip(self.tensor.shape, self.tensor.strides, expected, strict=True)
-        return all(size == 1 or stride == usual for size, stride, usual in sides)
 
 
 def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
@@ -79,16 +71,21 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     itemsize = found.tensor.itemsize
     if not found.tensor.extent:
         return Elements(MemoryBlocks(memoryview(b"")), 0, itemsize, shape)
-    if found.in_order and found.start % itemsize == 0:
+    if found.tensor.is_row_major and found.start % itemsize == 0:
         return Elements(blocks, found.start, itemsize, shape)
-    return Elements(MemoryBlocks(_gathered(stream, found.start, found.tensor)), 0, itemsize, shape)
+    data = bytearray(found.tensor.extent)
+    stream.readinto_at(found.start, data)
+    return strided_elements(FileSlice(_Memory(data), 0, len(data)), itemsize, shape, found.tensor.strides)
 
 
-def _gathered(stream: Any, start: int, tensor: StoredTensor) -> memoryview:
-    """The elements of a tensor whose memory is in another order, row-major."""
-    data = bytearray(tensor.extent)
-    stream.readinto_at(start, data)
-    strides = tuple(stride * tensor.itemsize for stride in tensor.strides)
-    flat = np.frombuffer(data, unsigned(tensor.itemsize))
-    view = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    return memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8).data)
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes, read like a file by position."""
+
+    data: bytearray
+    parallel = True
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        part = memoryview(self.data)[position : position + len(out)]
+        out[: len(part)] = part
+        return len(part)

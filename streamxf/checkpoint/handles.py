@@ -50,7 +50,7 @@ class TensorHandle:
     @property
     def stored_bytes(self) -> int:
         """Bytes that it takes in storage."""
-        return sum(chunk.place.size for chunk in self.chunks)
+        return self._item.stored_bytes
 
     def __len__(self) -> int:
         if not self.shape:
@@ -133,7 +133,7 @@ class ObjectHandle:
     @property
     def stored_bytes(self) -> int:
         """Bytes that it takes in storage."""
-        return self._item.place.size
+        return self._item.stored_bytes
 
     def __repr__(self) -> str:
         return f"ObjectHandle({self.name!r})"

@@ -60,6 +60,10 @@ class BoxReader(abc.ABC):
         """The elements of a shard, opened with all checks."""
 
     @abc.abstractmethod
+    def full(self, file: str) -> str:
+        """The path of a file of the checkpoint, for errors."""
+
+    @abc.abstractmethod
     def load_object(self, name: str) -> Any:
         """An object, unpickled with ``weights_only``; needs torch."""
 
@@ -130,8 +134,10 @@ class BoxReader(abc.ABC):
             inside, lengths, target = shared
             left -= math.prod(lengths)
             part = out[tuple(slice(at, at + size) for at, size in zip(target, lengths, strict=True))]
-            with located(item=box.item.name):
-                yield from self._located(box.item, self.elements(box.item, chunk).jobs(inside, lengths, part))
+            place = {"file": self.full(chunk.place.file), "item": box.item.name}
+            with located(**place):
+                jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
+                yield from ((partial(_run_located, place, job), size) for job, size in jobs)
             if not left:
                 break
         if left:
@@ -146,12 +152,6 @@ class BoxReader(abc.ABC):
         self.close()
 
     # -- helpers -----------------------------------------------------------------------------------
-
-    def _located(
-        self, item: TensorItem, jobs: Iterable[tuple[Callable[[], None], int]]
-    ) -> Iterator[tuple[Callable[[], None], int]]:
-        for job, size in jobs:
-            yield partial(_run_located, item.name, job), size
 
     def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
         for done in pipeline.collect():
@@ -176,8 +176,8 @@ def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
     return entry
 
 
-def _run_located(item: str, job: Callable[[], None]) -> None:
-    with located(item=item):
+def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
+    with located(**place):
         job()
 
 

@@ -150,6 +150,10 @@ class Storage:
         """The path of a file of this folder, for errors."""
         return f"{self.given.rstrip('/')}/{name}" if name else self.given
 
+    def child(self, name: str) -> Storage:
+        """A file of this folder, as a place of its own. A link is followed then, wherever it leads."""
+        return Storage(self.full(name), self.inner(name), self.filesystem)
+
     def is_folder(self) -> bool:
         """Whether it is a folder and not a file.
 

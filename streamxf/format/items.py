@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from streamxf.errors import MetadataError
@@ -42,6 +43,16 @@ class Place(NamedTuple):
     size: int
     descriptors: tuple[str, ...]
     sha256: bytes | None = None
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The descriptors without their fragments and marks, as in ``("streamxf.zstd/1", "streamxf.checksum/1")``."""
+        return _chain(self.descriptors)
+
+
+@lru_cache(256)
+def _chain(descriptors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.partition("#")[0].removeprefix("!") for text in descriptors)
 
 
 class Chunk(NamedTuple):
@@ -97,6 +108,11 @@ class TensorItem:
         """Where all of it is stored."""
         return tuple(chunk.place for chunk in self.chunks)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in storage."""
+        return sum(chunk.place.size for chunk in self.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectItem:
@@ -118,6 +134,11 @@ class ObjectItem:
     def places(self) -> tuple[Place, ...]:
         """Where it is stored."""
         return (self.place,)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in storage."""
+        return self.place.size
 
 
 Item = TensorItem | ObjectItem

@@ -70,6 +70,28 @@ class StoredTensor:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.itemsize
 
+    @property
+    def is_row_major(self) -> bool:
+        """Whether its elements stand one after the other, the last dimension's first; so do those of an empty one."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+class Dtype(str):
+    """A dtype by its name, which is not a string of the pickle's."""
+
+    __slots__ = ()
+
+
+class Size(tuple[Any, ...]):
+    """A ``torch.Size``, which is not a tuple of the pickle's."""
+
+    __slots__ = ()
+
 
 @dataclass(eq=False, slots=True)
 class Foreign:
@@ -106,8 +128,8 @@ class Outline:
     Attributes
     ----------
     root : Any
-        Lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor and a `Foreign`
-        in that of everything else. Parts may be shared.
+        Lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what is not
+        itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be shared.
     names : tuple of str
         The global names that the pickle uses, those that make plain tensors left out.
     """
@@ -198,13 +220,13 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _OF_STORAGES:
-            return _OF_STORAGES[name]
+            return Dtype(_OF_STORAGES[name])
         if module == "torch" and name in ITEMSIZES:
-            return name
+            return Dtype(name)
         if (module, name) == ("torch.storage", "UntypedStorage"):
-            return "uint8"
+            return Dtype("uint8")
         if (module, name) == ("torch", "Size"):
-            return _Call(lambda sizes=(): tuple(sizes))
+            return _Call(Size)
         if (module, name) == ("collections", "OrderedDict"):
             return _OrderedDict
         if (module, name) == ("_codecs", "encode"):
@@ -245,7 +267,7 @@ class _Unpickler(pickle.Unpickler):
         shape, strides = _numbers(shape), _numbers(strides)
         if len(shape) != len(strides) or not isinstance(start, int) or not 0 <= start <= MAX_INT:
             raise NotSavedByTorch("it has a tensor with an impossible shape")
-        made = StoredTensor(dtype, shape, strides, storage.record, start * ITEMSIZES[dtype])
+        made = StoredTensor(str(dtype), shape, strides, storage.record, start * ITEMSIZES[dtype])
         if made.extent and made.start + made.extent > storage.size:
             raise NotSavedByTorch("it has a tensor that reaches beyond its record")
         return made
