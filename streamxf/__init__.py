@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from streamxf.codecs.zstd import ZStandard
     from streamxf.compare.diff import diff
     from streamxf.compare.difference import Difference
-    from streamxf.convert.pack import pack
-    from streamxf.convert.result import Converted
-    from streamxf.convert.transcode import transcode
-    from streamxf.convert.unpack import unpack
-    from streamxf.convert.unpacked import Unpacked
+    from streamxf.tools.convert.pack import pack
+    from streamxf.tools.convert.result import Converted
+    from streamxf.tools.convert.transcode import transcode
+    from streamxf.tools.convert.unpack import unpack
+    from streamxf.tools.convert.result import Unpacked
     from streamxf.dcp.attach import attach
     from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -61,7 +61,7 @@ _HOME = {
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
-    "Converted": "streamxf.convert.result",
+    "Converted": "streamxf.tools.convert.result",
     "Damage": "streamxf.dcp.verify.report",
     "Difference": "streamxf.compare.difference",
     "Encrypt": "streamxf.codecs.encrypt",
@@ -90,7 +90,7 @@ _HOME = {
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.summary.summary",
-    "Unpacked": "streamxf.convert.unpacked",
+    "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
@@ -104,14 +104,14 @@ _HOME = {
     "encode": "streamxf.stream",
     "inspect": "streamxf.summary.inspect",
     "open": "streamxf.stream",
-    "pack": "streamxf.convert.pack",
+    "pack": "streamxf.tools.convert.pack",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
     "salvage": "streamxf.dcp.salvage.salvage",
-    "transcode": "streamxf.convert.transcode",
+    "transcode": "streamxf.tools.convert.transcode",
     "tune": "streamxf.tuning.tuner",
-    "unpack": "streamxf.convert.unpack",
+    "unpack": "streamxf.tools.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
     "verify": "streamxf.dcp.verify.verify",
 }

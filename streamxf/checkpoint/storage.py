@@ -301,10 +301,6 @@ class Storage:
         """The path of a file of this folder, as the file system takes it."""
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
-    def inside(self, name: str) -> Storage:
-        """A folder in this folder."""
-        return Storage(self.full(name), self.inner(name), self.filesystem)
-
     def version(self, name: str = "") -> object:
         """What changes when anybody writes to a file of this folder, or to this file itself, or replaces it.
 

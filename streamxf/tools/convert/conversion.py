@@ -76,9 +76,9 @@ class Conversion:
     def parts(self) -> list[Part]:
         """All of it, in the order of the places in the source."""
         wanted = [
-            each
+            Wanted(item, chunk)
             for item in self.items
-            for each in ([Wanted(item, chunk) for chunk in item.chunks] if isinstance(item, TensorItem) else [Wanted(item)])
+            for chunk in (item.chunks if isinstance(item, TensorItem) else (None,))
         ]
         return [Part(each, _write_item(each)) for each in sorted(wanted, key=lambda each: each.place[:2])]
 

@@ -18,7 +18,6 @@ from streamxf.dcp.save.publishing import assemble
 from streamxf.dcp.save.session import FileRecord, Save
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Chunk, Item, ObjectItem, Place
-from streamxf.keys import KeyRing
 from streamxf.tools.convert.conversion import Part
 
 _NO_RANK = 2**31 - 1

@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from streamxf.checkpoint.opening import too_much
 from streamxf.checkpoint.transforms import Undone
 from streamxf.errors import ChecksumError, ContainerError, located
 from streamxf.stream.blocks import BareBlocks, Blocks
+from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
 
 Fill = Callable[[memoryview], None]
@@ -21,7 +21,7 @@ _STEP = 2**20
 _ENDS = 2**16  # bytes; torch writes about a thousand before the elements of a tensor alone, and as many behind them
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Reads:
     """A `ByteSource` of ranges that are read one by one.
 
@@ -39,20 +39,17 @@ class Reads:
     file: str
     item: str
 
-    def load(self, start: int, stop: int) -> _Reading:
+    def load(self, start: int, stop: int) -> Load:
         with located(file=self.file, item=self.item):
             return _Reading(self, self.begin(start, stop), stop - start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class _Reading:
     source: Reads
     fill: Fill
     size: int
-
-    @property
-    def lent(self) -> bool:
-        return False
+    lent: bool = False
 
     def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
         memory = scratch(self.size)
@@ -64,46 +61,69 @@ class _Reading:
         """The memory belongs to the block."""
 
 
-def reads_of(blocks: Blocks, file: str, item: str) -> Reads:
-    """A stream as it is: ranges that are its blocks are decoded by whoever wants them."""
+def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None) -> Reads:
+    """A stream, or a part of one. Ranges that are its blocks are decoded by whoever wants them."""
+    size = blocks.size - start if size is None else size
+    if isinstance(blocks, BareBlocks):
+        return Reads(size, blocks.part(start, size).range, file, item)
     reader = StreamReader(blocks)
 
-    def begin(start: int, stop: int) -> Fill:
-        index, rest = divmod(start, blocks.block_size)
-        if not rest and stop - start == blocks.size_of(index):
+    def begin(first: int, stop: int) -> Fill:
+        index, rest = divmod(start + first, blocks.block_size)
+        if not rest and stop - first == blocks.size_of(index):
             return blocks.decoder(index)
-        if isinstance(blocks, BareBlocks):
-            return blocks.range(start, stop)
-        data = memoryview(bytearray(stop - start))
-        reader.readinto_at(start, data)
+        data = memoryview(bytearray(stop - first))
+        reader.readinto_at(start + first, data)
         return partial(_copy, data)
 
-    return Reads(blocks.size, begin, file, item)
+    return Reads(size, begin, file, item)
 
 
-def in_order(read: Callable[[int, memoryview], Any], size: int, crc: int, file: str, item: str) -> Reads:
-    """What is read from its beginning to its end, in one thread.
+def checked(reads: Reads, crc: int) -> Reads:
+    """The same, compared with what ``torch.save`` noted as the CRC-32 of all of it, unless that is 0.
 
-    Parameters
-    ----------
-    read : callable
-        Fills memory from a position; raises if it cannot be filled.
-    crc : int
-        What ``torch.save`` noted as the CRC-32 of all of it; 0 if it did not. Torch never compares that when it loads.
-        Here it is the last chance: the copy gets checksums of its own, which would vouch for damage from then on.
+    Torch never does so when it loads. Here it is the last chance: the copy gets checksums of its own, which would vouch
+    for damage from then on.
     """
+    if not crc:
+        return reads
     found = 0
 
     def begin(start: int, stop: int) -> Fill:
         nonlocal found
         data = memoryview(bytearray(stop - start))
-        read(start, data)
-        found = zlib.crc32(data, found) if crc else 0
-        if crc and stop == size and found != crc:
+        reads.begin(start, stop)(data)
+        found = zlib.crc32(data, found)
+        if stop == reads.size and found != crc:
             raise ChecksumError(
                 "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
                 "Restore the file from a copy"
             )
+        return partial(_copy, data)
+
+    return Reads(reads.size, begin, reads.file, reads.item)
+
+
+def reads_once(stream: Undone, skip: int, size: int, file: str, item: str) -> Reads:
+    """What can be read only once, from its beginning to its end; `skip` bytes come before what is wanted."""
+    left = skip
+
+    def some(most: int) -> bytes:
+        part = stream.read(most)
+        if not part:
+            raise ContainerError("the item ends before the tensor does: it was cut, or changed while it was read")
+        return part
+
+    def begin(start: int, stop: int) -> Fill:
+        nonlocal left
+        while left:
+            left -= len(some(min(left, _STEP)))
+        data = memoryview(bytearray(stop - start))
+        done = 0
+        while done < len(data):
+            part = some(len(data) - done)
+            data[done : done + len(part)] = part
+            done += len(part)
         return partial(_copy, data)
 
     return Reads(size, begin, file, item)
@@ -111,37 +131,6 @@ def in_order(read: Callable[[int, memoryview], Any], size: int, crc: int, file: 
 
 def _copy(data: memoryview, out: memoryview) -> None:
     out[:] = data
-
-
-class Once:
-    """Reads what can be read only once, from its beginning to its end.
-
-    Parameters
-    ----------
-    opened : Undone
-    skip : int
-        How many bytes come before what is wanted.
-    """
-
-    def __init__(self, opened: Undone, skip: int) -> None:
-        self._stream = opened
-        self._left = skip
-
-    def read(self, position: int, out: memoryview) -> None:
-        """Fill `out` with what comes next."""
-        while self._left:
-            self._left -= len(self._some(min(self._left, _STEP)))
-        done = 0
-        while done < len(out):
-            part = self._some(len(out) - done)
-            out[done : done + len(part)] = part
-            done += len(part)
-
-    def _some(self, size: int) -> bytes:
-        part = self._stream.read(size)
-        if not part:
-            raise ContainerError("the item ends before the tensor does: it was cut, or changed while it was read")
-        return part
 
 
 class Ends(io.RawIOBase):

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.framed import find_framed
-from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.framed import Framed, find_framed
+from streamxf.checkpoint.metadata import Metadata, metadata_files
+from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.dcp.save.streamed import Streamed
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Kind
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.chains import chain_for
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
 from streamxf.tools.convert.places import Destination, check_same, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
-from streamxf.tools.convert.sources import Ends, Once, in_order, reads_of
+from streamxf.tools.convert.sources import Ends, Reads, checked, reads_of, reads_once
 
 
 def transcode(
@@ -127,37 +125,74 @@ def transcode(
             "storage itself. Nothing was changed",
             file=storage.given,
         )
+    versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
-        copies = [_copy_of(checkpoint, metadata, in_place) for metadata in checkpoint.metadata]
+        copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
         return Converted.together([convert(to, copy, file_size, progress) for copy in copies])
 
 
-def _copy_of(checkpoint: Checkpoint, metadata: Metadata, in_place: bool) -> Conversion:
-    storage, name = checkpoint.storage, metadata.name
+def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
+    """What there is to copy under one metadata file, which had `version` before it was read."""
+    storage, index = checkpoint.storage, metadata.index
+    # which another save may write over; those of streamxf's writers have names that none uses again
+    data = () if index is not None else {place.file for item in metadata.items.values() for place in item.places}
 
     def versions() -> list[object]:
-        """Of data files that another save may write over; those of streamxf's writers have names that none reuses."""
-        if metadata.index is not None:
-            return []
-        files = {place.file for item in metadata.items.values() for place in item.places}
-        return [storage.version(file) for file in sorted(files)]
+        return [storage.version(file) for file in sorted(data)]
 
-    before = metadata.digest, versions()
+    before = versions()
 
     def check() -> None:
-        if in_place and not metadata.is_still(storage):
+        if in_place and storage.version(metadata.name) != version:
             raise MetadataError(
                 "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It was "
                 "left as it is; try again when that is over",
-                file=storage.full(name),
+                file=storage.full(metadata.name),
             )
-        check_same(storage.given, before[1], versions())
+        check_same(storage.given, before, versions())
 
     return Conversion(
         tuple(metadata.items.values()),
         metadata.rank,
-        json.dumps([storage.given, metadata.digest.hex(), before[1]]),
+        json.dumps([storage.given, [version, before] if index is None else index.save_id]),
         partial(_read, checkpoint),
-        metadata.index.extra if metadata.index is not None else {},
+        index.extra if index is not None else {},
         check,
     )
+
+
+def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
+    """An object as it is stored, or a shard: its elements, where they can be found."""
+    item, chunk, place = wanted.item, wanted.chunk, wanted.place
+    file, opener = checkpoint.file(place.file), checkpoint.opener(place)
+    dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
+    with located(file=file.name, item=item.name):
+        if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
+            elements = _plain_elements(opener, file, wanted, dtype, shape)
+            if elements is not None:
+                return Streamed(elements, Kind.TENSOR, dtype, shape)
+        return Streamed(reads_of(opener.open(file, wanted), file.name, item.name), wanted.kind, dtype, shape)
+
+
+def _plain_elements(
+    opener: ItemOpener, file: StoredFile, wanted: Wanted, dtype: str, shape: tuple[int, ...]
+) -> Reads | None:
+    """The elements of a tensor that torch saved, if it is no more than these, row-major."""
+    size, name = elements_size(dtype, shape), wanted.item.name
+
+    def found_in(stream: Any, length: int) -> Framed | None:
+        try:
+            found = find_framed(stream, length, dtype, shape)
+        except UnsupportedError:
+            return None
+        return found if found.tensor.is_row_major else None
+
+    once = opener.open_once(file, wanted)
+    if once is not None:
+        ends = Ends(once(), opener.limit(wanted))
+        with suppress(MetadataError):  # what is not known of it may be needed
+            if (found := found_in(ends, ends.size)) is not None:
+                return checked(reads_once(once(), found.start, size, file.name, name), found.crc)
+    blocks = opener.open(file, wanted)
+    found = found_in(StreamReader(blocks), blocks.size)
+    return checked(reads_of(blocks, file.name, name, found.start, size), found.crc) if found is not None else None

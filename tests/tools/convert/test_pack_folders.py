@@ -11,8 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from convert.folders import contents, trainer
-from convert.states import CHAINS, assert_same, data_files, loaded, trained
+from tools.convert.folders import contents, trainer
+from tools.convert.states import CHAINS, assert_same, data_files, loaded, trained
 from dcp.s3_server import storage
 from dcp.shards import rows, save_shards
 from hypothesis import given, settings
@@ -25,8 +25,8 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf import engine
 from streamxf.compare.diff import diff
-from streamxf.convert.pack import pack
-from streamxf.convert.unpack import unpack
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
 

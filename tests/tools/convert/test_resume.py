@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from convert.states import assert_same, data_files, loaded, trained
+from tools.convert.states import assert_same, data_files, loaded, trained
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.convert import slips
-from streamxf.convert.transcode import transcode
+from streamxf.tools.convert.transcode import transcode
 from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import Key, PrivateKey
@@ -177,7 +177,7 @@ def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
 def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source, monkeypatch):
     """Somebody who has no key makes files and slips for a copy that is to be encrypted."""
     target = tmp_path / "target"
-    monkeypatch.setattr("streamxf.convert.job.Job.id", lambda *_: "0" * 32)
+    monkeypatch.setattr("streamxf.tools.convert.job.Job.id", lambda *_: "0" * 32)
     stop_midway(source, target, "zstd")
     done = transcode(source, target, "zstd+encrypt", encrypt_to=KEY, file_size=FILE_SIZE)
     assert done.kept_files == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from convert.states import CHAINS, NESTED, assert_same, data_files, loaded, trained
+from tools.convert.states import CHAINS, NESTED, assert_same, data_files, loaded, trained
 from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
-from streamxf.convert.transcode import transcode
+from streamxf.tools.convert.transcode import transcode
 from streamxf.dcp.load import items
 from streamxf.errors import (
     BlockError,

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from convert.states import assert_same, data_files, loaded, trained
+from tools.convert.states import assert_same, data_files, loaded, trained
 from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.convert.pack import pack
-from streamxf.convert.transcode import transcode
-from streamxf.convert.unpack import unpack
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.unpack import unpack
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")]
 
@@ -29,7 +29,7 @@ KILLS = 20
 FILE_SIZE = 150_000
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["streamxf.convert.pack", "streamxf.convert.transcode"])
+_processes.set_forkserver_preload(["streamxf.tools.convert.pack", "streamxf.convert.transcode"])
 
 
 class Killing:

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.convert.pack import pack
-from streamxf.convert.unpack import unpack
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, UnsupportedError
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]

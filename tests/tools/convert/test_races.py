@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from convert.states import assert_same, data_files, loaded, trained
+from tools.convert.states import assert_same, data_files, loaded, trained
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.convert.pack import pack
-from streamxf.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.transcode import transcode
 from streamxf.errors import AbortedError, ContainerError, MetadataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from convert.states import CHAINS, NAMES, NESTED, TENSORS, assert_same, data_files, loaded, trained
+from tools.convert.states import CHAINS, NAMES, NESTED, TENSORS, assert_same, data_files, loaded, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import streamxf
 from streamxf import engine
-from streamxf.convert.origin import ITEM
-from streamxf.convert.pack import pack
-from streamxf.convert.unpack import unpack
+from streamxf.tools.convert.origin import ITEM
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError
 from streamxf.keys import Key
 
