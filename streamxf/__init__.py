@@ -1,6 +1,6 @@
 """streamxf: a chain of codecs for PyTorch Distributed Checkpoint.
 
-    writer = streamxf.FileSystemWriter(path, _extensions=[ZStandard(level=3), Checksum(), Encrypt(key)])
+    writer = streamxf.FileSystemWriter(path, chain=[ZStandard(level=3), Checksum(), Encrypt(key)])
     dcp.save(state_dict, storage_writer=writer)
     dcp.load(state_dict, storage_reader=streamxf.FileSystemReader(path, keys=key))
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
+    from streamxf.checking.verify import verify
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.compare.diff import diff
-    from streamxf.compare.difference import Difference
+    from streamxf.compare.difference import Change, Difference
+    from streamxf.compare.values import Distance
     from streamxf.tools.convert.pack import pack
     from streamxf.tools.convert.result import Converted
     from streamxf.tools.convert.transcode import transcode
@@ -39,43 +41,72 @@ if TYPE_CHECKING:
     from streamxf.dcp.salvage.salvage import salvage
     from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.verify.report import Damage, VerifyReport
-    from streamxf.dcp.verify.verify import verify
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
-    from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
+    from streamxf.formats.complete import is_complete, latest
+    from streamxf.formats.contents import Contents, Entry, Format, Part
+    from streamxf.keys import (
+        AwsKms,
+        Key,
+        KeyProvider,
+        KeyRing,
+        PrivateKey,
+        PublicKey,
+        SigningKey,
+        VerifyKey,
+        public_id,
+        read_environment,
+        read_key,
+        write_key,
+    )
     from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
-    from streamxf.report import LoadReport, SaveReport
+    from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
     from streamxf.summary.inspect import inspect
+    from streamxf.summary.page.page import page_of
     from streamxf.summary.summary import Summary
+    from streamxf.summary.tally import Tally
+    from streamxf.summary.values import Values
+    from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
+    from streamxf.values.histogram import Histogram
+    from streamxf.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
+    "AwsKms": "streamxf.keys",
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
+    "Change": "streamxf.compare.difference",
     "Checksum": "streamxf.codecs.checksum",
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
+    "Contents": "streamxf.formats.contents",
     "Converted": "streamxf.tools.convert.result",
     "Damage": "streamxf.dcp.verify.report",
     "Difference": "streamxf.compare.difference",
+    "Distance": "streamxf.compare.values",
     "Encrypt": "streamxf.codecs.encrypt",
+    "Entry": "streamxf.formats.contents",
+    "Estimate": "streamxf.tuning.estimate",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
     "FloatZip": "streamxf.codecs.floatzip",
+    "Format": "streamxf.formats.contents",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
+    "Histogram": "streamxf.values.histogram",
     "Key": "streamxf.keys",
     "KeyProvider": "streamxf.keys",
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.dcp.salvage.result",
+    "Part": "streamxf.formats.contents",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
@@ -84,14 +115,18 @@ _HOME = {
     "Recipients": "streamxf.dcp.rekey.rekey",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
+    "Report": "streamxf.report",
     "Salvaged": "streamxf.dcp.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
+    "Statistics": "streamxf.values.statistics",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.summary.summary",
+    "Tally": "streamxf.summary.tally",
     "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.dcp.unsafe",
+    "Values": "streamxf.summary.values",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
@@ -103,8 +138,14 @@ _HOME = {
     "diff": "streamxf.compare.diff",
     "encode": "streamxf.stream",
     "inspect": "streamxf.summary.inspect",
+    "is_complete": "streamxf.formats.complete",
+    "latest": "streamxf.formats.complete",
     "open": "streamxf.stream",
     "pack": "streamxf.tools.convert.pack",
+    "page_of": "streamxf.summary.page.page",
+    "public_id": "streamxf.keys",
+    "read_environment": "streamxf.keys",
+    "read_key": "streamxf.keys",
     "recipients": "streamxf.dcp.rekey.rekey",
     "rekey": "streamxf.dcp.rekey.rekey",
     "remove_recipient": "streamxf.dcp.rekey.rekey",
@@ -113,32 +154,42 @@ _HOME = {
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.tools.convert.unpack",
     "unsafe_globals": "streamxf.dcp.unsafe",
-    "verify": "streamxf.dcp.verify.verify",
+    "verify": "streamxf.checking.verify",
+    "write_key": "streamxf.keys",
 }
 
 # without `open`: a star import would replace the builtin function
 __all__ = [
-    "LZ4",
+    "AwsKms",
     "BlockInfo",
     "Chain",
+    "Change",
     "Checksum",
     "CleanReport",
     "Codec",
     "CodecRegistry",
+    "Contents",
     "Converted",
     "Damage",
     "Difference",
+    "Distance",
     "Encrypt",
+    "Entry",
+    "Estimate",
     "FileSystemReader",
     "FileSystemWriter",
     "FloatZip",
+    "Format",
     "FsspecReader",
     "FsspecWriter",
+    "Histogram",
     "Key",
     "KeyProvider",
     "KeyRing",
+    "LZ4",
     "LoadReport",
     "Lost",
+    "Part",
     "PrivateKey",
     "Progress",
     "ProgressBar",
@@ -147,14 +198,18 @@ __all__ = [
     "Recipients",
     "Recommendation",
     "Registry",
+    "Report",
     "Salvaged",
     "SaveReport",
     "SigningKey",
+    "Statistics",
     "StreamInfo",
     "StreamxfError",
     "Summary",
+    "Tally",
     "Unpacked",
     "UnsafeGlobals",
+    "Values",
     "VerifyKey",
     "VerifyReport",
     "ZStandard",
@@ -167,8 +222,14 @@ __all__ = [
     "encode",
     "errors",
     "inspect",
+    "is_complete",
     "keys",
+    "latest",
     "pack",
+    "page_of",
+    "public_id",
+    "read_environment",
+    "read_key",
     "recipients",
     "rekey",
     "remove_recipient",
@@ -178,6 +239,7 @@ __all__ = [
     "unpack",
     "unsafe_globals",
     "verify",
+    "write_key",
 ]
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from streamxf.errors import UnsupportedError
-from streamxf.wording import size_text
+from streamxf.wording import rate_text, size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -142,7 +142,7 @@ class ProgressBar:
         amount = f"{size_text(done)} of {size_text(expected)}" if expected else size_text(done)
         average = done / (monotonic() - self._begin)
         rate = average if over else task.speed or average
-        progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=f"{size_text(int(rate))}/s")
+        progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=rate_text(rate))
 
     def _sums(self) -> tuple[int, int]:
         cells = list(self._cells)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Union, cast
 
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ChainError
+from streamxf.errors import ChainError, DescriptorError, ParameterError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.datakey import DataKey
-from streamxf.registry import BUILTINS, CodecRegistry
+from streamxf.registry import BUILTINS, CodecRegistry, short_name
 
 if TYPE_CHECKING:
     from streamxf.codecs.encrypt import Encrypt
@@ -59,6 +59,26 @@ class Chain:
         return cls((chain,)) if isinstance(chain, Codec) else cls(chain)
 
     @classmethod
+    def chosen(
+        cls, chain: ChainLike | None, default: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None
+    ) -> Chain:
+        """Make the chain of a writer that was given `chain` and `keys`: `default` where there is none.
+
+        Raises
+        ------
+        ParameterError
+            If there are keys, and the chain does not encrypt.
+        ChainError, UnknownCodecError
+            As `parse`.
+        """
+        made = cls.of(default if chain is None else chain, keys, registry)
+        if len(KeyRing.of(keys)) and made.encryption is None:
+            raise ParameterError(
+                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
+            )
+        return made
+
+    @classmethod
     def parse(cls, text: str, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
@@ -68,7 +88,10 @@ class Chain:
         Raises
         ------
         ChainError
-            If the text cannot be read, or has ``encrypt`` and `keys` does not hold exactly one key.
+            If the text cannot be read, names a parameter that the codec does not have, or has ``encrypt`` and `keys`
+            does not hold exactly one key.
+        ParameterError
+            If a parameter's value is out of range.
         UnknownCodecError
             If a name is unknown.
         """
@@ -161,14 +184,17 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
             raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or is given twice")
         parameters[key] = value
     if "." not in full:
-        shorts = ", ".join(known.removeprefix("streamxf.") for known in BUILTINS)
+        shorts = ", ".join(map(short_name, BUILTINS))
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )
-    return registry.find(full).from_text(parameters, keys)
+    try:
+        return registry.find(full).from_text(parameters, keys)
+    except DescriptorError as error:  # which is about a checkpoint's descriptor everywhere else
+        raise ChainError(f"chain text: {error.message}") from None
 
 
 def _format_codec(codec: Codec) -> str:
-    name, descriptor = codec.name.removeprefix("streamxf."), codec.descriptor()
+    name, descriptor = short_name(codec.name), codec.descriptor()
     parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
     return f"{name}:{parameters}" if parameters else name

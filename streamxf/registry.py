@@ -206,6 +206,11 @@ def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
     )
 
 
+def short_name(name: str) -> str:
+    """A codec's name as the text form of a chain has it: ``zstd`` for ``streamxf.zstd``."""
+    return name.removeprefix("streamxf.") if name in BUILTINS else name
+
+
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:
     """The providers among the entries of DCP's ``StorageMeta.modules``; anything else is passed over."""
     parsed = [Provider.parse(entry) for entry in (modules or ()) if isinstance(entry, str)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from streamxf.meter import Meter
+from streamxf.wording import rate_text, size_text
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class Report:
     def __str__(self) -> str:
         rows = [
             ("items", f"{self.items:,}", ""),
-            ("raw", _size(self.raw_bytes), ""),
-            ("stored", _size(self.stored_bytes), f"{self.ratio:.3f} of raw"),
-            ("wall", _time(self.wall_seconds), f"{self.throughput / 1e9:.2f} GB/s of raw"),
+            ("raw", size_text(self.raw_bytes), ""),
+            ("stored", size_text(self.stored_bytes), f"{self.ratio:.3f} of raw"),
+            ("wall", _time(self.wall_seconds), f"{rate_text(self.throughput)} of raw"),
             *((f"busy in {name}", _time(seconds), "") for name, seconds in self.codec_seconds.items()),
             ("busy in I/O", _time(self.io_seconds), ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
@@ -110,10 +111,6 @@ class LoadReport(Report):
     """What a load did in this process; the attributes are those of `Report`."""
 
     what: ClassVar[str] = "Load"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} B"
 
 
 def _time(seconds: float) -> str:

@@ -17,11 +17,19 @@ def many(number: int, noun: str) -> str:
 
 
 def size_text(number: int) -> str:
-    """Bytes as people read them."""
+    """Bytes as people read them: in powers of 1024."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= scale:
             return f"{number / scale:,.1f} {unit}"
     return many(number, "byte")
+
+
+def rate_text(rate: float) -> str:
+    """Bytes per second as people read them: in powers of 1000, as storage is sold."""
+    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if rate >= factor:
+            return f"{rate / factor:,.2f} {unit}"
+    return f"{rate:,.3g} B/s"
 
 
 def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:

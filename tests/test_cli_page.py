@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from recordings import fields
 from recordings.__main__ import IMAGE
 from recordings.page import PAGE, ROOT, part, replace
 from recordings.picture import SHOWN, svg
@@ -17,6 +18,10 @@ from streamxf.cli.app import COMMANDS
 
 def test_the_reference_is_up_to_date():
     assert part("reference") == reference(), "make docs-session writes it anew"
+
+
+def test_the_tables_of_json_are_up_to_date():
+    assert part("json", fields.PAGE) == fields.tables(), "make docs-session writes them anew"
 
 
 def test_every_command_is_in_the_table():

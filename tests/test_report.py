@@ -68,20 +68,21 @@ def test_nothing_to_report(kind: type[SaveReport | LoadReport]) -> None:
     report = kind.of(Meter(), 0.0)
     json.dumps(report.to_dict(), allow_nan=False)
     assert (report.ratio, report.throughput) == (1.0, 0.0)
-    assert "0 B" in str(report)
+    assert "0 bytes" in str(report)
+    assert "0 B/s" in str(report)
 
 
 def test_a_small_table() -> None:
     lines = str(LoadReport(1234, 3 * 2**30, 2**30, 1.5, {"streamxf.zstd": 2.25}, 0.5, 6)).splitlines()
     assert lines == [
         "Load of this process",
-        "items                        1,234",
-        "raw                    3,072.0 MiB",
-        "stored                 1,024.0 MiB  0.333 of raw",
-        "wall                       1.500 s  2.15 GB/s of raw",
-        "busy in streamxf.zstd      2.250 s",
-        "busy in I/O                0.500 s",
-        "blocks in flight                 6  at most",
+        "items                    1,234",
+        "raw                    3.0 GiB",
+        "stored                 1.0 GiB  0.333 of raw",
+        "wall                   1.500 s  2.15 GB/s of raw",
+        "busy in streamxf.zstd  2.250 s",
+        "busy in I/O            0.500 s",
+        "blocks in flight             6  at most",
     ]
 
 

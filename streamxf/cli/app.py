@@ -10,6 +10,7 @@ import typer
 
 from streamxf.cli import (
     bench,
+    cat,
     clean,
     codecs,
     demo,
@@ -42,6 +43,7 @@ LOOK, CHECK, CONVERT, KEYS, CHOOSE = "Look", "Check and repair", "Convert", "Key
 COMMANDS: tuple[tuple[ModuleType, str], ...] = (
     (inspect, LOOK),
     (diff, LOOK),
+    (cat, LOOK),
     (verify, CHECK),
     (salvage, CHECK),
     (clean, CHECK),

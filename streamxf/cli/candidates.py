@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamxf.cli import chart
+from streamxf.cli.options import codecs_behind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,7 @@ ChainsOption = Annotated[
     typer.Option(
         "--chain",
         metavar="CHAIN",
+        autocompletion=codecs_behind,
         help="A chain to try, as in floatzip or zstd:level=3+checksum+encrypt; '' is none. May be given several times; "
         "by default some of each kind.",
     ),

@@ -26,19 +26,32 @@ class _Found:
     ----------
     packages : list of str
         Where it is from, with versions.
-    error : str or None
+    problem : str or None
         Why it cannot be used.
     """
 
     name: str
     packages: list[str]
-    error: str | None
+    problem: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        facts = asdict(self)
+        facts["from"] = facts.pop("packages")
+        return facts
 
 
 @dataclass(frozen=True)
 class _FoundCodec(_Found):
-    """Version, role and parameters are None where the codec does not load."""
+    """`name` is the one that chains take; version, role and parameters are None where the codec does not load.
 
+    Attributes
+    ----------
+    descriptor_name : str
+        The one in descriptors, and so in checkpoints.
+    """
+
+    descriptor_name: str
     version: int | None
     role: str | None
     parameters: dict[str, Any] | None
@@ -56,18 +69,20 @@ def codecs(json: JsonOption = False) -> int:
     found = [_codec(registry, name) for name in registry.names()]
     keys = [_place(scheme) for scheme in places()]
     if json:
-        show.as_json({"codecs": [asdict(each) for each in found], "key_providers": [asdict(each) for each in keys]})
+        show.as_json({"codecs": [each.facts() for each in found], "key_providers": [each.facts() for each in keys]})
     else:
         _show(found, keys)
-    return FAILED if any(each.error is not None for each in (*found, *keys)) else FINE
+    return FAILED if any(each.problem is not None for each in (*found, *keys)) else FINE
 
 
 def _codec(registry: Any, name: str) -> _FoundCodec:
+    from streamxf.registry import short_name
+
     cls, error = _loaded(lambda: registry.find(name))
-    packages = registry.packages(name) or [_own()]
+    facts = short_name(name), registry.packages(name) or [_own()], error, name
     if cls is None:
-        return _FoundCodec(name, packages, error, None, None, None)
-    return _FoundCodec(name, packages, None, cls.version, cls.role, _parameters(cls))
+        return _FoundCodec(*facts, None, None, None)
+    return _FoundCodec(*facts, cls.version, cls.role, _parameters(cls))
 
 
 def _place(scheme: str) -> _Found:
@@ -118,5 +133,5 @@ def _show(found: list[_FoundCodec], keys: list[_Found]) -> None:
         places.add_row(*(Text(printable(cell)) for cell in (f"{place.name}:", ", ".join(place.packages))))
     out.print(places)
     for one in (*found, *keys):
-        if one.error is not None:
-            out.print(f"does not load: {printable(one.name)}: {one.error}")
+        if one.problem is not None:
+            out.print(f"does not load: {printable(one.name)}: {one.problem}")

@@ -111,7 +111,7 @@ def _print(found: Difference, top: int) -> None:
     _names("?", [f"{name}: {reason}" for name, reason in found.incomparable.items()], top)
     _names("not compared:", found.not_compared, top)
     for note in found.notes:
-        out.print(f"note: {printable(note)}", soft_wrap=True)
+        out.print(f"note: {printable(note)}")
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
@@ -121,7 +121,7 @@ def _changes(changed: Sequence[Change], top: int) -> None:
 
     table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
     for change in changed[:top]:
-        table.add_row(*(Text(printable(cell)) for cell in (change.name, *_cells(change))))
+        table.add_row(show.name(change.name), *(Text(printable(cell)) for cell in _cells(change)))
     show.console().print(table)
     if len(changed) > top:
         show.console().print(f"{len(changed) - top:,} more changed")

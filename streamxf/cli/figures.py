@@ -10,7 +10,7 @@ from rich.text import Text
 
 from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
-from streamxf.formats.contents import Entry
+from streamxf.formats.contents import Entry, Format
 from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
 from streamxf.summary.tally import Tally
 from streamxf.summary.tree import Module, walk
@@ -18,6 +18,8 @@ from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from streamxf.summary.plain import PlainSummary
 
 _NARROW = 100
 _NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")
@@ -45,6 +47,19 @@ def totals(summary: Summary) -> None:
         _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
     if any(summary.chains):
         _groups("chain", "items", ((chain_text(chain), tally.items, tally) for chain, tally in summary.chains.items()))
+
+
+def plain(file: PlainSummary) -> None:
+    """What is in a file that streamxf.open wrote."""
+    out = show.console()
+    out.print(f"{printable(file.path)}: {Format.PLAIN}, 1 file, {size_text(file.file_bytes)}", soft_wrap=True)
+    out.print(
+        f"{size_text(file.raw_bytes)} decoded, {size_text(file.file_bytes)} stored, ratio {ratio_text(file.ratio)}"
+    )
+    out.print(f"{many(file.blocks, 'block')} of {size_text(file.block_size)} through {chain_text(file.chain)}")
+    for label, found in (("key", file.key_ids), ("signed by", file.signers), ("note", file.notes)):
+        for text in found:
+            out.print(f"{label:<11} {printable(text)}")
 
 
 def largest(summary: Summary, count: int) -> None:
@@ -88,7 +103,7 @@ def about(summary: Summary) -> None:
         if len(found) > _LISTED:
             shown.append(f"{len(found) - _LISTED:,} more")
         for text in shown:
-            show.console().print(f"{label:<11} {text}", soft_wrap=True)
+            show.console().print(f"{label:<11} {text}")
 
 
 def items(summary: Summary) -> None:
@@ -145,7 +160,7 @@ def _sizes(tally: Tally) -> tuple[str, str, str]:
 
 def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
     spare = len(table.columns) - 1 - len(cells)
-    table.add_row(*(Text(text) for text in (printable(name), *cells, *sizes[-spare:])))
+    table.add_row(show.name(name), *(Text(text) for text in (*cells, *sizes[-spare:])))
 
 
 def _shape(entry: Entry) -> str:

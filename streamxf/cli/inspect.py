@@ -11,8 +11,10 @@ from streamxf.cli import show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
+from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from streamxf.summary.plain import PlainSummary
     from streamxf.summary.summary import Summary
     from streamxf.summary.tree import Module
 
@@ -78,8 +80,9 @@ def inspect(
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
-    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, or a folder of Hugging Face. Only
-    metadata is read, so it takes a moment, and no keys are needed. With --values, all tensors are read as well.
+    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, a folder of Hugging Face, or a file
+    that streamxf.open wrote. Only metadata is read, so it takes a moment, and no keys are needed. With --values, all
+    tensors are read as well.
 
     Ratio is stored bytes over bytes in memory, of tensors.
 
@@ -90,16 +93,24 @@ def inspect(
     if html is not None:
         _check_page(html)
     values = values or fail_on is not None
-    with show.progress("Counting values", json or not values) as bar:
-        summary = look(
-            path,
-            keys_at(key),
-            trust=keys_at(trust),
-            allow_unsigned=allow_unsigned,
-            require=require,
-            values=values,
-            progress=bar,
-        )
+    keys, trusted = keys_at(key), keys_at(trust)
+    try:
+        with show.progress("Counting values", json or not values) as bar:
+            summary = look(
+                path,
+                keys,
+                trust=trusted,
+                allow_unsigned=allow_unsigned,
+                require=require,
+                values=values,
+                progress=bar,
+            )
+    except UnsupportedError:
+        plain = _plain(path, keys, trusted, allow_unsigned)
+        if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
+            raise
+        _show_plain(plain, json)
+        return FINE
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
@@ -129,6 +140,29 @@ def inspect(
     if html is not None:
         show.console().print(f"the page is in {html}", soft_wrap=True)
     return code
+
+
+def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
+    """What is in a file that streamxf.open wrote; None if it is none."""
+    from streamxf.formats.contents import Format
+    from streamxf.formats.location import Location
+    from streamxf.formats.opening import kind_of
+    from streamxf.keys import KeyRing
+    from streamxf.summary.plain import PlainSummary
+
+    location = Location.of(path)
+    if kind_of(location) is not Format.PLAIN:
+        return None
+    return PlainSummary.read(location, KeyRing.of(keys, trust, allow_unsigned))
+
+
+def _show_plain(plain: PlainSummary, json: bool) -> None:
+    if json:
+        show.as_json(plain.as_dict())
+        return
+    from streamxf.cli import figures
+
+    figures.plain(plain)
 
 
 def _tree(summary: Summary) -> Module:

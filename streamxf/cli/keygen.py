@@ -32,6 +32,7 @@ def keygen(
         Kind,
         typer.Option(
             "--kind",
+            metavar="KIND",
             help="symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private "
             "half reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
         ),

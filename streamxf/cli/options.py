@@ -26,11 +26,24 @@ def reachable(path: str) -> str:
     return path
 
 
-def existing(path: str) -> str:
-    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+def existing(context: typer.Context, path: str) -> str:
+    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself. The path is
+    noted in the context, for the advice of errors.
+    """
+    if isinstance(context.obj, list):
+        context.obj.append(path)
     if "://" not in path and "::" not in path and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")
     return reachable(path)
+
+
+def codecs_behind(incomplete: str) -> list[str]:
+    """For the shell: a chain's text with each codec that may stand at its end. Imports none of them."""
+    from streamxf.registry import CodecRegistry, short_name
+
+    before, plus, begun = incomplete.rpartition("+")
+    names = map(short_name, CodecRegistry().names())
+    return [f"{before}{plus}{name}" for name in names if name.startswith(begun)]
 
 
 PathArgument = Annotated[
@@ -52,6 +65,7 @@ ChainOption = Annotated[
     typer.Option(
         "--chain",
         metavar="CHAIN",
+        autocompletion=codecs_behind,
         help="The codecs to store with, as in floatzip, zstd:level=3+checksum or floatzip+encrypt; '' stores without "
         "any. By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
     ),
@@ -92,7 +106,11 @@ UnsignedOption = Annotated[
 ]
 RequireOption = Annotated[
     Literal["published", "bound", "encrypted"] | None,
-    typer.Option("--require", help="The weakest item that is acceptable with keys; published is the default."),
+    typer.Option(
+        "--require",
+        metavar="LEVEL",
+        help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
+    ),
 ]
 SignerOption = Annotated[
     str | None,

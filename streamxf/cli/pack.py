@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from streamxf.cli import show, units
 from streamxf.cli.exits import FINE
 from streamxf.cli.keys import key_at, keys_at
+from streamxf.cli.lines import wrapped
 from streamxf.cli.options import (
     ChainOption,
     EncryptToOption,
@@ -93,5 +95,5 @@ def pack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        print(done)
+        print(wrapped(str(done), sys.stdout))
     return FINE

@@ -18,7 +18,7 @@ from streamxf.progress import Progress
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SPREAD = 0.02  # of weights as transformers are begun with
 _SQUARE = 4096
-_SHARES = 8  # no tensor is more than this part of the whole
+_SHARES = 8  # where there are enough tensors, none is more than this part of the whole
 
 
 def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
@@ -51,34 +51,47 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
 
 
 def random_weights(size: int) -> State:
-    """Weights in bf16 as a model begins with them, of about `size` bytes."""
+    """Weights in bf16 as a model begins with them, of `size` bytes; at least one element, and no half ones."""
     generator = torch.Generator().manual_seed(0)
-    matrix = 2 * _SQUARE * _SQUARE
-    rows = [_SQUARE] * (size // matrix)
-    if (rest := size % matrix // (2 * _SQUARE)) or not rows:
-        rows.append(max(1, rest))
+    rows, rest = divmod(max(1, size // 2), _SQUARE)
+    shapes = [(min(_SQUARE, rows - first), _SQUARE) for first in range(0, rows, _SQUARE)]
+    if rest:
+        shapes.append((1, rest))
     return {
-        f"layers.{number}.weight": (torch.randn(count, _SQUARE, generator=generator) * _SPREAD).to(torch.bfloat16)
-        for number, count in enumerate(rows)
+        f"layers.{number}.weight": (torch.randn(shape, generator=generator) * _SPREAD).to(torch.bfloat16)
+        for number, shape in enumerate(shapes)
     }
 
 
 def _chosen(entries: list[Entry], size: int) -> Iterator[Box]:
     """The first rows of tensors from all over the checkpoint, in the order in which a golden ratio leads through it."""
-    left = size
     full = [entry for entry in entries if entry.raw_bytes]
     order = sorted(range(len(full)), key=lambda number: (number + 1) * _GOLDEN % 1)
-    few = sum(entry.raw_bytes or 0 for entry in full) <= size
+    most = max(size / _SHARES, _level([entry.raw_bytes or 0 for entry in full], size))
+    left = size
+    spare = 0.0  # what rounding to rows left of the shares of those before
     for number in order:
         entry = full[number]
         whole = entry.raw_bytes or 0
-        room = left if few else min(left, max(size // _SHARES, size // len(full)))
+        room = min(left, whole, most + spare)
         lengths = _lengths(entry.shape, room / whole)
         box = Box(entry, (0,) * len(lengths), lengths)
         taken = _bytes_of(box)
         if 0 < taken <= left:
             yield box
             left -= taken
+            spare = max(0.0, min(whole, most + spare) - taken)
+
+
+def _level(sizes: list[int], total: int) -> float:
+    """What each may give at most for all to give `total` together, as far as there is so much."""
+    left: float = total
+    for number, size in enumerate(sorted(sizes)):
+        share = left / (len(sizes) - number)
+        if size > share:
+            return share
+        left -= size
+    return math.inf
 
 
 def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:

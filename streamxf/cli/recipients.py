@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import facts, show
 from streamxf.cli.exits import FINE
 from streamxf.cli.keys import key_at, keys_at
 from streamxf.cli.options import (
@@ -78,7 +77,7 @@ def recipients(
         remove_recipient(path, keys, entry, trust=trusted, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     found = listed(path, keys, trust=trusted, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if json:
-        show.as_json({"path": path, **asdict(found)})
+        show.as_json({"path": path, **facts.of_recipients(found)})
     else:
         show.console().print(str(found))
     return FINE

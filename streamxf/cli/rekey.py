@@ -21,7 +21,10 @@ from streamxf.cli.options import (
 )
 from streamxf.errors import KeyMissingError
 
-EXAMPLES = ("streamxf rekey /checkpoints/step-1000 --key file:old.key --to file:new.key",)
+EXAMPLES = (
+    "streamxf rekey /checkpoints/step-1000 --key file:old.key --to file:new.key",
+    "streamxf rekey weights.pt.sxf --key file:old.key --to file:new.key",
+)
 
 
 def rekey(
@@ -40,10 +43,11 @@ def rekey(
     expect_save_id: SaveIdOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Encrypt a checkpoint for other keys, and for nobody else.
+    """Encrypt a checkpoint or a file for other keys, and for nobody else.
 
-    Only its metadata is rewritten, in one step; data files keep their bytes. Whoever could read before may have kept
-    what he needs to read the data as it is now.
+    Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
+    is written anew beside itself, without being decrypted, and takes its place in one step. Whoever could read before
+    may have kept what he needs to read the data as it is now.
     """
     from streamxf.dcp.rekey.rekey import rekey as change
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 import warnings
 from contextlib import suppress
+from difflib import get_close_matches
 
 import typer
 from typer.exceptions import TyperException
 
+from streamxf.cli import storage
 from streamxf.cli.app import app
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
-from streamxf.cli.words import in_terminal_words
+from streamxf.cli.lines import wrapped
+from streamxf.cli.show import as_json
+from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
@@ -35,9 +38,10 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str], interrupts: Interrupts) -> int:
     command = _command_of(arguments)
+    paths: list[str] = []
     try:
         try:
-            found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False)
+            found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False, obj=paths)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
             if found == INTERRUPTED or interrupts.first is not None:
@@ -49,7 +53,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 return error.exit_code
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else command
-            text = error.format_message().rstrip(".")
+            text = _without_guesses(error).rstrip(".")
             text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
             return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
@@ -63,18 +67,22 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
                 text = "; ".join(["interrupted", *map(in_terminal_words, interrupts.how_to_resume(cause))])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
-            return _failed(command, cause, arguments)
+            return _failed(command, cause, arguments, paths)
     except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
+def _failed(command: str, error: BaseException, arguments: list[str], paths: list[str]) -> int:
     if isinstance(error, GeneratorExit):
         raise error
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    text = line_of(error)
+    failure = storage.failure_in(error)
+    if failure is not None:
+        text = storage.line_of(failure, arguments)
+        return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
+    text = with_paths(line_of(error), paths, getattr(error, "file", None))
     if not expected(error):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
@@ -88,15 +96,25 @@ def _fail(
         if isinstance(error, StreamxfError):
             facts |= {"file": error.file, "item": error.item, "block": error.block}
         try:
-            print(json.dumps({"error": facts}, indent=2))
+            as_json({"error": facts})
             sys.stdout.flush()
         except BrokenPipeError:
             raise
         except OSError:
             """A full disk, say; the line on stderr is still to come."""
     with suppress(OSError):  # the exit code is all that is left then
-        print(f"{command}: {text}", file=sys.stderr)
+        _say(f"{command}: {text}")
     return code
+
+
+def _without_guesses(error: TyperException) -> str:
+    """The message, with only those options proposed that are alike without their dashes, too."""
+    possible = getattr(error, "possibilities", None)
+    if possible:
+        wrong = str(getattr(error, "option_name", "")).lstrip("-")
+        alike = get_close_matches(wrong, [name.lstrip("-") for name in possible])
+        error.possibilities = [name for name in possible if name.lstrip("-") in alike]  # type: ignore[attr-defined]
+    return error.format_message()
 
 
 def _open_closed() -> None:
@@ -119,4 +137,9 @@ def _command_of(arguments: list[str]) -> str:
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
-    print(f"streamxf: warning: {printable(' '.join(str(message).split()), 2000)}", file=sys.stderr)
+    _say(f"streamxf: warning: {printable(' '.join(str(message).split()), LINE)}")
+
+
+def _say(text: str) -> None:
+    """One line on stderr; at a terminal, as many as it takes to end each between words."""
+    print(wrapped(text, sys.stderr), file=sys.stderr)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import facts, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import key_at, keys_at
 from streamxf.cli.options import (
@@ -112,9 +111,7 @@ def salvage(
 
 def _print(path: str, target: str, found: Salvaged, written: Converted | None, json: bool) -> None:
     if json:
-        facts = asdict(found)
-        del facts["state_dict"], facts["missing"]
-        show.as_json({"path": path, "target": target, **facts, "written": None if written is None else asdict(written)})
+        show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)})
         return
-    show.report(str(found), not found.damaged)
+    show.report(str(found), not found.damaged, path)
     show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

@@ -8,24 +8,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from streamxf.cli.words import in_terminal_words
+from streamxf.cli.lines import wrapped
+from streamxf.cli.words import in_terminal_words, with_paths
+from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from streamxf.progress import Progress
+
+JSON_VERSION = 1
+"""Raised when a field changes its name, its type or its meaning."""
 
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
 
 
 def console() -> Console:
-    """The console of stdout: as wide as the terminal, or endless and without colours where there is none."""
+    """The console of stdout: as wide as the terminal, or endless and without colours where there is none.
+
+    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied.
+    """
     from rich.console import Console
 
+    class Words(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            if all(isinstance(each, str) for each in objects):
+                options["soft_wrap"] = True
+                objects = tuple(wrapped(each, sys.stdout) for each in objects)
+            super().print(*objects, **options)
+
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    return Console(markup=False, highlight=False, emoji=False, width=width)
+    return Words(markup=False, highlight=False, emoji=False, width=width)
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
@@ -47,13 +62,20 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def report(text: str, good: bool) -> None:
-    """Print the text of a report, whose first line is a verdict."""
+def name(text: str, style: str = "") -> RenderableType:
+    """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
+    from streamxf.cli.folding import Name
+
+    return Name(printable(text), style)
+
+
+def report(text: str, good: bool, path: str) -> None:
+    """Print the text of a report about `path`, whose first line is a verdict."""
     from rich.text import Text
 
-    verdict, _, rest = in_terminal_words(text).partition("\n")
+    verdict, _, rest = with_paths(in_terminal_words(text), [path]).partition("\n")
     out = console()
-    out.print(Text(verdict, style="bold green" if good else "bold red"))
+    out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
     if rest:
         out.print(rest)
 
@@ -71,7 +93,11 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long."""
+    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+
+    docs/json-schema.json says what may be in it.
+    """
+    facts = {"json_version": JSON_VERSION, **facts}
     text = json.dumps(facts, default=_plain)
     if len(text) <= _INDENTED:
         text = json.dumps(facts, indent=2, default=_plain)

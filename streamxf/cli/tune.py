@@ -13,7 +13,7 @@ from streamxf.cli.exits import FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
 from streamxf.errors import ParameterError
-from streamxf.wording import many, size_text
+from streamxf.wording import many, rate_text, size_text
 
 if TYPE_CHECKING:
     from streamxf.tuning.recommendation import Recommendation
@@ -113,8 +113,6 @@ def _facts(path: str, found: Recommendation, measured: bool) -> dict[str, Any]:
 
 
 def _print(found: Recommendation, measured: bool) -> None:
-    from streamxf.tuning.recommendation import rate_text
-
     out = show.console()
     source = "measured" if measured else "as given"
     out.print(

@@ -39,10 +39,16 @@ def size(text: str) -> int:
 
 
 def rate(text: str) -> float:
-    """``2GB/s`` or a number in bytes per second; raises BadParameter for anything else, and for nothing."""
-    found = _quantity(text.strip().lower().removesuffix("/s"), _BYTES)
+    """``2GB/s`` in bytes per second; raises BadParameter for anything else, for nothing, and without a unit: whether
+    ``500`` means MB/s, nobody can tell.
+    """
+    units = {unit: scale for unit, scale in _BYTES.items() if unit}
+    bare = text.strip().lower().removesuffix("/s")
+    found = _quantity(bare, units)
     if not found:
-        raise typer.BadParameter(f"{text!r:.40} is no bandwidth; write 500MB/s, 2GB/s or bytes per second, as 2e9")
+        if _quantity(bare, {"": 1}):
+            raise typer.BadParameter(f"{text!r:.40} has no unit; write {bare:.20}MB/s, say, or 2GB/s")
+        raise typer.BadParameter(f"{text!r:.40} is no bandwidth; write 500MB/s or 2GB/s")
     return found
 
 

@@ -26,8 +26,10 @@ def unpack(
         Literal["safetensors", "torch", "huggingface", "dcp"] | None,
         typer.Option(
             "--format",
-            help="By default what TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that "
-            "was a file or a folder, else a Hugging Face folder. dcp is a checkpoint that torch's own reader loads.",
+            metavar="FORMAT",
+            help="safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what "
+            "TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a "
+            "folder, else a Hugging Face folder.",
         ),
     ] = None,
     only: Annotated[
@@ -84,5 +86,5 @@ def unpack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        show.console().print(str(done), soft_wrap=True)
+        show.console().print(str(done))
     return FINE

@@ -96,8 +96,8 @@ class Rows:
         """Add a row."""
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
-        row = (printable(name), *more, *(figures[place] for place in self._shown), bars)
-        self._table.add_row(*(Text(cell, style=style) for cell in row))
+        row = (*more, *(figures[place] for place in self._shown), bars)
+        self._table.add_row(show.name(name, style), *(Text(cell, style=style) for cell in row))
 
     def print(self) -> None:
         """Print it."""

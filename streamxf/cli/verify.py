@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from streamxf.cli import show
+from streamxf.cli import facts, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import (
@@ -17,7 +15,10 @@ from streamxf.cli.options import (
     UnsignedOption,
 )
 
-EXAMPLES = ("streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",)
+EXAMPLES = (
+    "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
+    "streamxf verify weights.pt.sxf",
+)
 
 
 def verify(
@@ -29,11 +30,15 @@ def verify(
     expect_save_id: SaveIdOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Read every byte of a checkpoint, and say what is damaged.
+    """Read every byte of a checkpoint or file, and say what is damaged.
+
+    A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
+    compared; a .safetensors file has none, so only its header is checked. A folder of Hugging Face is checked shard by
+    shard.
 
     Without keys everything is checked that needs none; accidents are found, what somebody altered on purpose is not.
     """
-    from streamxf.dcp.verify.verify import verify as look
+    from streamxf.checking.verify import verify as look
 
     keys, trusted = keys_at(key), keys_at(trust)
     with show.progress("Verifying", json) as bar:
@@ -47,7 +52,7 @@ def verify(
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, "ok": report.ok, **asdict(report)})
+        show.as_json({"path": path, **facts.of_verified(report)})
     else:
-        show.report(str(report), report.ok)
+        show.report(str(report), report.ok, path)
     return FINE if report.ok else FAILED

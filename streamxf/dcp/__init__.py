@@ -4,8 +4,16 @@ Importing this makes every `Codec` a torch ``StreamTransformExtension``, so that
 for one.
 """
 
-from torch.distributed.checkpoint._extension import StreamTransformExtension
+import torch
 
 from streamxf.codec import Codec
+from streamxf.errors import UnsupportedError
+
+try:
+    from torch.distributed.checkpoint._extension import StreamTransformExtension
+except ImportError as error:  # up to torch 2.6
+    raise UnsupportedError(
+        f"torch {torch.__version__} is too old: streamxf needs torch 2.7 or newer (pip install --upgrade torch)"
+    ) from error
 
 StreamTransformExtension.register(Codec)  # type: ignore[type-abstract]

@@ -72,8 +72,7 @@ class Folder:
         if self._is_file():
             raise UnsupportedError(
                 "this is a file, and not a checkpoint's folder. streamxf.pack makes a checkpoint of a .safetensors or "
-                "torch.save file; what streamxf.open wrote keeps its wrapped keys in its own beginning: read it with "
-                "streamxf.open, and write it anew",
+                "torch.save file; what streamxf.open wrote can be changed where it is a local file",
                 file=str(self.path),
             )
         listed = set(self._listed())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-from streamxf.chain import Chain
+from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Require
 from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.dcp.compat import SerializationFormat
@@ -37,7 +37,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         A URL such as ``s3://bucket/step-100``.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, overwrite
         As in torch.
-    _extensions, serialization_format, block_size, progress
+    _extensions, serialization_format, chain, keys, block_size, progress
         As in `FileSystemWriter`.
     **kwargs
         fsspec's storage options, such as ``key``, ``secret`` and ``endpoint_url``.
@@ -54,6 +54,8 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         _extensions: Sequence[Any] | Chain | None = None,
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
+        chain: ChainLike | None = None,
+        keys: KeysLike = None,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: ProgressLike = False,
         **kwargs: Any,
@@ -68,7 +70,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
             **kwargs,
         )
         self._storage_options = kwargs
-        self._set_up_chain(_extensions, serialization_format, block_size, progress)
+        self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from streamxf.chain import Chain
+from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
@@ -38,6 +38,7 @@ from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.stream.plain import block_log2_of
 
@@ -78,10 +79,16 @@ class ChainWriterMixin:
     def _set_up_chain(
         self,
         extensions: Sequence[Any] | Chain | None,
+        chain: ChainLike | None,
+        keys: KeysLike,
         serialization_format: SerializationFormat,
         block_size: int,
         progress: ProgressLike,
     ) -> None:
+        if extensions is None:
+            extensions = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+        elif chain is not None or len(KeyRing.of(keys)):
+            raise ParameterError("_extensions= is the whole chain: pass chain= in its place, and keys= with that alone")
         if serialization_format != SerializationFormat.TORCH_SAVE:
             raise UnsupportedError(
                 "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, "
@@ -89,7 +96,7 @@ class ChainWriterMixin:
             )
         if type(self.thread_count) is not int or self.thread_count < 1:
             raise ParameterError(f"thread_count={self.thread_count!r}: it is a whole number from 1")
-        self._extensions = Extensions.of(DEFAULT_CHAIN if extensions is None else extensions)
+        self._extensions = Extensions.of(extensions)
         self._block_log2 = block_log2_of(block_size)
         self._progress = check_progress(progress)
         self._save = None
@@ -263,10 +270,14 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
-        In the order in which data flows through them; foreign stream extensions stand before the first codec. None is
-        streamxf's default, ``[FloatZip()]``; an empty list is none at all.
+        torch's argument: what `chain` is, and foreign stream extensions before the first codec.
     serialization_format : SerializationFormat
         Only ``TORCH_SAVE``.
+    chain : Chain, codecs or str
+        What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list is no chain at all.
+    keys : Key, location, several of them or a KeyRing
+        The key for ``encrypt`` in a chain's text form.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     progress : bool or Progress
@@ -293,6 +304,8 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         _extensions: Sequence[Any] | Chain | None = None,
         serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
         *,
+        chain: ChainLike | None = None,
+        keys: KeysLike = None,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: ProgressLike = False,
     ) -> None:
@@ -306,7 +319,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
             cache_staged_state_dict=cache_staged_state_dict,
             overwrite=overwrite,
         )
-        self._set_up_chain(_extensions, serialization_format, block_size, progress)
+        self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turn to another checkpoint; raises ParameterError for a URL."""

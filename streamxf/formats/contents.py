@@ -21,6 +21,7 @@ class Format(Enum):
     HUGGING_FACE = "Hugging Face"
     TORCH = "torch.save"
     FOLDER = "folder"
+    PLAIN = "streamxf file"
 
     def __str__(self) -> str:
         return self.value
@@ -51,6 +52,8 @@ class Contents:
         In plain sentences, what a reader should know: that the metadata is not authenticated, say.
     extra : mapping
         What the format has besides, as safetensors' ``__metadata__``.
+    incomplete : tuple of str
+        Files that belong to it and are not there, or do not have the size that its metadata gives.
     """
 
     path: str
@@ -63,6 +66,7 @@ class Contents:
     signers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     extra: Mapping[str, str] = field(default_factory=dict)
+    incomplete: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, TensorItem]:

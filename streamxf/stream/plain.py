@@ -110,11 +110,7 @@ def open(
     if registry is not None and not isinstance(registry, CodecRegistry):
         raise ParameterError("registry= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
     if mode == "wb":
-        made = Chain.of("zstd" if chain is None else chain, keys, registry)
-        if len(KeyRing.of(keys)) and made.encryption is None:
-            raise ParameterError(
-                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
-            )
+        made = Chain.chosen(chain, "zstd", keys, registry)
         return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
@@ -259,6 +255,12 @@ def _check_header(header: Header, wrapped: str, ring: KeyRing) -> None:
 def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:
     descriptors = [Descriptor.parse(text) for text in header.chain]
     return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None)
+
+
+def check_prefix(header: Header, fragment: str) -> None:
+    """Raise ContainerError where a plain file's prefix and header do not fit each other."""
+    if bool(fragment) != header.keyed:
+        raise ContainerError("the file's prefix contradicts its header: only one of them speaks of encryption")
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

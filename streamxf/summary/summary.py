@@ -8,6 +8,7 @@ from heapq import nlargest
 from typing import Any, TypeVar
 
 from streamxf.formats.contents import Contents, Entry, Format
+from streamxf.registry import short_name
 from streamxf.summary.tally import Tally
 from streamxf.summary.values import Values
 from streamxf.wording import many
@@ -88,9 +89,12 @@ class Summary:
             "shards": self.shards,
             "files": len(contents.files),
             "file_bytes": sum(contents.files.values()),
-            "dtypes": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
-            "chains": [{"chain": list(chain), **tally.as_dict()} for chain, tally in self.chains.items()],
-            "largest": [self.item(entry) for entry in self.largest(largest)],
+            "by_dtype": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
+            "by_chain": [
+                {"chain": _names(chain), "descriptors": list(chain), **tally.as_dict()}
+                for chain, tally in self.chains.items()
+            ],
+            "largest_tensors": [self.item(entry) for entry in self.largest(largest)],
             "packages": dict(contents.packages),
             "save_ids": list(contents.save_ids),
             "key_ids": list(contents.key_ids),
@@ -99,9 +103,9 @@ class Summary:
             "extra": dict(contents.extra),
         }
         if self.values is not None:
-            found["values"] = self.values.as_dict()
+            found["flagged"] = self.values.as_dict()
         if items:
-            found["items"] = [self.item(entry) for entry in contents.entries.values()]
+            found["entries"] = [self.item(entry) for entry in contents.entries.values()]
         return found
 
     def item(self, entry: Entry) -> dict[str, Any]:
@@ -127,7 +131,7 @@ def item_facts(entry: Entry) -> dict[str, Any]:
         "stored_bytes": entry.stored_bytes,
         "ratio": ratio_of(entry),
         "shards": len(entry.parts),
-        "chains": [list(chain) for chain in dict.fromkeys(part.chain for part in entry.parts)],
+        "chains": list(dict.fromkeys(_names(part.chain) for part in entry.parts)),
     }
 
 
@@ -138,7 +142,11 @@ def ratio_text(ratio: float | None) -> str:
 
 def chain_text(chain: tuple[str, ...]) -> str:
     """A chain for people: ``floatzip+checksum``, and ``none``."""
-    return "+".join(descriptor.split("/")[0].removeprefix("streamxf.") for descriptor in chain) or "none"
+    return _names(chain) or "none"
+
+
+def _names(chain: tuple[str, ...]) -> str:
+    return "+".join(short_name(descriptor.split("/")[0]) for descriptor in chain)
 
 
 def _shared(contents: Contents) -> Iterator[str]:

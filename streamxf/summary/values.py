@@ -55,8 +55,8 @@ class Values:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "nan": list(self.nan),
-            "inf": list(self.inf),
-            "zeros": list(self.zeros),
-            "unknown": list(self.unknown),
+            "with_nan": list(self.nan),
+            "with_inf": list(self.inf),
+            "all_zero": list(self.zeros),
+            "not_numbers": list(self.unknown),
         }

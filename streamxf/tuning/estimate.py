@@ -10,6 +10,7 @@ from streamxf.container.header import Header
 from streamxf.container.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, FOOTER_BYTES, SALT_BYTES
 from streamxf.tuning.measure import Measured
 from streamxf.tuning.sample import BLOCK_BYTES, Part
+from streamxf.wording import size_text
 
 CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
 
@@ -126,7 +127,7 @@ def reason(estimates: Sequence[Estimate], chosen: int) -> str:
     best = estimates[chosen]
     coders = f"{best.workers} worker{'s' if best.workers > 1 else ''}" if best.chain else "torch.save"
     coding = f"{coders} need{'s' if best.workers == 1 else ''} {best.encode_seconds:.3g} s to encode"
-    transfer = f"writing {best.stored_bytes / 2**20:,.1f} MiB takes {best.transfer_seconds:.3g} s"
+    transfer = f"writing {size_text(best.stored_bytes)} takes {best.transfer_seconds:.3g} s"
     if best.transfer_seconds >= best.encode_seconds:
         text = f"storage is the limit: {transfer}, while {coding}"
     else:
@@ -135,6 +136,6 @@ def reason(estimates: Sequence[Estimate], chosen: int) -> str:
     if fastest.save_seconds < best.save_seconds:
         text += (
             f"; {fastest.label} would save in {fastest.save_seconds:.3g} s, which is about the same, and store "
-            f"{fastest.stored_bytes / 2**20:,.1f} MiB"
+            f"{size_text(fastest.stored_bytes)}"
         )
     return text

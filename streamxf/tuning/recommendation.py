@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from streamxf.chain import Chain
 from streamxf.tuning.estimate import Estimate
+from streamxf.wording import rate_text, size_text
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Recommendation:
     Attributes
     ----------
     chain : Chain
-        The candidate to use: ``FileSystemWriter(path, _extensions=recommendation.chain)``.
+        The candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
     estimates : tuple of Estimate
         One for each candidate, in the order in which they were given.
     raw_bytes : int
@@ -66,8 +67,8 @@ class Recommendation:
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = [_aligned(row, widths) for row in rows]
         title = (
-            f"{_size(self.raw_bytes)} to storage of {rate_text(self.bandwidth)}, coded by {self.workers} "
-            f"worker{'s' if self.workers > 1 else ''}; measured on {_size(self.sampled_bytes)}"
+            f"{size_text(self.raw_bytes)} to storage of {rate_text(self.bandwidth)}, coded by {self.workers} "
+            f"worker{'s' if self.workers > 1 else ''}; measured on {size_text(self.sampled_bytes)}"
         )
         return "\n".join([title, *lines, f"* because {self.reason}"])
 
@@ -76,7 +77,7 @@ def _row(mark: str, each: Estimate) -> tuple[str, ...]:
     return (
         mark,
         each.label,
-        _size(each.stored_bytes),
+        size_text(each.stored_bytes),
         f"{each.ratio:.3f}",
         rate_text(each.encode_bytes_per_second),
         rate_text(each.decode_bytes_per_second),
@@ -89,15 +90,3 @@ def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
     texts = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
     numbers = [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
     return f"{texts[0]} {'  '.join([texts[1], *numbers])}".rstrip()
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} B"
-
-
-def rate_text(rate: float) -> str:
-    """Bytes per second as people read them."""
-    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if rate >= factor:
-            return f"{rate / factor:,.2f} {unit}"
-    return f"{rate:,.3g} B/s"

@@ -123,6 +123,8 @@ CASES = [
         for chain, says in (
             ("zst", "no codec 'zst'"),
             ("zstd:level=99", "level"),
+            ("zstd:level=high", "level"),
+            ("zstd:lvl=3", "it takes: level"),
             ("encrypt+zstd", "key"),
             ("acme.delta", "acme.delta"),
             ("zstd:", "zstd:"),

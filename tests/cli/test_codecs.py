@@ -49,10 +49,21 @@ def by_name(entries: list[dict]) -> dict[str, dict]:
 def test_built_in_ones(run: Run):
     done = run("codecs", "--json")
     found = by_name(done.json["codecs"])
-    assert {name for name in found if name.startswith("streamxf.")} >= {"streamxf.zstd", "streamxf.encrypt"}
-    assert found["streamxf.zstd"]["parameters"] == {"level": 3}
-    assert found["streamxf.zstd"]["packages"] == [f"streamxf=={streamxf.__version__}"]
+    assert found.keys() >= {"zstd", "lz4", "floatzip", "checksum", "encrypt"}
+    assert found["zstd"]["descriptor_name"] == "streamxf.zstd"
+    assert found["zstd"]["parameters"] == {"level": 3}
+    assert found["zstd"]["from"] == [f"streamxf=={streamxf.__version__}"]
     assert [entry["name"] for entry in done.json["key_providers"]][:3] == ["file", "env", "aws-kms"]
+
+
+def test_the_names_are_those_that_chains_take(run: Run):
+    key = streamxf.Key.generate()
+    done = run("codecs")
+    assert "streamxf." not in done.out.replace("streamxf==", "")
+    for entry in run("codecs", "--json").json["codecs"]:
+        (codec,) = streamxf.Chain.parse(entry["name"], key)
+        assert codec.name == entry["descriptor_name"]
+        assert any(line.split()[:1] == [entry["name"]] for line in done.out.splitlines())
 
 
 def test_one_of_a_third_party(run: Run, install):
@@ -60,8 +71,9 @@ def test_one_of_a_third_party(run: Run, install):
     entry = by_name(run("codecs", "--json").json["codecs"])["good.same"]
     assert entry == {
         "name": "good.same",
-        "packages": ["good==1.2"],
-        "error": None,
+        "from": ["good==1.2"],
+        "problem": None,
+        "descriptor_name": "good.same",
         "version": 3,
         "role": "transform",
         "parameters": {"stride": 2},
@@ -91,8 +103,8 @@ def test_a_key_provider_that_does_not_load(run: Run, install):
     done = run("codecs", "--json")
     assert done.code == 1
     entry = by_name(done.json["key_providers"])["vault"]
-    assert entry["packages"] == ["vault==1.2"]
-    assert "out of order" in entry["error"]
+    assert entry["from"] == ["vault==1.2"]
+    assert "out of order" in entry["problem"]
 
 
 def test_two_packages_that_claim_a_name(run: Run, install):
@@ -101,5 +113,5 @@ def test_two_packages_that_claim_a_name(run: Run, install):
     done = run("codecs", "--json")
     entry = by_name(done.json["codecs"])["good.same"]
     assert done.code == 1
-    assert sorted(entry["packages"]) == ["good==1.2", "thief==1.2"]
-    assert "claimed by several packages" in entry["error"]
+    assert sorted(entry["from"]) == ["good==1.2", "thief==1.2"]
+    assert "claimed by several packages" in entry["problem"]

@@ -61,7 +61,7 @@ def write(path: Path, kind: str, broken: bool = True) -> Path:
 
 def values_of(run: Run, *arguments: object) -> dict[str, dict[str, Any]]:
     found = run("inspect", *arguments, "--values", "--items", "--json").json
-    return {item["name"]: item["values"] for item in found["items"]}
+    return {item["name"]: item["values"] for item in found["entries"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,8 +69,13 @@ def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
     path = write(tmp_path / "x", kind)
     done = run("inspect", path, "--values", "--items", "--json")
     assert (done.code, done.err) == (0, "")
-    assert done.json["values"] == {"nan": [BAD], "inf": [BAD], "zeros": ["moment"], "unknown": []}
-    found = {item["name"]: item["values"] for item in done.json["items"]}
+    assert done.json["flagged"] == {
+        "with_nan": [BAD],
+        "with_inf": [BAD],
+        "all_zero": ["moment"],
+        "not_numbers": [],
+    }
+    found = {item["name"]: item["values"] for item in done.json["entries"]}
     assert {name: value for name, value in found.items() if value is None} == dict.fromkeys(
         ["step"] if kind not in ("safetensors", "huggingface") else []
     )
@@ -88,7 +93,7 @@ def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
         assert sum(histogram["counts"]) + histogram["below"] + histogram["above"] == len(finite)
     assert "NaN" not in done.out
     assert "Infinity" not in done.out
-    assert {tensor["name"] for tensor in done.json["largest"] if tensor["values"]["nan"]} == {BAD}
+    assert {tensor["name"] for tensor in done.json["largest_tensors"] if tensor["values"]["nan"]} == {BAD}
 
 
 def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):
@@ -97,8 +102,8 @@ def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):
         file.write_bytes(bytes(file.stat().st_size))
     done = run("inspect", path, "--items", "--json")
     assert done.code == 0
-    assert "values" not in done.json
-    assert "values" not in done.json["items"][0]
+    assert "flagged" not in done.json
+    assert "values" not in done.json["entries"][0]
     damaged = run("inspect", path, "--values")
     assert damaged.code == 1
     assert ".distcp" in damaged.err
@@ -172,7 +177,7 @@ def test_the_exit_code_tells(run: Run, tmp_path: Path, what: str, broken: bool, 
     if code == 2:
         assert "is unknown; choose from nan, inf, zeros" in run("inspect", path, "--fail-on", what).err
     else:
-        assert "values" in run("inspect", path, "--fail-on", what, "--json").json
+        assert "flagged" in run("inspect", path, "--fail-on", what, "--json").json
 
 
 @pytest.mark.parametrize(("value", "failing"), [("nan", "nan"), ("inf", "inf"), ("-inf", "inf"), ("0", "zeros")])
@@ -207,7 +212,7 @@ def test_tensors_without_numbers_are_skipped(run: Run, tmp_path: Path):
     torch.save(state, tmp_path / "x")
     out = run("inspect", tmp_path / "x", "--values").out
     assert "1 tensor skipped: the elements are not numbers" in out
-    assert run("inspect", tmp_path / "x", "--values", "--json").json["values"]["unknown"] == ["a"]
+    assert run("inspect", tmp_path / "x", "--values", "--json").json["flagged"]["not_numbers"] == ["a"]
 
 
 def test_hostile_names(run: Run, tmp_path: Path):

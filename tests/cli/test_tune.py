@@ -174,18 +174,38 @@ def test_a_portion_is_bounded_and_of_the_data(weights: Path, size: int):
         assert len(state) == 5
 
 
+@pytest.mark.parametrize("size", [2**16, 2**20, 3 * 2**20, 5 * 2**20, 2**30])
+def test_a_portion_is_as_large_as_it_was_asked_to_be(tmp_path: Path, size: int):
+    """Also where one tensor is half of the whole, as an embedding is."""
+    tensors = {f"layers.{n}.weight": torch.zeros(256, 256) for n in range(8)}
+    tensors |= {f"layers.{n}.bias": torch.zeros(256) for n in range(8)}
+    tensors["embedding"] = torch.zeros(2000, 256)
+    save_file(tensors, tmp_path / "model.safetensors")
+    there = sum(tensor.nbytes for tensor in tensors.values())
+    state = portion.portion_of(str(tmp_path / "model.safetensors"), KeyRing(), size)
+    taken = sum(tensor.nbytes for tensor in state.values())
+    assert min(size, there) - 1024 < taken <= size  # a row of the embedding is a KiB
+
+
 def test_random_weights_have_the_size_that_is_asked_for():
-    for size in (1, 2**20, 3 * 2**25 + 2**20):
+    for size in (2, 1000, 2**20, 3 * 2**25 + 2**20 + 6):
         state = portion.random_weights(size)
-        assert abs(sum(tensor.nbytes for tensor in state.values()) - size) <= 2**13
+        assert sum(tensor.nbytes for tensor in state.values()) == size
         assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2GB/s", 2e9), ("500mb/s", 5e8), ("2e9", 2e9), ("1.5 GiB/s", 1.5 * 2**30), ("7", 7)]
+    ("text", "value"), [("2GB/s", 2e9), ("500mb/s", 5e8), ("2e9B/s", 2e9), ("1.5 GiB/s", 1.5 * 2**30), ("7MB", 7e6)]
 )
 def test_rates(text: str, value: float):
     assert units.rate(text) == value
+
+
+@pytest.mark.parametrize("text", ["500", "2e9", "7/s"])
+def test_a_rate_needs_a_unit(run: Run, weights: Path, text: str):
+    done = run("tune", weights, "--bandwidth", text)
+    assert done.code == 2
+    assert f"{text!r} has no unit; write {text.removesuffix('/s')}MB/s, say" in done.err
 
 
 @pytest.mark.parametrize("text", ["", "GB/s", "-1", "1e", "2 parsecs", "inf", "nan"])

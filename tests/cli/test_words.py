@@ -41,6 +41,7 @@ from streamxf.cli.words import in_terminal_words
             "pass the signer's public key by --trust.",
         ),
         ("streamxf.floatzip/1", "streamxf.floatzip/1"),
+        ("http://host/?list-type=2&prefix=x%2F", "http://host/?list-type=2&prefix=x%2F"),
     ],
 )
 def test_arguments_become_options(python: str, terminal: str):
@@ -53,7 +54,7 @@ def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path
     assert "leave --key out" in done.err
     assert "keys=" not in done.err
     (plain / ".metadata").unlink()
-    assert "see streamxf salvage PATH TARGET --without-metadata" in run("inspect", plain).err
+    assert f"see streamxf salvage {plain} TARGET --without-metadata" in run("inspect", plain).err
 
 
 def test_reports_name_commands_too(run: Run, plain: Path):

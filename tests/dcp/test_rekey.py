@@ -378,7 +378,8 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "plain"
     with streamxf.open(file, "wb", chain=[Encrypt(KEY)]) as stream:
         stream.write(b"data")
-    for path in (file, f"file://{file}"):
+    (tmp_path / "text").write_text("no checkpoint")
+    for path in (tmp_path / "text", f"file://{file}"):
         untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), tmp_path, UnsupportedError, "this is a file")
     for path in (tmp_path, tmp_path / "missing", f"memory://{uuid.uuid4().hex}"):
         with refused(MetadataError, "no checkpoint"):

@@ -1,12 +1,14 @@
 """The command ``python -m recordings [PART...]``: writes what docs/ shows of the command line.
 
-The parts are the reference, which takes a moment, the session, and the picture of a terminal; all of them by default.
+The parts are the reference and the tables of JSON, which take a moment, the session, and the picture of a terminal; all
+of them by default.
 """
 
 from __future__ import annotations
 
 import sys
 
+from recordings import fields
 from recordings.page import ROOT, replace
 from recordings.picture import svg
 from recordings.reference import reference
@@ -29,6 +31,10 @@ def _reference() -> None:
     replace("reference", reference())
 
 
+def _json() -> None:
+    replace("json", fields.tables(), fields.PAGE)
+
+
 def _session() -> None:
     replace("session", f"```text\n{as_text(record())}\n```")
 
@@ -38,7 +44,7 @@ def _picture() -> None:
     IMAGE.write_text(svg(record(colours=True)))
 
 
-PARTS = {"reference": _reference, "session": _session, "picture": _picture}
+PARTS = {"reference": _reference, "json": _json, "session": _session, "picture": _picture}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -223,11 +223,11 @@ def recommendation() -> Recommendation:
 
 def test_the_table() -> None:
     assert str(recommendation()) == (
-        "1,024.0 MiB to storage of 500.00 MB/s, coded by 8 workers; measured on 24.0 MiB\n"
-        "  chain             stored  of raw     encode      decode     save     load\n"
-        "  no chain     1,024.0 MiB   1.000  4.00 GB/s  40.00 GB/s  2.147 s  2.147 s\n"
-        "  lz4:level=0  1,024.0 MiB   1.000  8.00 GB/s  10.00 GB/s  2.147 s  2.147 s\n"
-        "* floatzip       682.7 MiB   0.667  1.50 GB/s   3.00 GB/s  1.432 s  1.432 s\n"
+        "1.0 GiB to storage of 500.00 MB/s, coded by 8 workers; measured on 24.0 MiB\n"
+        "  chain           stored  of raw     encode      decode     save     load\n"
+        "  no chain       1.0 GiB   1.000  4.00 GB/s  40.00 GB/s  2.147 s  2.147 s\n"
+        "  lz4:level=0    1.0 GiB   1.000  8.00 GB/s  10.00 GB/s  2.147 s  2.147 s\n"
+        "* floatzip     682.7 MiB   0.667  1.50 GB/s   3.00 GB/s  1.432 s  1.432 s\n"
         "* because storage is the limit"
     )
 

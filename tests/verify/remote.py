@@ -38,7 +38,8 @@ class Remote(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         type(self).before("", 0, 0)
         folder = self._strip_protocol(path)
-        return [self.info(os.path.join(folder, name)) for name in os.listdir(folder)]
+        paths = [os.path.join(folder, name) for name in os.listdir(folder)]
+        return [self.info(path) for path in paths] if detail else paths
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)

@@ -24,10 +24,10 @@ from streamxf.errors import (
     IdentityError,
     KeyMissingError,
     MetadataError,
+    NoCheckpointError,
     ParameterError,
     PolicyError,
     StreamxfError,
-    UnsupportedError,
 )
 
 
@@ -207,7 +207,7 @@ def test_what_keeps_it_from_looking(checkpoint: Path, tmp_path: Path) -> None:
         streamxf.verify(tmp_path / "nowhere")
     file = tmp_path / "file"
     file.write_bytes(b"")
-    with pytest.raises(UnsupportedError, match="a file"):
+    with pytest.raises(NoCheckpointError, match="the file is no checkpoint"):
         streamxf.verify(file)
     save({"w": torch.zeros(5)}, checkpoint)
     with pytest.raises(KeyMissingError):

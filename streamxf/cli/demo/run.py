@@ -39,17 +39,33 @@ class Shown:
         error = self.damage.error
         return {
             "good": self.good,
-            "timings": {dtype: [asdict(row) for row in rows] for dtype, rows in self.measured.items()},
-            "second_process": {dtype: {"good": one.good, **asdict(one)} for dtype, one in self.proofs.items()},
-            "damage": {
+            "timings": {dtype: [_timing(row) for row in rows] for dtype, rows in self.measured.items()},
+            "second_process": {dtype: _proof(one) for dtype, one in self.proofs.items()},
+            "flipped": {
                 "file": self.damage.file,
                 "item": self.damage.item,
                 "byte": self.damage.byte,
                 "bit": self.damage.bit,
                 "found": self.damage.found,
-                "error": None if error is None else str(error),
+                "message": "" if error is None else str(error),
             },
         }
+
+
+def _timing(row: Timing) -> dict[str, Any]:
+    facts = asdict(row)
+    facts["raw_bytes"], facts["stored_bytes"] = facts.pop("raw"), facts.pop("stored")
+    return facts
+
+
+def _proof(found: Proof) -> dict[str, Any]:
+    return {
+        "good": found.good,
+        "tensors": len(found.equal) + len(found.different),
+        "different": found.different,
+        "descriptors": found.descriptors,
+        "failure": found.failure,
+    }
 
 
 def run(name: str, states: dict[str, State], console: Console, runs: int) -> Shown:

@@ -14,7 +14,7 @@ from streamxf.cli.demo.proof import Proof
 from streamxf.cli.timing import Timing
 from streamxf.wording import many
 
-MEGA, GIGA = 1e6, 1e9
+MEBI, GIGA = 2**20, 1e9
 
 
 def timings(console: Console, measured: dict[str, list[Timing]], runs: int) -> None:
@@ -22,7 +22,7 @@ def timings(console: Console, measured: dict[str, list[Timing]], runs: int) -> N
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("dtype", "writer"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("items", "raw\nMB", "stored\nMB", "ratio", "save\ns", "\nGB/s", "load\ns", "\nGB/s"):
+    for heading in ("items", "raw\nMiB", "stored\nMiB", "ratio", "save\ns", "\nGB/s", "load\ns", "\nGB/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for dtype, rows in measured.items():
         for row in rows:
@@ -36,8 +36,8 @@ def timings(console: Console, measured: dict[str, list[Timing]], runs: int) -> N
 def _figures(row: Timing) -> list[str]:
     return [
         str(row.items),
-        f"{row.raw / MEGA:.1f}",
-        f"{row.stored / MEGA:.1f}",
+        f"{row.raw / MEBI:.1f}",
+        f"{row.stored / MEBI:.1f}",
         f"{row.stored / row.raw:.3f}",
         f"{row.save_seconds:.3f}",
         f"{row.raw / row.save_seconds / GIGA:.2f}",

@@ -1,4 +1,5 @@
-"""Who may read a checkpoint, changed afterwards: its data keys are wrapped anew, and its data stays as it is.
+"""Who may read a checkpoint, or a file of `streamxf.open`, changed afterwards: data keys are wrapped anew, and the data
+stays as it is.
 
 Wrapped data keys stand in the metadata only, so only that is rewritten; each file of it in one step.
 """
@@ -15,6 +16,7 @@ from streamxf.codecs.encrypt import as_recipients
 from streamxf.dcp.folder import Folder, digest
 from streamxf.dcp.metadata.limits import MAX_ALL_METADATA
 from streamxf.dcp.metadata.save_ids import SaveIds, as_save_ids, check_save_id
+from streamxf.dcp.rekey.plain import OpenedFile, PlainFile, SealedFile
 from streamxf.dcp.rekey.sealed import Opened, Sealed
 from streamxf.dcp.rekey.vouch import Terms, verified_signer
 from streamxf.errors import KeyMissingError, MetadataError, ParameterError, located
@@ -29,6 +31,9 @@ Change = Callable[[Envelope, DataKey], Envelope]
 """What is to stand in the place of an envelope, given its data key."""
 
 T = TypeVar("T")
+_Holder = Folder | PlainFile
+_Sealed = Sealed | SealedFile
+_Opened = Opened | OpenedFile
 
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
@@ -128,7 +133,7 @@ def recipients(
     Parameters
     ----------
     path : path or str
-        The checkpoint's folder, or its URL.
+        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         To check that the list is authentic. Without keys it is what the metadata's manifest says of the process that
         wrote it.
@@ -148,7 +153,7 @@ def recipients(
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
     expected = as_save_ids(expect_save_id)
-    folder = Folder(path, storage_options)
+    folder = _holder(path, storage_options, expected)
     if not len(ring):
         if expected is not None:
             raise ParameterError("expect_save_id= needs keys=: without a key anybody can write any save's id")
@@ -178,7 +183,8 @@ def rekey(
     Parameters
     ----------
     path : path or str
-        The checkpoint's folder, or its URL.
+        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file has its wrapped
+        keys at its beginning, so it is written anew beside itself, and takes its place in one step.
     old : Key, bytes, location, several of them or a KeyRing
         What opens the checkpoint now.
     new : KeyProvider, bytes or location, or several
@@ -233,7 +239,7 @@ def rekey(
     own = _own(chosen, ring, by)
     terms = Terms((*ring, *own), (*ring.trust, *own.trust), by, ring.allow_unsigned, vouch)
 
-    def opened(file: Sealed) -> Opened:
+    def opened(file: _Sealed) -> _Opened:
         try:
             return file.open(ring)
         except KeyMissingError as error:
@@ -252,7 +258,8 @@ def rekey(
         made = replace(envelope, recipients=_wrapped(data_key, chosen), signature=terms.signed(envelope))
         return made.checked()
 
-    return _change(Folder(path, storage_options), opened, change, as_save_ids(expect_save_id))
+    expected = as_save_ids(expect_save_id)
+    return _change(_holder(path, storage_options, expected), opened, change, expected)
 
 
 def add_recipient(
@@ -300,7 +307,8 @@ def add_recipient(
         wrapped = envelope.recipients + _wrapped(data_key, fresh)
         return replace(envelope, recipients=wrapped, signature=terms.signed(envelope)).checked()
 
-    return _change(Folder(path, storage_options), lambda file: file.open(ring), change, as_save_ids(expect_save_id))
+    expected = as_save_ids(expect_save_id)
+    return _change(_holder(path, storage_options, expected), lambda file: file.open(ring), change, expected)
 
 
 def remove_recipient(
@@ -342,8 +350,8 @@ def remove_recipient(
     known = isinstance(recipient, str) and _ID.fullmatch(recipient)
     key_id = recipient if known else as_provider(recipient).id
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    folder = Folder(path, storage_options)
     expected = as_save_ids(expect_save_id)
+    folder = _holder(path, storage_options, expected)
     there = _recipients(folder, ring, expected)
     if key_id not in [one.id for one in (*there.whole, *there.part)]:
         names = ", ".join(map(str, (*there.whole, *there.part)))
@@ -361,7 +369,20 @@ def remove_recipient(
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _each(folder: Folder, work: Callable[[Sealed], T]) -> list[T]:
+def _holder(path: str | os.PathLike[str], storage_options: StorageOptions, expected: frozenset[str] | None) -> _Holder:
+    """A checkpoint's folder, or the file that this is."""
+    if storage_options or not PlainFile.is_one(path):
+        return Folder(path, storage_options)
+    if expected is not None:
+        raise ParameterError("expect_save_id= is for checkpoints: a file that streamxf.open wrote belongs to no save")
+    return PlainFile(path)
+
+
+def _parse(folder: _Holder, name: str, data: bytes) -> _Sealed:
+    return SealedFile.parse(name, data) if isinstance(folder, PlainFile) else Sealed.parse(name, data)
+
+
+def _each(folder: _Holder, work: Callable[[_Sealed], T]) -> list[T]:
     """Do `work` on all metadata files. One of them is in memory at a time: they may be large, and nobody has vouched
     for them yet.
     """
@@ -373,19 +394,19 @@ def _each(folder: Folder, work: Callable[[Sealed], T]) -> list[T]:
             total += len(data)
             if total > MAX_ALL_METADATA:
                 raise MetadataError(f"the folder's metadata files have more than {MAX_ALL_METADATA} bytes")
-            done.append(work(Sealed.parse(name, data)))
+            done.append(work(_parse(folder, name, data)))
             del data
     return done
 
 
-def _recipients(folder: Folder, ring: KeyRing, expected: frozenset[str] | None) -> Recipients:
-    def read(file: Sealed) -> tuple[str, list[_Read]]:
+def _recipients(folder: _Holder, ring: KeyRing, expected: frozenset[str] | None) -> Recipients:
+    def read(file: _Sealed) -> tuple[str, list[_Read]]:
         opened = file.open(ring)
         check_save_id(opened.save_id, expected)
         return opened.save_id, [_Read.of(envelope, ring.trust) for envelope in opened.envelopes]
 
     files = _each(folder, read)
-    ids = [save_id for save_id, _ in files]
+    ids = [save_id for save_id, _ in files if save_id]
     return Recipients._of([one for _, found in files for one in found], authenticated=True, save_ids=ids)
 
 
@@ -401,11 +422,11 @@ class _Planned:
 
 
 def _change(
-    folder: Folder, open_: Callable[[Sealed], Opened], change: Change, expected: frozenset[str] | None
+    folder: _Holder, open_: Callable[[_Sealed], _Opened], change: Change, expected: frozenset[str] | None
 ) -> tuple[str, ...]:
     """Make all that is to be written, and only then write it."""
 
-    def plan(file: Sealed) -> _Planned:
+    def plan(file: _Sealed) -> _Planned:
         opened = open_(file)
         check_save_id(opened.save_id, expected)
         made = {envelope: change(envelope, data_key) for envelope, data_key in opened.data_keys.items()}
@@ -418,12 +439,12 @@ def _change(
     return tuple(file.name for file in planned)
 
 
-def _rewrite(folder: Folder, planned: _Planned) -> None:
+def _rewrite(folder: _Holder, planned: _Planned) -> None:
     data = folder.read(planned.name)
     if digest(data) != planned.digest:
         raise folder.replaced(planned.name)
     with located(file=folder.full(planned.name)):
-        new = Sealed.parse(planned.name, data).reopen(planned.data_keys).changed(planned.made)
+        new = _parse(folder, planned.name, data).reopen(planned.data_keys).changed(planned.made)
     del data
     folder.replace(planned.name, planned.digest, new)
 

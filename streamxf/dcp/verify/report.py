@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from streamxf.dcp.load.advice import resumable
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError, escaped
-from streamxf.wording import listed, many, printable
+from streamxf.wording import listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
 _TEXT = 300  # characters of a message or a name, which may come from a damaged file
@@ -94,6 +95,8 @@ class VerifyReport:
         """Whether no damage was found."""
         return not self.damaged
 
+    advice: ClassVar[str] = "put back what is damaged from another copy; or load the rest with streamxf.salvage"
+
     def __bool__(self) -> bool:
         return self.ok
 
@@ -106,7 +109,7 @@ class VerifyReport:
         lines = [
             verdict,
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
-            f"{self.bytes_read / 2**20:,.1f} MiB in {self.seconds:.2f} s",
+            f"{size_text(self.bytes_read)} in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
             *listed("damaged", self.damaged, self.unlisted),
             *([skipped] if skipped and not self.ok else []),
@@ -114,8 +117,14 @@ class VerifyReport:
             *resumable(self.leftovers),
         ]
         if not self.ok:
-            lines.append("next: put back what is damaged from another copy; or load the rest with streamxf.salvage")
+            lines.append(f"next: {self.advice}")
         return "\n".join(lines)
+
+
+class FileReport(VerifyReport):
+    """The same of a file that is no checkpoint of DCP."""
+
+    advice: ClassVar[str] = "put back what is damaged from another copy"
 
 
 class Findings:
@@ -188,9 +197,9 @@ class Findings:
         """Say what cannot be checked; saying it twice is fine."""
         self._unchecked[what] = None
 
-    def report(self, seconds: float) -> VerifyReport:
+    def report(self, seconds: float, kind: type[VerifyReport] = VerifyReport) -> VerifyReport:
         """What was found."""
-        return VerifyReport(
+        return kind(
             tuple(self.save_ids),
             self.files,
             self.items,

@@ -15,7 +15,11 @@ class Converted:
     Attributes
     ----------
     chain : str
-        For people.
+        In its text form.
+    key_ids : tuple of str
+        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
+    signers : tuple of str
+        Ids of the keys that signed it.
     save_ids : tuple of str
         Of the new checkpoint; where ranks have metadata of their own, one for each.
     items : int
@@ -36,6 +40,8 @@ class Converted:
     """
 
     chain: str
+    key_ids: tuple[str, ...]
+    signers: tuple[str, ...]
     save_ids: tuple[str, ...]
     items: int
     files: int
@@ -48,7 +54,7 @@ class Converted:
 
     def __str__(self) -> str:
         files = f"{many(self.items, 'item')} in {many(self.files, 'file')}, {size_text(self.stored_bytes)} stored"
-        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain}"]
+        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{self._readers()}"]
         lines += [f"save {save_id}" for save_id in self.save_ids]
         if self.kept_files:
             lines.append(f"resumed: {many(self.kept_files, 'file')} of an earlier call were finished")
@@ -58,6 +64,10 @@ class Converted:
                 "not be used"
             )
         return "\n".join([*lines, *listed("note", self.notes)])
+
+    def _readers(self) -> str:
+        ids = [text.rpartition(":")[2] for text in self.key_ids] + [f"signed by {signer}" for signer in self.signers]
+        return f" under key {', '.join(ids)}" if ids else ""
 
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:

@@ -1,0 +1,1 @@
+"""`verify` for every format: checkpoints of DCP, files that `streamxf.open` wrote, and other formats ' files."""

@@ -1,0 +1,99 @@
+"""`is_complete` and `latest`: which checkpoint a job can go on from. A folder is there before its checkpoint is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from streamxf.errors import ContainerError, DescriptorError, MetadataError, UnsupportedError
+from streamxf.formats.contents import Contents
+from streamxf.formats.location import Location
+from streamxf.formats.opening import contents_of
+
+_RANK_METADATA = re.compile(r"__([0-9]+)\.metadata", re.ASCII)
+
+
+def is_complete(
+    path: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether a whole checkpoint is there: its metadata can be read, and all files that it names have their size.
+
+    ``os.path.exists`` is true of the folder of a save that was killed. This reads metadata alone, and needs no keys;
+    `verify` reads all data.
+
+    Parameters
+    ----------
+    path : path or str
+        A checkpoint's folder or URL, of any format that `inspect` reads; or a file of one.
+    ranks : int, optional
+        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Nothing else tells
+        whether the metadata of some is missing, so without it such a checkpoint does not count as complete.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is of a kind that cannot be read here.
+    OSError, ForeignError
+        If the storage cannot be asked. That is no answer: a job that took it for one would start from nothing.
+    """
+    try:
+        contents = contents_of(path, storage_options=storage_options)
+    except (FileNotFoundError, MetadataError, ContainerError, DescriptorError):
+        return False
+    return not contents.incomplete and _has_all_ranks(contents, ranks)
+
+
+def latest(
+    folder: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
+) -> str | None:
+    """The path of the latest complete checkpoint among the folders in `folder`; None if there is none, or no `folder`.
+
+    The numbers in their names say which is the latest, compared one after the other: ``step-1000`` is later than
+    ``step-900``, and ``epoch-2-step-100`` later than ``epoch-1-step-900``. Names without a number, such as ``best``,
+    are passed over, and so are hidden ones.
+
+    Parameters
+    ----------
+    folder : path or str
+        Or a URL.
+    ranks, storage_options
+        As in `is_complete`.
+
+    Raises
+    ------
+    UnsupportedError, OSError, ForeignError
+        As `is_complete`.
+    """
+    location = Location.of(folder, storage_options)
+    try:
+        if not location.is_folder():
+            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=location.given)
+        names = location.names()
+    except FileNotFoundError:
+        return None
+    numbered = [name for name in names if not name.startswith(".") and re.search(r"[0-9]", name)]
+    for name in sorted(numbered, key=_numbers, reverse=True):
+        path = location.full(name)
+        if _is_folder(path, storage_options) and is_complete(path, ranks=ranks, storage_options=storage_options):
+            return path
+    return None
+
+
+def _has_all_ranks(contents: Contents, ranks: int | None) -> bool:
+    found = {int(match[1]) for name in contents.files if (match := _RANK_METADATA.fullmatch(name))}
+    return not found or (ranks is not None and found >= set(range(ranks)))
+
+
+def _numbers(name: str) -> tuple[list[int], str]:
+    return [int(digits) for digits in re.findall(r"[0-9]+", name)], name
+
+
+def _is_folder(path: str, storage_options: Mapping[str, Any] | None) -> bool:
+    try:
+        return Location.of(path, storage_options).is_folder()
+    except (FileNotFoundError, UnsupportedError):  # gone meanwhile, or a pipe
+        return False

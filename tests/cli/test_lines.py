@@ -1,0 +1,134 @@
+"""Lines at a terminal of 80 columns end between words, and advice can be copied as it stands."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import streamxf
+from cli.command import Run
+from cli.conftest import flip_bit
+from cli.terminal import at_terminal
+from streamxf.cli.app import app
+from streamxf.cli.lines import wrapped
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(*arguments: object) -> tuple[int, list[str]]:
+    """What a command shows at a terminal of 80 columns, without colours."""
+    code, text = at_terminal(arguments)
+    return code, ESCAPES.sub("", text).splitlines()
+
+
+def words(lines: list[str]) -> set[str]:
+    return {word for line in lines for word in line.replace("│", " ").split()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(run: Run, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = words(run(name, "--help").out.splitlines())
+    for parameter in COMMANDS[name].params:
+        for text in (*parameter.opts, parameter.metavar or "", parameter.help or ""):
+            if parameter.param_type_name == "option" or text not in parameter.opts:
+                assert set(text.split()) <= found
+
+
+@pytest.fixture
+def long_names(tmp_path: Path) -> Path:
+    path = tmp_path / "long"
+    names = [f"model.transformer_layers.{layer}.self_attention.output_projection.weight_shard" for layer in range(3)]
+    save({name: torch.arange(1000.0) for name in names}, storage_writer=streamxf.FileSystemWriter(path))
+    return path
+
+
+def test_names_in_tables_are_folded_behind_their_dots(long_names: Path):
+    code, lines = shown("inspect", long_names)
+    assert code == 0
+    assert max(map(len, lines[1:])) <= 80  # the first has the path
+    parts = [line.split()[0] for line in lines if line.strip().startswith(("model.", "output_", "weight_"))]
+    assert (
+        "".join(parts[: len(parts) // 3]) == "model.transformer_layers.0.self_attention.output_projection.weight_shard"
+    )
+    assert all(part.endswith((".", "_", "weight_shard")) for part in parts)
+
+
+def test_a_report_on_damage(run: Run, long_names: Path):
+    flip_bit(long_names)
+    code, lines = shown("verify", long_names)
+    assert code == 1
+    piped = run("verify", long_names).out
+    # all but the seconds, which differ from run to run
+    assert {word for word in piped.split() if not re.fullmatch(r"[0-9.]+", word)} <= words(lines)
+    advice = f"streamxf salvage {long_names} TARGET"
+    assert all(len(line) <= 80 or " " not in line for line in lines)
+    assert advice in piped
+    assert advice in " ".join(" ".join(lines).split())
+
+
+def test_an_error(tmp_path: Path):
+    path = tmp_path / "a rather long name of a folder in which there is nothing at all"
+    code, lines = shown("verify", path)
+    assert code == 2
+    assert len(lines) > 1
+    assert f"there is no file or folder {str(path)!r}" in " ".join(" ".join(lines).split())
+
+
+def test_advice_names_the_one_of_two_that_is_damaged(run: Run, plain: Path, tmp_path: Path):
+    other = tmp_path / "model's own.safetensors"
+    save_file({"layer.weight": torch.zeros(60, 100)}, other)
+    (plain / ".metadata").unlink()
+    for arguments in ([other, plain], [plain, other]):
+        done = run("diff", *arguments)
+        assert done.code == 1
+        assert f"see streamxf salvage {plain} TARGET --without-metadata" in done.err
+
+
+def test_advice_quotes_the_path_for_a_shell(run: Run, plain: Path, tmp_path: Path):
+    path = plain.rename(tmp_path / "it's here")
+    flip_bit(path)
+    advice = run("verify", path).out.partition("load the rest with ")[2]
+    assert shlex.split(advice.splitlines()[0]) == ["streamxf", "salvage", str(path), "TARGET"]
+
+
+@pytest.mark.parametrize(("option", "proposed"), [("--foo", False), ("--tpo", True), ("--to", True), ("-foo", False)])
+def test_options_that_are_proposed_are_alike(run: Run, plain: Path, option: str, proposed: bool):
+    done = run("inspect", plain, option)
+    assert done.code == 2
+    assert ("--top" in done.err) == proposed
+
+
+def test_what_was_written(tmp_path: Path):
+    source = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(10)}, source)
+    target = tmp_path / ("a long name of a folder " * 4).strip()
+    for arguments in (
+        ["pack", source, target],
+        ["transcode", target, tmp_path / "other"],
+        ["unpack", target, tmp_path / "o.pt"],
+    ):
+        code, lines = shown(*arguments)
+        assert code == 0
+        assert all(len(line) <= 80 or " " not in line for line in lines)
+
+
+def test_text_is_wrapped_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "20")
+    path = "/a/path/that-is-longer/than-a-line-is"
+    text = f"three words and then {path} and more\n\nthe next line"
+    assert wrapped(text, Terminal()).splitlines() == ["three words and then", path, "and more", "", "the next line"]
+    assert wrapped(text, io.StringIO()) == text

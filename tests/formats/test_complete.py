@@ -1,0 +1,196 @@
+"""`is_complete` and `latest`: what a job may go on from, where `os.path.exists` says nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.errors import UnsupportedError
+
+KEY = streamxf.Key(bytes(range(32)))
+STATE = {"weight": torch.arange(5000.0), "step": 7}
+
+
+def save(path: Path | str, **options: Any) -> None:
+    dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(path, **options))
+
+
+def data_of(path: Path) -> Path:
+    (file,) = path.glob("*.distcp")
+    return file
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+class Fails:
+    """What cannot be pickled, so that a save of it fails when other items are written already."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no")
+
+
+# -- is_complete ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"chain": []}, {"chain": "zstd+encrypt", "keys": KEY}], ids=str)
+def test_a_checkpoint_is(tmp_path: Path, options: dict[str, Any]) -> None:
+    save(tmp_path / "a", **options)
+    assert streamxf.is_complete(tmp_path / "a")
+    assert streamxf.is_complete(str(tmp_path / "a"))
+
+
+def test_nothing_is_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("no checkpoint")
+    for name in ("nothing", "empty", "text.txt"):
+        assert not streamxf.is_complete(tmp_path / name)
+
+
+def test_a_save_that_failed_is_not_though_its_folder_is_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException):
+        dcp.save({**STATE, "bad": Fails()}, storage_writer=streamxf.FileSystemWriter(tmp_path / "a"))
+    assert os.path.exists(tmp_path / "a")
+    assert not streamxf.is_complete(tmp_path / "a")
+    save(tmp_path / "a")
+    assert streamxf.is_complete(tmp_path / "a")
+    with pytest.raises(CheckpointException):
+        dcp.save({**STATE, "bad": Fails()}, storage_writer=streamxf.FileSystemWriter(tmp_path / "a"))
+    assert streamxf.is_complete(tmp_path / "a"), "the older one still loads"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / ".metadata").unlink(),
+        lambda path: cut(path / ".metadata"),
+        lambda path: data_of(path).unlink(),
+        lambda path: cut(data_of(path)),
+    ],
+    ids=["no metadata", "metadata cut", "no data", "data cut"],
+)
+@pytest.mark.parametrize("stock", [False, True], ids=["streamxf", "stock"])
+def test_half_a_checkpoint_is_not(tmp_path: Path, damage: Callable[[Path], None], stock: bool) -> None:
+    writer = dcp.FileSystemWriter(tmp_path) if stock else streamxf.FileSystemWriter(tmp_path)
+    dcp.save(dict(STATE), storage_writer=writer)
+    assert streamxf.is_complete(tmp_path)
+    damage(tmp_path)
+    assert not streamxf.is_complete(tmp_path)
+
+
+def test_a_file_of_another_size_is_not_what_was_saved(tmp_path: Path) -> None:
+    save(tmp_path)
+    with data_of(tmp_path).open("ab") as file:
+        file.write(b"more")
+    assert not streamxf.is_complete(tmp_path)
+    assert any("another size" in note for note in streamxf.inspect(tmp_path).notes)
+
+
+def test_where_each_rank_has_metadata_of_its_own_somebody_has_to_say_how_many(tmp_path: Path) -> None:
+    dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(tmp_path), use_collectives=False)
+    assert not streamxf.is_complete(tmp_path)
+    assert streamxf.is_complete(tmp_path, ranks=1)
+    assert not streamxf.is_complete(tmp_path, ranks=2)
+    data_of(tmp_path).unlink()
+    assert not streamxf.is_complete(tmp_path, ranks=1)
+
+
+def test_other_formats(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(100), "b": torch.ones(100)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    torch.save(tensors, tmp_path / "model.pt")
+    for name in ("model.safetensors", "model.pt"):
+        assert streamxf.is_complete(tmp_path / name)
+        cut(tmp_path / name)
+        assert not streamxf.is_complete(tmp_path / name)
+
+
+def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(100)}, tmp_path / "model-1.safetensors")
+    save_file({"b": torch.zeros(100)}, tmp_path / "model-2.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert streamxf.is_complete(tmp_path)
+    (tmp_path / "model-2.safetensors").unlink()
+    assert not streamxf.is_complete(tmp_path)
+
+
+def test_storage_that_does_not_answer_is_no_answer() -> None:
+    pytest.importorskip("s3fs")
+    from botocore.exceptions import EndpointConnectionError
+
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+    for ask in (streamxf.is_complete, streamxf.latest):
+        with pytest.raises(EndpointConnectionError):
+            ask("s3://bucket/run", storage_options=options)
+
+
+# -- latest --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name in ("step-90", "step-900", "step-1000", "best", ".step-5000"):
+        save(tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def test_by_the_number_in_its_name(runs: Path) -> None:
+    assert streamxf.latest(runs) == str(runs / "step-1000")
+    assert streamxf.latest(f"{runs}/") == str(runs / "step-1000")
+
+
+def test_one_that_is_not_complete_is_passed_over(runs: Path) -> None:
+    (runs / "step-1000" / ".metadata").unlink()
+    (runs / "step-2000").mkdir()
+    (runs / "step-3000.log").write_text("no folder")
+    assert streamxf.latest(runs) == str(runs / "step-900")
+
+
+def test_an_older_one_that_was_touched_later_is_not_later(runs: Path) -> None:
+    streamxf.transcode(runs / "step-90", chain="zstd", in_place=True)
+    assert streamxf.latest(runs) == str(runs / "step-1000")
+
+
+def test_numbers_are_compared_one_after_the_other(tmp_path: Path) -> None:
+    for name in ("epoch-1-step-900", "epoch-2-step-100", "epoch-2-step-20"):
+        save(tmp_path / name)
+    assert streamxf.latest(tmp_path) == str(tmp_path / "epoch-2-step-100")
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    assert streamxf.latest(tmp_path / "nothing") is None
+    assert streamxf.latest(tmp_path) is None
+    save(tmp_path / "best")
+    assert streamxf.latest(tmp_path) is None
+    with pytest.raises(UnsupportedError, match="not a folder"):
+        streamxf.latest(data_of(tmp_path / "best"))
+
+
+def test_at_a_url() -> None:
+    for name in ("step-9", "step-10"):
+        dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter(f"memory://latest/{name}"))
+    assert streamxf.latest("memory://latest") == "memory://latest/step-10"
+    assert streamxf.is_complete("memory://latest/step-10")
+    assert not streamxf.is_complete("memory://latest/step-11")
+    assert streamxf.latest("memory://nothing/at/all") is None
+
+
+def test_each_rank_has_metadata_of_its_own(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        writer = streamxf.FileSystemWriter(tmp_path / name)
+        dcp.save(dict(STATE), storage_writer=writer, use_collectives=False)
+    assert streamxf.latest(tmp_path) is None
+    assert streamxf.latest(tmp_path, ranks=1) == str(tmp_path / "step-2")

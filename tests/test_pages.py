@@ -1,0 +1,122 @@
+"""The Python of README.md and of every page of docs/ runs as it stands, in an empty folder.
+
+A page whose blocks build on one another says so, and they run in its order; on any other page each runs by itself.
+Blocks with a title are files, which the tests of their pages compare with the repository's own, or run as processes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamxf
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOGETHER = "from top to bottom"
+LANGUAGES = {"python", "sh", "text", "toml", "yaml", "json"}
+# what a page makes with a tool of the shell and then uses in Python
+SHELL = {"docs/keys.md": "openssl"}
+# files that a page shows, and the tests that run them
+SCRIPTS = {"train.py": "keys/test_write_only_nodes.py", "evaluate.py": "keys/test_write_only_nodes.py"}
+
+FENCE = re.compile(r'^```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code; `line` is how many lines of the page stand before it."""
+
+    language: str
+    title: str | None
+    code: str
+    line: int
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for match in FENCE.finditer(text):
+        yield Block(match["language"], match["title"], match["code"], text.count("\n", 0, match.start("code")))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def python_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page.read_text()) if block.language == "python" and block.title is None]
+
+
+def run(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    """Run a block, moved to its line in the page, so that a traceback shows where it stands."""
+    exec(compile("\n" * block.line + block.code, str(page), "exec"), namespace)
+
+
+def test_blocks_keep_their_lines():
+    text = 'a\n```python\nx\n```\n```sh\nls\n```\n```python title="y.py"\ny\n```\n'
+    assert list(blocks_of(text)) == [
+        Block("python", None, "x\n", 2),
+        Block("sh", None, "ls\n", 5),
+        Block("python", "y.py", "y\n", 8),
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_of_a_kind_that_is_known(page: Path):
+    text = page.read_text()
+    blocks = list(blocks_of(text))
+    assert text.count("```") == 2 * len(blocks), "a fence that is not read here would not be run either"
+    assert {block.language for block in blocks} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_are_shown_as_they_are(page: Path):
+    for block in blocks_of(page.read_text()):
+        if block.title in SCRIPTS:
+            assert block.title in (ROOT / "tests" / SCRIPTS[block.title]).read_text()
+        elif block.title is not None and block.language != "text":
+            assert block.code in (ROOT / block.title).read_text(), f"{block.title} differs from the page"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+def test_it_runs_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tool = SHELL.get(name_of(page))
+    if tool is not None and shutil.which(tool) is None:
+        pytest.skip(f"the page uses {tool}")
+    text = page.read_text()
+    together = TOGETHER in text
+    namespace: dict[str, Any] = {}
+    ran = 0
+    for number, block in enumerate(blocks_of(text)):
+        if not ran or not together:
+            folder = tmp_path / str(number)
+            folder.mkdir(exist_ok=True)
+            monkeypatch.chdir(folder)
+            namespace = {"__name__": "__page__"}
+        if block.language == "python" and block.title is None:
+            run(block, page, namespace)
+            ran += 1
+        elif block.language == "sh" and tool is not None and tool in block.code:
+            subprocess.run(block.code, shell=True, check=True)
+    assert ran == len(python_blocks(page)) > 0
+
+
+def test_pages_that_need_it_say_that_their_blocks_build_on_one_another():
+    for page in PAGES:
+        if TOGETHER in page.read_text():
+            assert len(python_blocks(page)) > 1, f"{page.name} has no blocks that could"
+
+
+def test_every_name_of_the_reference_can_be_imported_from_streamxf():
+    places = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert len(places) > 60
+    for place in places:
+        home, _, name = place.rpartition(".")
+        assert getattr(streamxf, name) is getattr(import_module(home), name), place
