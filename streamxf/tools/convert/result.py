@@ -1,11 +1,11 @@
-"""`Converted`: what `pack` and `transcode` did."""
+"""`Converted` and `Unpacked`: what `pack`, `transcode` and `unpack` did."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from streamxf.wording import listed, many, size_text
+from streamxf.wording import listed, many, printable, size_text
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,49 @@ class Converted:
             seconds=sum(part.seconds for part in parts),
             notes=tuple(note for part in parts for note in part.notes),
         )
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What `unpack` wrote.
+
+    Attributes
+    ----------
+    target : str
+    format : str
+        For people.
+    files : int
+    bytes : int
+        Of all files.
+    tensors, objects : int
+        How many are in them.
+    restored : bool
+        Whether these are the files that were packed, byte for byte.
+    left_out : tuple of str
+        Objects that are not in them, because the format has no place for objects; and files that were packed beside the
+        model that was written.
+    seconds : float
+    notes : tuple of str
+        In plain sentences, what else there is to know.
+    """
+
+    target: str
+    format: str
+    files: int
+    bytes: int
+    tensors: int
+    objects: int
+    restored: bool
+    left_out: tuple[str, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = many(self.tensors, "tensor") + (f" and {many(self.objects, 'object')}" if self.objects else "")
+        lines = [
+            f"wrote {what} to {printable(self.target)}: {self.format}, {many(self.files, 'file')}, "
+            f"{size_text(self.bytes)} in {self.seconds:.1f} s"
+        ]
+        if self.restored:
+            lines.append("as it was when it was packed")
+        return "\n".join([*lines, *listed("left out", self.left_out), *listed("note", self.notes)])

@@ -105,8 +105,12 @@ class _Session:
         self._write_all(left)
         save_id = os.urandom(16).hex()
         stored = self._publish(save_id)
+        chain = self._to.extensions.chain
+        encryption = chain.encryption
         return Converted(
-            str(self._to.extensions),
+            str(chain),
+            tuple(f"{key.kind}:{key.id}" for key in encryption.recipients) if encryption is not None else (),
+            (encryption.signer.id,) if encryption is not None and encryption.signer is not None else (),
             (save_id,),
             sum(len(parts) for parts in self._files),
             len(self._files),

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError, UnsupportedError
-from streamxf.formats.location import Location
+from streamxf.format.limits import MAX_PATH
 from streamxf.wording import printable
 
-_MAX_PATH = 4096
 _SHOWN = 5
 _OWNER = stat.S_IRWXU
-_BITS = 0o777
 
 
 @dataclass
@@ -32,20 +31,17 @@ class Tree:
     folders : list of str
         Without the folder itself.
     links : dict of str to str
-        Symbolic links that lead to something else in the folder, and what they say.
-    excluded : set of str
-        Paths that the caller excluded; of a folder, not what is in it.
+        Symbolic links to something else in the folder, and what they say.
     """
 
     files: dict[str, int] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
-    excluded: set[str] = field(default_factory=set)
     _refused: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, location: Location, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
+    def of(cls, storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
         """List a folder.
 
         Parameters
@@ -53,24 +49,36 @@ class Tree:
         exclude : sequence of str
             Shell patterns. What has a path that matches one is left out, and so is everything in such a folder.
         follow_links : bool
-            Whether a link to a file outside of the folder stands for that file.
+            Whether a link to a file outside the folder stands for that file.
 
         Raises
         ------
+        ParameterError
+            If a pattern excludes nothing: it is a mistake.
         UnsupportedError
             If there is something that cannot be restored; names it.
         """
         tree = cls()
-        local = location.local_path
-        if local is not None:
-            tree._note_mode("", os.stat(local).st_mode, folder=True)
-        for path, entry in _found(location, exclude, tree.excluded):
+        if storage.local is not None:
+            tree._note_mode("", os.stat(storage.local).st_mode, folder=True)
+        for path, entry in paths_in(storage, exclude):
             if isinstance(entry, os.DirEntry):
                 tree._add_local(path, entry, follow_links)
+            elif not is_inside(path):
+                tree._refuse(path, "a name that cannot be restored everywhere")
+            elif entry["type"] == "directory":
+                tree.folders.append(path)
+            elif entry["type"] == "file" and entry.get("size") is not None:
+                tree.files[path] = int(entry["size"])
             else:
-                tree._add_remote(path, entry)
-        if tree._refused:
-            raise _cannot_pack(tree._refused, location)
+                tree._refuse(path, "not a file of known size")
+        if refused := tree._refused:
+            more = f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else ""
+            raise UnsupportedError(
+                f"the folder holds what cannot be packed and restored: {'; '.join(refused[:_SHOWN])}{more}. Leave it "
+                "out (exclude=); a link to a file can be packed as that file (follow_links)",
+                file=storage.given,
+            )
         return tree
 
     def _add_local(self, path: str, entry: os.DirEntry[str], follow_links: bool) -> None:
@@ -80,9 +88,8 @@ class Tree:
             if leads_inside(path, leads_to):
                 self.links[path] = leads_to
                 return
-            shown = f"a link that leads out of the folder, to {printable(leads_to, 80)}"
             if not follow_links or not entry.is_file():
-                self._refuse(path, shown)
+                self._refuse(path, f"a link that leads out of the folder, to {printable(leads_to, 80)}")
                 return
             facts = entry.stat()
         if not is_inside(path):
@@ -96,18 +103,8 @@ class Tree:
         else:
             self._refuse(path, "not a regular file")
 
-    def _add_remote(self, path: str, info: dict[str, Any]) -> None:
-        if not is_inside(path):
-            self._refuse(path, "a name that cannot be restored everywhere")
-        elif info["type"] == "directory":
-            self.folders.append(path)
-        elif info["type"] == "file" and info.get("size") is not None:
-            self.files[path] = int(info["size"])
-        else:
-            self._refuse(path, "not a file of known size")
-
     def _note_mode(self, path: str, mode: int, *, folder: bool) -> None:
-        self.modes[path] = stat.S_IMODE(mode) & _BITS
+        self.modes[path] = stat.S_IMODE(mode) & 0o777
         if folder and mode & _OWNER != _OWNER:
             self._refuse(path or ".", "a folder that its owner may not list, enter and write to")
         if not folder and mode & (stat.S_ISUID | stat.S_ISGID):
@@ -117,40 +114,24 @@ class Tree:
         self._refused.append(f"{printable(path, 200)} ({reason})")
 
 
-def paths_in(location: Location, exclude: Sequence[str], excluded: set[str]) -> list[str]:
-    """Everything in a folder, whatever it is; what a pattern excludes is added to `excluded` instead."""
-    return [path for path, _ in _found(location, exclude, excluded)]
-
-
-def refuse_unused(exclude: Sequence[str], excluded: set[str]) -> None:
-    """Refuse patterns that exclude nothing, which are mistakes.
-
-    Raises
-    ------
-    ParameterError
+def paths_in(storage: Storage, exclude: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Everything in a folder and below it that no pattern excludes, whatever it is: by its path, each folder before
+    what is in it; with its `os.DirEntry`, or what fsspec tells of it. Raises as `Tree.of` for patterns.
     """
-    for pattern in exclude:
-        if not any(_matches(path, pattern) for path in excluded):
-            raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
+    patterns = {pattern: pattern.rstrip("/") for pattern in exclude}
+    unused = set(exclude)
 
-
-def _matches(path: str, pattern: str) -> bool:
-    return fnmatchcase(path, pattern.rstrip("/"))
-
-
-def _found(location: Location, exclude: Sequence[str], excluded: set[str]) -> Iterator[tuple[str, Any]]:
     def is_excluded(path: str) -> bool:
-        found = any(_matches(path, pattern) for pattern in exclude)
-        if found:
-            excluded.add(path)
-        return found
+        found = {pattern for pattern, bare in patterns.items() if fnmatchcase(path, bare)}
+        unused.difference_update(found)
+        return bool(found)
 
-    local = location.local_path
-    return _walk(local, is_excluded) if local is not None else _find(location, is_excluded)
+    yield from _walk(storage.local, is_excluded) if storage.local is not None else _find(storage, is_excluded)
+    for pattern in unused:
+        raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
 
 
 def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a local folder that is not excluded, by its path; each folder before what is in it."""
     left = [(folder, "")]
     while left:
         whole, prefix = left.pop()
@@ -161,36 +142,20 @@ def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str
         left += [(entry.path, f"{path}/") for path, entry in reversed(kept) if entry.is_dir(follow_symlinks=False)]
 
 
-def _find(location: Location, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Everything below a folder in storage that is not excluded, in the order of the paths."""
-    filesystem = location.filesystem
-    filesystem.invalidate_cache()  # which may remember what has changed since
-    root = location.path.strip("/")
-    found = filesystem.find(location.path, withdirs=True, detail=True)
+def _find(storage: Storage, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    storage.filesystem.invalidate_cache()  # which may remember what has changed since
+    root = storage.path.strip("/")
+    found = storage.filesystem.find(storage.path, withdirs=True, detail=True)
     paths = {name.strip("/").removeprefix(root).strip("/"): info for name, info in found.items()}
-    for path in sorted(paths):
-        if path and not any(is_excluded(part) for part in (*_parents(path), path)):
+    for path in sorted(filter(None, paths)):
+        parts = path.split("/")
+        if not any(is_excluded("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
             yield path, paths[path]
-
-
-def _parents(path: str) -> Iterator[str]:
-    parts = path.split("/")
-    for count in range(1, len(parts)):
-        yield "/".join(parts[:count])
-
-
-def _cannot_pack(refused: list[str], location: Location) -> UnsupportedError:
-    shown = "; ".join(refused[:_SHOWN]) + (f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else "")
-    return UnsupportedError(
-        f"the folder holds what cannot be packed and restored: {shown}. Leave it out (exclude=); a link to a file can "
-        "be packed as that file (follow_links)",
-        file=location.given,
-    )
 
 
 def is_inside(path: str) -> bool:
     """Whether a path, relative to a folder, stays in it on every system, and can be shown."""
-    if len(path) > _MAX_PATH or not path.isprintable() or "\\" in path or (os.name == "nt" and ":" in path):
+    if len(path) > MAX_PATH or not path.isprintable() or "\\" in path or (os.name == "nt" and ":" in path):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 

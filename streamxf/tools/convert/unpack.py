@@ -8,21 +8,19 @@ from time import perf_counter
 from typing import Any, Literal
 
 from streamxf.chain import Chain
-from streamxf.convert.files.huggingface import SHARD_SIZE
-from streamxf.convert.files.plan import format_of, fresh, restored
-from streamxf.convert.files.target import Target
-from streamxf.convert.identity import identity_of
-from streamxf.convert.origin import origin_of
-from streamxf.convert.result import Converted
-from streamxf.convert.transcode import transcode
-from streamxf.convert.unpacked import Unpacked
-from streamxf.dcp.load.items import Require
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
 from streamxf.formats.contents import Format
-from streamxf.formats.location import Location
 from streamxf.formats.opening import open_source
+from streamxf.formats.reader import FileReader
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.tools.convert.origin import origin_of
+from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
+from streamxf.tools.convert.result import Converted, Unpacked
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.writing import refuse_existing, write
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {
@@ -58,9 +56,8 @@ def unpack(
     Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
     state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
 
-    The target takes its place when all of it is written. A local target that was not finished, because the call failed
-    or was killed, stays beside it in a hidden folder, and the same call resumes from there. What goes to a URL starts
-    over.
+    The target takes its place when all of it is written; until then a local one is in a hidden folder beside it, which
+    nobody else may read. A call that failed or was killed starts over.
 
     Parameters
     ----------
@@ -117,31 +114,41 @@ def unpack(
     if shard_size < 1:
         raise ParameterError(f"shard_size={shard_size}: it is a number of bytes, from 1")
     begin = perf_counter()
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    options: dict[str, Any] = {"keys": ring, "require": require, "storage_options": storage_options}
-    place = Target(target, target_options, overwrite=overwrite)
-    asked = FORMATS[format] if format is not None else format_of(place.name)
+    place = Storage.of(target, target_options)
+    asked = FORMATS[format] if format is not None else format_of_name(place.name)
     if asked is Format.DCP:
         if only or prefix:
             raise ParameterError("a checkpoint of DCP is copied whole: leave only= and prefix= out")
         return transcode(
-            source, target, Chain([]), overwrite=overwrite, target_options=target_options, progress=progress, **options
+            source,
+            target,
+            Chain([]),
+            overwrite=overwrite,
+            keys=KeyRing.of(keys, trust, allow_unsigned),
+            require=require,
+            storage_options=storage_options,
+            target_options=target_options,
+            progress=progress,
         )
-    place.refuse_early()
-    with open_source(source, **options) as opened:
-        origin = None if only or prefix else origin_of(opened)
+    if not overwrite:
+        refuse_existing(place)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    with open_source(Storage.of(source, storage_options), access) as reader:
+        origin = None if only or prefix else origin_of(reader)
         wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
         if origin is not None and origin.format is wanted:
-            plan = restored(opened, origin, place.name)
+            plan = restored(reader.items, origin, place.name)
         else:
-            plan = fresh(opened, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
-        kept = place.write(opened, plan, identity_of(Location.of(source, storage_options), opened.contents), progress)
+            contents = reader.contents if isinstance(reader, FileReader) else None
+            extra = contents.extra if contents is not None and contents.format is Format.SAFETENSORS else {}
+            options: dict[str, Any] = {"skip_objects": skip_objects, "origin": origin, "extra": extra}
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, **options)
+        write(place, plan, reader, overwrite=overwrite, progress=progress)
     return Unpacked(
         os.fspath(target),
         str(wanted),
         len(plan.files),
         sum(file.size for file in plan.files),
-        kept,
         plan.tensors,
         plan.objects,
         plan.restored,

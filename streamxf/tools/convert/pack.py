@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from streamxf.chain import ChainLike
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
-from streamxf.convert.encryption import chain_for
-from streamxf.convert.job import FILE_SIZE
-from streamxf.convert.places import refuse_inside
-from streamxf.convert.raw import RawFiles
-from streamxf.convert.result import Converted
-from streamxf.convert.session import check_target, write_job, writer_to
-from streamxf.convert.transcode import transcode
-from streamxf.convert.tree import paths_in, refuse_unused
-from streamxf.convert.whole import identity_of, open_whole
-from streamxf.dcp.load.items import Require
-from streamxf.dcp.publish.listing import made_by_writers
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.metadata import GLOBAL, metadata_files, read_metadata
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.publish.names import made_by_writers
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.streamed import Streamed
 from streamxf.errors import UnsupportedError
-from streamxf.formats.dcp import read_contents
-from streamxf.formats.location import Location
+from streamxf.format.header import Kind
+from streamxf.format.items import TensorItem
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.formats.opening import is_checkpoint
-from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
+from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.tools.convert.chains import chain_for
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
+from streamxf.tools.convert.places import Destination, check_same, refuse_inside
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.session import convert
+from streamxf.tools.convert.sources import reads_of
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.whole import Whole, identity_of, open_whole
 from streamxf.wording import printable
 
 _SHOWN = 5
@@ -54,8 +61,8 @@ def pack(
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
 
-    The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or stock. Workers
-    read and encode block by block, so that memory does not depend on the size of the model.
+    The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or another's.
+    Workers read and encode block by block, so that memory does not depend on the size of the model.
 
     A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
     else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
@@ -77,10 +84,10 @@ def pack(
         Shell patterns: what has a path that matches one is left out of a folder. A folder that matches is left out with
         all that is in it.
     follow_links : bool
-        Whether a link to a file outside of the folder is packed as that file, as in the hub's cache. By default it is
+        Whether a link to a file outside the folder is packed as that file, as in the hub's cache. By default it is
         refused.
     keys, trust, allow_unsigned, require
-        For a DCP checkpoint that is encrypted; other formats have nothing that is.
+        For a DCP checkpoint that is encrypted; other formats have no encryption.
 
     Returns
     -------
@@ -97,9 +104,9 @@ def pack(
     StreamxfError, OSError
         As `transcode`.
     """
-    location = Location.of(source, storage_options)
-    if is_checkpoint(location):
-        _refuse_beside(location, exclude)
+    storage = Storage.of(source, storage_options)
+    if is_checkpoint(storage):
+        _refuse_beside(storage, exclude)
         return transcode(
             source,
             target,
@@ -118,31 +125,44 @@ def pack(
             progress=progress,
         )
     refuse_inside(source, target)
-    identity = partial(identity_of, location, exclude, follow_links=follow_links)
+    identity = partial(identity_of, storage, exclude, follow_links=follow_links)
     before = identity()
-    with open_whole(location, exclude, follow_links=follow_links) as opened:
-        refuse_unused(exclude, opened.excluded)
+    with open_whole(storage, exclude, follow_links=follow_links) as whole:
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
-        writer = writer_to(target, made, block_size, target_options, overwrite=overwrite)
-        check_target(writer, overwrite)
-        done = write_job(writer, RawFiles(location, opened, before, identity).job(), file_size, progress)
-        return replace(done, notes=tuple(opened.contents.notes))
+        to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)
+        to.check()
+
+        def check() -> None:
+            check_same(storage.given, before, identity())
+
+        contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
+        return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 
-def _refuse_beside(location: Location, exclude: Sequence[str]) -> None:
+def _read(whole: Whole, wanted: Wanted) -> Data:
+    item, chunk = wanted.item, wanted.chunk
+    if chunk is None or not isinstance(item, TensorItem):
+        data = io.BytesIO()
+        torch.save(whole.load_object(item.name), data)  # as DCP's planner does
+        return data
+    elements = whole.elements(item, chunk)
+    reads = reads_of(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
+    return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
+
+
+def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
     """Refuse to leave out, without being asked to, what lies in a checkpoint's folder and is not part of it.
 
     Raises
     ------
     UnsupportedError
     """
-    excluded: set[str] = set()
-    beside = [
-        path for path in paths_in(location, exclude, excluded) if path != ".metadata" and not made_by_writers(path)
-    ]
-    refuse_unused(exclude, excluded)
+    beside = [path for path, _ in paths_in(storage, exclude) if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
-        known = set(read_contents(location, KeyRing.of(None)).files)
+        known: set[str] = set()
+        for name in metadata_files(storage):
+            items = read_metadata(storage, name, Access(), listing=True).items
+            known |= {place.file for item in items.values() for place in item.places}
         beside = [
             path for path in beside if path not in known and not any(name.startswith(f"{path}/") for name in known)
         ]
@@ -152,5 +172,5 @@ def _refuse_beside(location: Location, exclude: Sequence[str]) -> None:
             f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
             f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
             "or leave it out (exclude=)",
-            file=location.given,
+            file=storage.given,
         )

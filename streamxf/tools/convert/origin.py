@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from streamxf.convert.tree import is_inside, leads_inside
+from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError
-from streamxf.formats.contents import Entry, Format
-from streamxf.formats.extents import Extent, dense_order
-from streamxf.formats.source import Source
+from streamxf.format.dtypes import elements_size
+from streamxf.formats.contents import Format
+from streamxf.tools.convert.tree import is_inside, leads_inside
 
 ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
 _FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
-_PACKED = (Format.SAFETENSORS, Format.TORCH, *_FOLDERS)
 _OWNER = 0o700
 
 
@@ -35,8 +34,7 @@ def is_kept(name: str) -> bool:
     return name == ITEM or name.startswith(f"{ITEM}/")
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A tensor whose elements stand in a file one after the other.
 
     Attributes
@@ -46,7 +44,6 @@ class Placed:
     start : int
         Where it begins in the file.
     dtype : str
-        As torch names it.
     shape : tuple of int
     order : tuple of int
         Its dimensions, the one that changes slowest in the file first.
@@ -58,24 +55,13 @@ class Placed:
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
-
-def placed(entries: Iterable[Entry], extents: Mapping[str, Extent]) -> list[Placed]:
-    """The tensors of a file that have bytes of their own, in their order. Of tensors that overlap, one counts; those
-    with gaps between their elements do not.
-    """
-    found: list[Placed] = []
-    stop = 0
-    for entry in sorted(entries, key=lambda entry: (extents[entry.name].start, -(entry.raw_bytes or 0))):
-        extent = extents[entry.name]
-        order = dense_order(extent.shape, extent.strides)
-        if entry.raw_bytes and order is not None and extent.start >= stop:
-            found.append(Placed(entry.name, extent.start, str(entry.dtype), entry.shape, order))
-            stop = extent.start + entry.raw_bytes
-    return found
+    @property
+    def size(self) -> int:
+        """Bytes of its elements."""
+        return elements_size(self.dtype, self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFile:
+class PackedFile(NamedTuple):
     """What is in a file besides the bytes around its tensors.
 
     Attributes
@@ -101,20 +87,20 @@ class Origin:
     ----------
     format : Format
         `SAFETENSORS` or `TORCH` for a file; `HUGGING_FACE` or `FOLDER`.
-    files : dict of str to PackedFile
+    files : mapping of str to PackedFile
         By path relative to the folder; where a file was packed, by its name.
-    folders : dict of str to int or None
+    folders : mapping of str to int or None
         Their permissions. The folder itself has an empty path.
-    links : dict of str to str
+    links : mapping of str to str
         Symbolic links, and what they say.
     excluded : tuple of str
         Patterns of what the caller left out.
     """
 
     format: Format
-    files: dict[str, PackedFile] = field(default_factory=dict)
-    folders: dict[str, int | None] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    files: Mapping[str, PackedFile]
+    folders: Mapping[str, int | None] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
 
     @property
@@ -130,21 +116,16 @@ class Origin:
             yield from (tensor.name for tensor in file.tensors)
             yield from file.others
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> Any:
         """What is stored."""
+        files = {
+            path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others), file.mode]
+            for path, file in self.files.items()
+        }
         return {
             "version": _VERSION,
             "format": self.format.name,
-            "files": {
-                path: {
-                    "tensors": [
-                        [each.name, each.start, each.dtype, list(each.shape), list(each.order)] for each in file.tensors
-                    ],
-                    "others": list(file.others),
-                    "mode": file.mode,
-                }
-                for path, file in self.files.items()
-            },
+            "files": files,
             "folders": dict(self.folders),
             "links": dict(self.links),
             "excluded": list(self.excluded),
@@ -166,7 +147,7 @@ class Origin:
                 )
             made = cls(
                 Format[value["format"]],
-                {_text(path): _file(file) for path, file in value["files"].items()},
+                {_text(path): _file(*file) for path, file in value["files"].items()},
                 {_text(path): _mode(mode, _OWNER) for path, mode in value["folders"].items()},
                 {_text(path): _text(leads_to) for path, leads_to in value["links"].items()},
                 tuple(map(_text, value["excluded"])),
@@ -177,16 +158,12 @@ class Origin:
         return made
 
     def _check(self) -> None:
-        if self.format not in _PACKED or (not self.is_folder and len(self.files) != 1):
+        single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
+        if not self.is_folder and not single:
             raise MetadataError("it does not say how the one file looked that was packed", item=ITEM)
-        folders = self.folders.keys() - {""}
-        paths = [*self.files, *self.links, *folders]
         solid = {*self.files, *self.links}
-        if (
-            len(set(paths)) < len(paths)
-            or not all(map(is_inside, paths))
-            or any(_is_below(path, solid) for path in paths)
-        ):
+        paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
+        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or _above(paths) & solid:
             raise MetadataError("it has a path twice, or one that does not belong in the folder", item=ITEM)
         if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
             raise MetadataError("it has a link that leads out of the folder", item=ITEM)
@@ -195,7 +172,7 @@ class Origin:
             raise MetadataError("it has an item in two places", item=ITEM)
 
 
-def origin_of(source: Source) -> Origin | None:
+def origin_of(reader: BoxReader) -> Origin | None:
     """What `pack` kept of the files that it packed; None if the checkpoint was not packed.
 
     Raises
@@ -203,37 +180,29 @@ def origin_of(source: Source) -> Origin | None:
     MetadataError
         If the item is not one that `pack` stores.
     """
-    entry = source.contents.entries.get(ITEM)
-    return Origin.from_plain(source.load_object(entry)) if entry is not None else None
+    return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
 
 
-def _is_below(path: str, solid: set[str]) -> bool:
-    """Whether a path leads through a file or a link."""
-    at = path.find("/")
-    while at >= 0:
-        if path[:at] in solid:
-            return True
-        at = path.find("/", at + 1)
-    return False
+def _above(paths: Iterable[str]) -> set[str]:
+    """The folders that paths lead through."""
+    return {path[:at] for path in paths for at, char in enumerate(path) if char == "/"}
 
 
-def _file(value: Any) -> PackedFile:
-    tensors = tuple(
+def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:
+    made = tuple(
         Placed(_text(name), _count(start), _text(dtype), tuple(map(_count, shape)), tuple(map(_count, order)))
-        for name, start, dtype, shape, order in value["tensors"]
+        for name, start, dtype, shape, order in tensors
     )
-    for tensor in tensors:
+    for tensor in made:
         if sorted(tensor.order) != list(range(len(tensor.shape))):
             raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
-    return PackedFile(tensors, tuple(map(_text, value["others"])), _mode(value["mode"]))
+    return PackedFile(made, tuple(map(_text, others)), _mode(mode))
 
 
 def _mode(value: Any, least: int = 0) -> int | None:
-    if value is None:
-        return None
-    if _count(value) > 0o777 or value & least != least:
+    if value is not None and (_count(value) > 0o777 or value & least != least):
         raise ValueError(f"{value!r:.40} are not permissions")
-    return int(value)
+    return value  # type: ignore[no-any-return]
 
 
 def _count(value: Any) -> int:

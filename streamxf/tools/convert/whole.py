@@ -1,0 +1,334 @@
+"""`Whole`: a file or a folder as `pack` stores it: every tensor, every object, and all bytes around them.
+
+The tensors of the model in a Hugging Face folder have their own names. Those of any other file have its path before
+them, as in ``optimizer.pt/state.0.exp_avg``. What cannot be told apart is among the file's other bytes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.boxes import contiguous_strides
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import find_framed
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.errors import (
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+)
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.formats import huggingface, safetensors, torchfile
+from streamxf.formats.contents import Contents, Format
+from streamxf.formats.opening import BEGINNING, LOOKED_FOR, format_of, open_layout, open_source
+from streamxf.formats.reader import FileReader
+from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.stream.blocks import BareBlocks
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice, PositionalFile
+from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
+from streamxf.tools.convert.tree import Tree, is_inside
+from streamxf.wording import many, printable
+
+_OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_METADATA = "/.metadata"
+_UNNAMED = "the tensors of the model have the names of their files before them"
+_SHOWN = 3
+
+Gaps = Sequence[tuple[int, int]]
+"""Where the bytes begin and end, in a file, that are no tensor's."""
+
+
+class Whole(FileReader):
+    """Everything that is packed. Its item `ITEM` is the `Origin` as an object, and `rest_of` names the bytes of a file
+    around its tensors.
+
+    Attributes
+    ----------
+    origin : Origin
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        contents: Contents,
+        shards: Mapping[str, Shard],
+        places: Mapping[str, Storage],
+        origin: Origin,
+        gaps: Mapping[str, Gaps],
+    ) -> None:
+        super().__init__(storage, contents, shards, places, Access())
+        self.origin = origin
+        self._gaps = gaps
+
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
+        if item.name not in self._gaps:
+            return super().elements(item, chunk)
+        pieces = _Pieces(self._files[chunk.place.file].access, self._gaps[item.name])
+        return Elements(BareBlocks(FileSlice(pieces, 0, item.size)), 0, 1, item.shape)
+
+    def load_object(self, name: str) -> Any:
+        return self.origin.to_plain() if name == ITEM else super().load_object(name)
+
+
+class _Pieces:
+    """Parts of a file, one after the other."""
+
+    def __init__(self, access: PositionalFile, gaps: Gaps) -> None:
+        self.parallel = access.parallel
+        self._access = access
+        self._starts = [start for start, _ in gaps]
+        self._stops = list(accumulate(stop - start for start, stop in gaps))
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done, number = 0, bisect.bisect_right(self._stops, position)
+        while done < len(out):
+            begin = self._stops[number - 1] if number else 0
+            size = min(len(out) - done, self._stops[number] - position - done)
+            at = self._starts[number] + position + done - begin
+            count = self._access.read_into(at, out[done : done + size])
+            done, number = done + count, number + 1
+            if count < size:
+                break
+        return done
+
+
+def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Whole:
+    """Open a file or a folder, but no DCP checkpoint.
+
+    Parameters
+    ----------
+    exclude, follow_links
+        As in `Tree.of`.
+
+    Raises
+    ------
+    NoCheckpointError
+        If no file in it is one of a checkpoint.
+    UnsupportedError
+        If a file, or something in the folder, cannot be packed.
+    StreamxfError, OSError
+        If the checkpoint is damaged.
+    """
+    notes: list[str] = []
+    if storage.is_folder():
+        tree = Tree.of(storage, exclude, follow_links=follow_links)
+        main = _model(storage, tree, notes)
+        kind = Format.FOLDER if main is None else Format.HUGGING_FACE
+        places = {path: storage.child(path) for path in tree.files}
+    else:
+        opened = open_source(storage)
+        assert isinstance(opened, FileReader)  # a file is never a DCP checkpoint
+        if not is_inside(storage.name):
+            raise UnsupportedError("the name of the file cannot be kept: rename it", file=storage.given)
+        tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
+        places = {storage.name: storage}
+    found = _Files(storage, main)
+    for path in tree.files:
+        if path.endswith(_METADATA):
+            found.add_checkpoint(path.removesuffix(_METADATA))
+    for path, size in tree.files.items():
+        found.add(path, size, tree.modes.get(path), places[path])
+    if not found.is_checkpoint:
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
+    folders = {path: tree.modes.get(path) for path in ("", *tree.folders)}
+    origin = Origin(kind, found.files, folders, tree.links, tuple(exclude))
+    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **found.items, **found.rests}
+    contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *found.notes()))
+    return Whole(storage, contents, found.shards, places, origin, found.gaps)
+
+
+def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
+    """A digest of what tells these files from others: paths, sizes, times, permissions, links."""
+    facts: list[object] = [os.path.realpath(storage.local) if storage.local is not None else storage.path]
+    if storage.is_folder():
+        tree = Tree.of(storage, exclude, follow_links=follow_links)
+        facts += [sorted(tree.modes.items()), tree.folders, sorted(tree.links.items()), sorted(exclude)]
+        facts += [[path, storage.version(path)] for path in tree.files]
+    else:
+        facts.append(storage.version())
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
+    """The model of a Hugging Face folder, if it is one whose tensors can be read."""
+    try:
+        layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
+        found = open_layout(storage, layout) if layout is not None else None
+    except (UnsupportedError, PolicyError) as error:
+        notes.append(f"{_UNNAMED}: {error.message}")
+        return None
+    if found is not None and (elsewhere := found.shards.keys() - tree.files.keys()):
+        notes.append(f"{_UNNAMED}: {printable(min(elsewhere))} is a link, or was excluded")
+        return None
+    return found
+
+
+class _Files:
+    """Collects what is in files, one after the other.
+
+    Parameters
+    ----------
+    storage : Storage
+    main : FileReader or None
+        Those of its files that were read already.
+    """
+
+    def __init__(self, storage: Storage, main: FileReader | None) -> None:
+        self.files: dict[str, PackedFile] = {}
+        self.items: dict[str, Item] = {}
+        self.rests: dict[str, Item] = {}
+        self.gaps: dict[str, Gaps] = {}
+        self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
+        self.is_checkpoint = main is not None
+        self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder
+        self._storage = storage
+        self._unread: list[str] = []
+        for name, item in main.items.items() if main is not None else ():
+            self._take(name, item)
+
+    def add_checkpoint(self, folder: str) -> None:
+        """Take note of a DCP checkpoint, as of FSDP; its files are added like any others."""
+        try:
+            found = Checkpoint.at(self._storage.child(folder), Access(), listing=True)
+        except (StreamxfError, OSError):  # then its files are bytes like any others
+            return
+        for item in found.items.values():
+            if isinstance(item, TensorItem):
+                for chunk in item.chunks:
+                    if chunk.framed and not chunk.place.descriptors:
+                        self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
+
+    def add(self, path: str, size: int, mode: int | None, place: Storage) -> None:
+        """Add a file; all its bytes are in its tensors or in its rest."""
+        shard = self.shards.get(path)
+        if shard is None:
+            shard = self.shards[path] = self._read(path, size, place)
+            for name, item in shard.items.items():
+                self._take(name, item)
+        tensors = _placed(shard)
+        own = {tensor.name for tensor in tensors}
+        self.files[path] = PackedFile(tuple(tensors), tuple(name for name in shard.items if name not in own), mode)
+        gaps, at = [], 0
+        for start, length in (
+            *((tensor.start, shard.items[tensor.name].stored_bytes) for tensor in tensors),
+            (size, 0),
+        ):
+            if start > at:
+                gaps.append((at, start))
+            at = start + length
+        if gaps:
+            rest, length = rest_of(path), sum(stop - start for start, stop in gaps)
+            self.rests[rest] = whole_tensor(rest, "uint8", (length,), path, gaps[0][0], length, (rest,))
+            self.gaps[rest] = gaps
+
+    def notes(self) -> list[str]:
+        """What a caller should know."""
+        if not self._unread:
+            return []
+        shown = ", ".join(map(printable, self._unread[:_SHOWN])) + (", ..." if len(self._unread) > _SHOWN else "")
+        verb = "is" if len(self._unread) == 1 else "are"
+        return [
+            f"{many(len(self._unread), 'file')} {verb} packed as bytes, since no tensors can be read there: {shown}"
+        ]
+
+    def _read(self, path: str, size: int, place: Storage) -> Shard:
+        """The tensors of a file that can be told apart, by names with its path before them."""
+        with located(file=self._storage.full(path)), place.open(random=True) as file:
+            beginning = memoryview(bytearray(BEGINNING))
+            if (count := file.access.read_into(0, beginning)) > size:
+                raise UnsupportedError("the file has more bytes than its size says, so nothing tells where it ends")
+            kind = format_of(bytes(beginning[:count]), size, path)
+            try:
+                if path in self._stored:
+                    found = _shards_in(file, path, self._stored[path])
+                elif kind is not None:
+                    found = (torchfile if kind is Format.TORCH else safetensors).read(file, path)
+                else:
+                    return Shard({})
+            except StreamxfError:
+                if path.endswith(_OF_TENSORS):
+                    self.is_checkpoint = True
+                    self._unread.append(path)
+                return Shard({})
+        self.is_checkpoint = True
+        own = {tensor.name for tensor in _placed(found)}
+        kept = {
+            name: item
+            for name, item in found.items.items()
+            if isinstance(item, TensorItem) and (name in own or not item.size)
+        }
+        items: dict[str, Item] = {}
+        for name, item in kept.items():
+            label = f"{path}/{name}"
+            items[label] = replace(item, name=label, path=(label,))
+        return Shard(items, {f"{path}/{name}": strides for name, strides in found.strides.items() if name in kept})
+
+    def _take(self, name: str, item: Item) -> None:
+        if is_kept(name):
+            raise ParameterError(
+                f"the checkpoint has an item {printable(name)!r}, a name that pack uses for what it keeps"
+            )
+        if name in self.items:
+            raise UnsupportedError(
+                f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",
+                file=self._storage.given,
+            )
+        self.items[name] = item
+
+
+def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, Chunk]]) -> Shard:
+    """The shards of a DCP checkpoint that stand in one of its files as they are, in torch.save's usual frame."""
+    items: dict[str, Item] = {}
+    for item, chunk in stored:
+        try:
+            blocks = BareBlocks(file.slice(chunk.place.at, chunk.place.size))
+            found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
+        except StreamxfError:
+            continue
+        if found.tensor.is_row_major:
+            name = item.name if chunk.shape == item.shape else f"{item.name}{list(chunk.offset)}"
+            at = chunk.place.at + found.start
+            items[name] = whole_tensor(name, item.dtype, chunk.shape, path, at, found.tensor.extent, (name,))
+    return Shard(items)
+
+
+def _placed(shard: Shard) -> list[Placed]:
+    """The tensors of a file that have bytes of their own, in their order. Of tensors that overlap, one counts; those
+    with gaps between their elements do not.
+    """
+    tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
+    found: list[Placed] = []
+    stop = 0
+    for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
+        start = item.chunks[0].place.at
+        order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
+        if order is not None and start >= stop:
+            found.append(Placed(item.name, start, item.dtype, item.shape, order))
+            stop = start + item.size
+    return found
+
+
+def _dense_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The dimensions, the slowest first, in whose order the elements follow one another without gaps; None if they do
+    not.
+    """
+    order = tuple(sorted(range(len(shape)), key=lambda dim: (-strides[dim], -shape[dim])))
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= shape[dim]
+    return order
