@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
@@ -17,6 +17,7 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 
 GLOBAL = ".metadata"
@@ -24,7 +25,6 @@ MAX_METADATA = 2**30
 """Bytes of a metadata file."""
 
 _RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
-_DEK = re.compile(r"dek=([0-9a-f]{64})&", re.ASCII)
 
 
 def metadata_name(rank: int | None) -> str:
@@ -60,8 +60,8 @@ class Metadata:
         Third-party packages that provide codecs.
     authenticated : bool
         Whether somebody vouches for it: false where it is encrypted and there are no keys, and where nothing could.
-    key_line : str
-        The wrapped data key of the process that published, as text; empty if there is none.
+    wrapped : mapping of bytes to str
+        The wrapped data keys by their ids, that of the process that published first.
     vouchers : str
         As text; empty if there are none.
     """
@@ -72,10 +72,8 @@ class Metadata:
     index: Index | None
     modules: tuple[str, ...] = ()
     authenticated: bool = False
-    key_line: str = ""
+    wrapped: Mapping[bytes, str] = field(default_factory=dict)
     vouchers: str = ""
-    _others: Callable[[], Mapping[bytes, str]] = field(default=dict, repr=False)
-    _opened: DataKey | None = field(default=None, repr=False)
 
     @property
     def files(self) -> Mapping[str, File]:
@@ -89,19 +87,11 @@ class Metadata:
         ------
         KeyMissingError, WrongKeyError, KeyServiceError
             If it cannot be unwrapped.
-        MetadataError
-            If there is no such data key.
         """
-        if self._opened is not None and self._opened.id == dek:
-            return self._opened
-        line = self.key_line if dek == self._dek else self._others().get(dek)
-        if line is None:
+        wrapped = self.wrapped.get(dek)
+        if wrapped is None:
             raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
-        return keys.unwrap(line)
-
-    @property
-    def _dek(self) -> bytes | None:
-        return self.index.dek if self.index is not None else None
+        return keys.unwrap(wrapped)
 
 
 def read_metadata(
@@ -133,51 +123,76 @@ def read_metadata(
         If it is another save than the expected one.
     """
     with located(file=storage.full(name)), storage.open(name) as file:
-        if file.size > MAX_METADATA:
-            raise MetadataError(
-                f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
-            )
-        if not file.size:
-            raise MetadataError("the file is empty: it was cut, or never written; restore it")
-        end = min(file.size, TRAILER_BYTES)
-        trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
-        if trailer is None:
+        sections = read_sections(file)
+        if sections is None:
             return _stock(file, name, access)
-        tail = file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size)
-        return _own(trailer.split(tail), name, rank_of(name) if rank is None else rank, access, listing)
+        return metadata_in(sections, name, access, listing=listing, rank=rank)
 
 
-def _own(sections: Sections, name: str, rank: int | None, access: Access, listing: bool) -> Metadata:
+def read_sections(file: StoredFile) -> Sections | None:
+    """Index and keys of a metadata file; None if it ends in no trailer.
+
+    Raises
+    ------
+    MetadataError
+        If it is damaged.
+    """
+    if file.size > MAX_METADATA:
+        raise MetadataError(
+            f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
+        )
+    if not file.size:
+        raise MetadataError("the file is empty: it was cut, or never written; restore it")
+    end = min(file.size, TRAILER_BYTES)
+    trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
+    if trailer is None:
+        return None
+    return trailer.split(file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size))
+
+
+def metadata_in(
+    sections: Sections, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
+    """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
     lines = sections.key_lines()
-    opened: DataKey | None = None
-    if len(access.keys) or not (listing or lines is None):
-        opened = _opened(sections, lines, access)
+    opened = bool(len(access.keys)) or not (listing or lines is None)
+    if opened:
+        _open(sections, lines, access)
     index = Index.parse(sections.index)
-    if index.rank != rank:
+    if index.rank != (rank_of(name) if rank is None else rank):
         raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
-    if (lines is None) != (index.dek is None) or (opened is not None and opened.id != index.dek):
-        raise MetadataError("the metadata's keys contradict its index")
-    if lines is not None and (Vouchers.parse(lines[1]).signature is not None) != index.hashed and index.items:
-        raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
+    wrapped, vouchers = _keys_of(sections, lines, index)
     access.check_save(index.save_id)
-    others = _once(lambda: {bytes.fromhex(dek): line for dek, line in map(_by_dek, sections.other_key_lines())})
-    key_line, vouchers = lines if lines is not None else ("", "")
-    authenticated = opened is not None or lines is None
-    return Metadata(
-        name, index.rank, index.items, index, index.modules, authenticated, key_line, vouchers, others, opened
-    )
+    authenticated = opened or lines is None
+    return Metadata(name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers)
 
 
-def _opened(sections: Sections, lines: tuple[str, str] | None, access: Access) -> DataKey | None:
+def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
     if lines is None:
         raise PolicyError(
             "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not "
             "encrypted"
         )
     try:
-        return access.keys.open(*lines, sections.digest)
+        access.keys.open(*lines, sections.digest)
     except KeyMissingError as error:
         raise KeyMissingError(f"this checkpoint is {error.message}") from None
+
+
+def _keys_of(sections: Sections, lines: tuple[str, str] | None, index: Index) -> tuple[dict[bytes, str], str]:
+    """The wrapped data keys by their ids, and the vouchers."""
+    if lines is None:
+        if index.dek is not None:
+            raise MetadataError("the metadata has no keys, and its index says that it is encrypted")
+        return {}, ""
+    others = sections.other_key_lines()
+    wrapped = {Envelope.parse(line).dek_id: line for line in (lines[0], *others)}
+    deks = dict.fromkeys([index.dek, *(writer.dek for writer in index.writers)])
+    if next(iter(wrapped)) != index.dek or wrapped.keys() != deks.keys() or len(others) != len(deks) - 1:
+        raise MetadataError("the metadata's keys contradict its index")
+    if index.hashed not in (None, Vouchers.parse(lines[1]).signature is not None):
+        raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
+    return wrapped, lines[1]
 
 
 def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
@@ -191,24 +206,6 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
     return Metadata(name, rank, stock.items, None, stock.modules)
-
-
-def _by_dek(line: str) -> tuple[str, str]:
-    found = _DEK.match(line)
-    if found is None:
-        raise MetadataError("the metadata's keys are malformed")
-    return found[1], line
-
-
-def _once(make: Callable[[], Mapping[bytes, str]]) -> Callable[[], Mapping[bytes, str]]:
-    made: list[Mapping[bytes, str]] = []
-
-    def get() -> Mapping[bytes, str]:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return get
 
 
 def _whose(rank: int | None) -> str:

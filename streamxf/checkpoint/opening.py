@@ -206,11 +206,9 @@ class ItemOpener:
             If they contradict the metadata.
         """
         index = self._metadata.index
-        found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
         if index is not None:
-            if found and not index.chain:
-                raise MetadataError("the item is stored in a container, and the metadata says that it has no codecs")
             return bool(index.chain)
+        found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
         if found and not place.descriptors:
             raise MetadataError(
                 "the item is stored in a container, and the metadata gives it no codecs: its descriptors were removed"

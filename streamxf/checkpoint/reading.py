@@ -87,6 +87,7 @@ class BoxReader(abc.ABC):
         waiting: deque[_Waiting] = deque()
         try:
             for box in boxes:
+                check_box(box)
                 array = np.empty(box.lengths, unsigned(itemsize_of(box.item)))
                 entry = _Waiting(array)
                 waiting.append(entry)
@@ -127,18 +128,22 @@ class BoxReader(abc.ABC):
         """
         check_box(box)
         left = math.prod(box.lengths)
-        for chunk in box.item.chunks if left else ():
+        whole = box.lengths == box.item.shape
+        for chunk in box.item.chunks if left or whole else ():
             shared = _shared(box, chunk)
             if shared is None:
+                if whole:  # it has no elements, so that nothing else would ever look at its container
+                    self.elements(box.item, chunk)
                 continue
             inside, lengths, target = shared
             left -= math.prod(lengths)
-            part = out[tuple(slice(at, at + size) for at, size in zip(target, lengths, strict=True))]
+            # with the ellipsis, also what has no dimensions is a view
+            part = out[*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...]
             place = {"file": self.full(chunk.place.file), "item": box.item.name}
             with located(**place):
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
                 yield from ((partial(_run_located, place, job), size) for job, size in jobs)
-            if not left:
+            if not left and not whole:
                 break
         if left:
             raise MetadataError(f"the part of {box.lengths} at {box.offset} is not stored here", item=box.item.name)

@@ -195,7 +195,8 @@ class Encrypt(Uncopied, Codec):
             As `Vouchers.make`.
         """
         self._check_writes()
-        return str(Vouchers.make(digest, self.data_key, self.recipients, self.signer))
+        session = self._current()
+        return str(Vouchers.make(digest, session.wrapped, session.data_key, self.recipients, self.signer))
 
     @property
     def key_ids(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from streamxf.format.limits import MAX_STEP, MAX_STEPS
 
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
 _PLANNER_DATA = "planner_data"
+_OWN = {field.name for field in fields(Metadata)}
 
 
 class Stored(NamedTuple):
@@ -80,8 +81,7 @@ def extra_of(content: Metadata) -> dict[str, Any]:
     UnsupportedError
         If something of it is not plain data.
     """
-    own = {field.name for field in fields(Metadata)}
-    found = {name: value for name, value in vars(content).items() if name not in own}
+    found = {name: value for name, value in vars(content).items() if name not in _OWN}
     if content.planner_data is not None and not _has_paths(content):
         found[_PLANNER_DATA] = content.planner_data
     extra = {}
@@ -181,7 +181,8 @@ def metadata_of(
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = DCP_VERSION
     for name, value in (extra or {}).items():
-        setattr(made, name, from_json(value))
+        if name == _PLANNER_DATA or not (name in _OWN or name.startswith("__")):
+            setattr(made, name, from_json(value))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,8 +272,7 @@ class _Reading:
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            stored = place.size if chunk is not None and tuple(request.lengths) == chunk.shape else 0
-            self._loader.load_tensor(request, elements, dtype, file.name, stored)
+            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, item, chunk))
         else:
             stream = StreamReader(blocks, meter=self._meter)
             self._loader.load_whole(request, stream, blocks.size, place.size, dtype)
@@ -317,20 +317,21 @@ def _closing(opening: Any) -> Iterator[None]:
 
 
 def _sizes(found: list[tuple[ReadItem, Item, Chunk | None]]) -> dict[Hashable, int]:
-    """Stored bytes of what is wanted, by item; of parts of a tensor in proportion."""
+    """Stored bytes of what is wanted, by item."""
     sizes: dict[Hashable, int] = {}
     for request, item, chunk in found:
         index = request.storage_index
-        stored = Wanted(item, chunk).place.size
-        if chunk is None or chunk.shape == tuple(request.lengths):
-            sizes[index] = stored
-        else:
-            elements = 1
-            for size in chunk.shape:
-                elements *= size
-            part = stored * request.lengths.numel() // max(1, elements)
-            sizes[index] = min(stored, part + sizes.get(index, 0))
+        stored = _stored_bytes(request, item, chunk) + sizes.get(index, 0)
+        sizes[index] = min(Wanted(item, chunk).place.size, stored)
     return sizes
+
+
+def _stored_bytes(request: ReadItem, item: Item, chunk: Chunk | None) -> int:
+    """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
+    size = Wanted(item, chunk).place.size
+    if chunk is None or chunk.shape == tuple(request.lengths):
+        return size
+    return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
 
 
 def _why_missing(storage: Storage, rank: int | None) -> str:

@@ -1,7 +1,8 @@
 """Plain data as JSON and back: what planners put into DCP's metadata besides items, for torch's readers.
 
-JSON has no tuples, bytes or keys that are not strings, so each of these is an object with one member that says what it
-is: ``{"tuple": [...]}``, ``{"bytes": "00ff"}``, ``{"dict": [[key, value], ...]}``.
+The index has no tuples, bytes, fractions, negative numbers or keys that are not strings, so each of these is an object
+with one member that says what it is: ``{"tuple": [...]}``, ``{"bytes": "00ff"}``, ``{"number": "-1.5"}``,
+``{"dict": [[key, value], ...]}``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from typing import Any
 
 from streamxf.errors import MetadataError
+from streamxf.format.items import check_text
 
 _MAX_DEPTH = 32
 
@@ -24,12 +26,14 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """
     if depth < 0:
         raise MetadataError("it is nested too deep")
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return check_text(value)
     if isinstance(value, int) and abs(value) < 2**63:
-        return int(value)
+        return int(value) if value >= 0 else {"number": repr(int(value))}
     if isinstance(value, float) and math.isfinite(value):
-        return float(value)
+        return {"number": repr(float(value))}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, tuple):
@@ -63,8 +67,17 @@ def _plain(value: Any) -> Any:
     ((kind, content),) = value.items()
     if kind == "bytes":
         return bytes.fromhex(content)
+    if kind == "number":
+        return _number(content)
     if kind == "tuple":
         return tuple(_plain(each) for each in content)
     if kind == "dict":
         return {_plain(key): _plain(each) for key, each in content}
     raise ValueError(kind)
+
+
+def _number(text: str) -> int | float:
+    made = float(text) if len(text) > 20 or not text.removeprefix("-").isdigit() else int(text)
+    if repr(made) != text or not math.isfinite(made):
+        raise ValueError(text)
+    return made

@@ -266,8 +266,8 @@ def _transforms(chain: tuple[str, ...]) -> int:
     """How many stream transforms come first; raises ContainerError if one stands behind a codec."""
     marked = [text.startswith("!") for text in chain]
     count = sum(marked)
-    if any(marked[count:]):
-        raise ContainerError("the header's chain has a stream transform behind a codec")
+    if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
+        raise ContainerError("the header's chain has a stream transform behind a codec, or with a reserved name")
     return count
 
 

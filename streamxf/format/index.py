@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, NoReturn
 import zstandard
 
 from streamxf.codecs import frames
+from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
-from streamxf.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
 from streamxf.format.limits import (
     MAX_CODECS,
+    MAX_EXTRA_DEPTH,
     MAX_INDEX,
     MAX_INDEX_EXPANSION,
     MAX_INT,
@@ -39,6 +40,7 @@ _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SIGNED = re.compile(r"[\[:,\s]-")
 
 _MEMBERS = {
     "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages", "extra",
@@ -169,9 +171,9 @@ class Index:
         return self.dek is not None
 
     @property
-    def hashed(self) -> bool:
-        """Whether the containers carry a SHA-256 for each block."""
-        return any(place.sha256 is not None for item in self.items.values() for place in item.places)
+    def hashed(self) -> bool | None:
+        """Whether the containers carry a SHA-256 for each block; None if there are none."""
+        return next((place.sha256 is not None for item in self.items.values() for place in item.places), None)
 
 
 def _most(packed_size: int) -> int:
@@ -232,7 +234,12 @@ def _content(packed: memoryview) -> Any:
     except CodecError as error:
         raise MetadataError(f"the index is damaged: {error.message}") from None
     try:
-        return json.loads(text.decode("ascii"), object_pairs_hook=_unique)
+        decoded = text.decode("ascii")
+        # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
+        parse_int = _natural if "-" in decoded and _SIGNED.search(decoded) else None
+        return json.loads(
+            decoded, object_pairs_hook=_unique, parse_int=parse_int, parse_float=_natural, parse_constant=_natural
+        )
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"the index is not JSON: {error!s:.200}") from None
 
@@ -242,6 +249,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise MetadataError("the index names something twice in one object")
     return made
+
+
+def _natural(text: str) -> int:
+    return int(text) if text.isdigit() else _bad("a number is not an integer, or has a sign")
 
 
 def _bad(what: str) -> NoReturn:
@@ -325,6 +336,7 @@ class _Reader:
             _string(name, "packages"), _string(version, "packages")
         if type(content["extra"]) is not dict:
             _bad("extra")
+        _check_extra(content["extra"], MAX_EXTRA_DEPTH)
         self._hashed: bool | None = None
         items = self._items()
         return Index(
@@ -348,9 +360,11 @@ class _Reader:
                 descriptor = Descriptor.parse(_string(text, member))
             except DescriptorError as error:
                 _bad(f"{member}: {error.message}")
+            if member == "transforms" and descriptor.name.startswith("streamxf."):
+                _bad(f"{member}: {descriptor.name} is not a stream transform")
             if descriptor.name == ENCRYPT:
-                if descriptor.fragment or member != "chain":
-                    _bad(f"{member}: wrapped keys and encryption do not belong there")
+                if descriptor.fragment:
+                    _bad(f"{member}: wrapped keys do not belong there")
                 self._keyed = True
         return tuple(texts)
 
@@ -414,6 +428,8 @@ class _Reader:
         properties = entry.get("properties", {})
         if type(properties) is not dict:
             _bad("properties")
+        for member, value in properties.items():
+            _string(member, "properties"), type(value) is bool or _string(value, "properties")
         return TensorItem(name, dtype, shape, chunks, path, properties)
 
     def _chunk(self, entry: Any) -> Chunk:
@@ -435,6 +451,18 @@ class _Reader:
         if self._hashed != (sha256 is not None):
             _bad("some items have a sha256, and others do not")
         return Place(self._paths[file], at, size, self._descriptors, sha256)
+
+
+def _check_extra(value: Any, depth: int) -> None:
+    if type(value) is str:
+        _string(value, "extra")
+    elif type(value) is int:
+        _int(value, "extra")
+    elif type(value) in (dict, list):
+        if not depth:
+            _bad("extra is nested too deep")
+        for inner in value if type(value) is list else (*value, *value.values()):
+            _check_extra(inner, depth - 1)
 
 
 def _path(entry: dict[str, Any]) -> Path | None:

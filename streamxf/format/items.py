@@ -144,6 +144,13 @@ class ObjectItem:
 Item = TensorItem | ObjectItem
 
 
+def check_text(text: str) -> str:
+    """Return `text` if it is valid Unicode; raises MetadataError."""
+    if not text.isascii() and _SURROGATE.search(text):
+        raise MetadataError("a string is not valid Unicode")
+    return text
+
+
 def check_name(name: object) -> str:
     """Return the name of an item, if it can be one; raises MetadataError if it is not a string, empty, or not valid
     Unicode.

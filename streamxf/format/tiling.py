@@ -8,9 +8,11 @@ Boxes without elements have no derivative, and dimensions that every chunk spans
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from streamxf.errors import MetadataError
+from streamxf.format.limits import MAX_INT
 
 MAX_CUT_DIMS = 6
 """Dimensions along which one tensor is cut into chunks."""
@@ -34,12 +36,13 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
     MetadataError
         If they do not, or are cut in a way beyond the limits.
     """
+    _check_size(shape)
     if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and not any(chunks[0][0]):
         return
     if _is_row(shape, chunks):
         return
     axes, boxes = _cut(shape, chunks)
-    if len(boxes) << len(axes) > MAX_CORNERS or len(axes) > MAX_CUT_DIMS:
+    if len(axes) > MAX_CUT_DIMS or (len(axes) > 1 and len(boxes) << len(axes) > MAX_CORNERS):
         raise MetadataError(
             f"its {len(boxes)} chunks are cut along {len(axes)} dimensions; at most {MAX_CUT_DIMS} dimensions and "
             f"{MAX_CORNERS} corners are allowed"
@@ -62,6 +65,7 @@ def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
     MetadataError
         If they do not, or are more than a rank may have.
     """
+    _check_size(shape)
     count = sum(0 not in sizes for _, sizes in chunks)
     if count > MAX_RANK_CHUNKS:
         raise MetadataError(f"a rank has {count} chunks of it; {MAX_RANK_CHUNKS} are allowed")
@@ -98,14 +102,17 @@ def overlap(shape: Ints, chunks: Sequence[Chunk]) -> bool:
     return False
 
 
+def _check_size(shape: Ints) -> None:
+    if math.prod(size or 1 for size in shape) > MAX_INT:
+        raise MetadataError("it has more elements than a tensor can have")
+
+
 def _is_row(shape: Ints, chunks: Sequence[Chunk]) -> bool:
     """Whether `chunks` are the parts of a tensor that is cut along one dimension, none of them empty. That is what most
     are, and needs no more than a look at each dimension as a whole.
     """
     ndim = len(shape)
-    if not 0 < len(chunks) <= MAX_CORNERS // 2 or any(
-        len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks
-    ):
+    if not chunks or any(len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks):
         return False
     cut: tuple[Ints, Ints] | None = None
     columns = zip(
@@ -133,19 +140,16 @@ def _is_row(shape: Ints, chunks: Sequence[Chunk]) -> bool:
 def _cut(shape: Ints, chunks: Iterable[Chunk]) -> tuple[list[int], list[tuple[Ints, Ints]]]:
     """The dimensions along which a tensor is cut, and where the chunks that have elements begin and end in them."""
     whole = tuple(shape)
-    axes = set()
+    axes: set[int] = set()
     boxes: list[tuple[Ints, Ints]] = []
     for offsets, sizes in chunks:
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise MetadataError("its chunks have another number of dimensions than itself")
         ends = tuple(map(int.__add__, offsets, sizes))
-        if ends != whole or any(offsets):
-            for axis, (offset, end, size) in enumerate(zip(offsets, ends, whole, strict=True)):
-                if end > size:
-                    raise MetadataError("its chunks reach beyond its end")
-                if offset or end != size:
-                    axes.add(axis)
+        if any(map(int.__gt__, ends, whole)):
+            raise MetadataError("its chunks reach beyond its end")
         if 0 not in sizes:
+            axes.update(axis for axis, size in enumerate(sizes) if size != whole[axis])
             boxes.append((offsets, ends))
     kept = sorted(axes)
     if len(kept) == len(whole):

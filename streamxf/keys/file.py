@@ -20,6 +20,7 @@ _OTHERS = 0o007
 _GROUP_WRITES = 0o020
 _GROUP_READS = 0o040
 _OTHERS_WRITE = 0o002
+_SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
 
 
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
@@ -94,14 +95,17 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     public = isinstance(key, PublicKey | VerifyKey)
     data = f"{_line(key, passphrase)}\n".encode("ascii")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    refusal = ""
     try:
         file = os.open(place, flags, 0o644 if public else 0o600)
     except FileExistsError:
-        raise KeyFileError("this file exists, and a key file is never overwritten; name another", file=place) from None
+        refusal = "this file exists, and a key file is never overwritten; name another"
     except FileNotFoundError:
-        raise KeyFileError("the folder for the key file does not exist; create it first", file=place) from None
-    except OSError as error:
-        raise KeyFileError(f"the key file cannot be created: {error.strerror}", file=place) from None
+        refusal = "the folder for the key file does not exist; create it first"
+    except (OSError, ValueError) as error:
+        refusal = f"the key file cannot be created: {_reason(error)}"
+    if refusal:  # raised here, since the system's error holds the path
+        raise KeyFileError(refusal, file=_shown(place))
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(data)
@@ -139,12 +143,14 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
     """Up to one byte more than is allowed, and the status of the same open file."""
+    reason = ""
     try:
         file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = _reason(error)
+    if reason:  # raised here, since the system's error holds the path
         hint = "; this takes a path, without 'file:'" if place.startswith("file:") else ""
-        raise KeyFileError(f"the key file cannot be opened: {reason}{hint}", file=place) from None
+        raise KeyFileError(f"the key file cannot be opened: {reason}{hint}", file=_shown(place))
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
@@ -155,6 +161,22 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         raise KeyFileError(f"the key file cannot be read: {error.strerror}", file=place) from None
     finally:
         os.close(file)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+
+
+def _shown(place: str) -> str:
+    """A path for an error. If there is no such file it may be a key that was given in place of a path, so only its
+    folder is shown, unless the rest is too short to be a key.
+    """
+    folder = place
+    while folder and not os.path.lexists(folder):
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
+            break
+    return place if len(place) - len(folder) <= _SHORT else os.path.join(folder, "...")
 
 
 def _decoded(data: bytes) -> str | None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamxf.errors import KeyServiceError, PolicyError
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.derive import statement
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.signing import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 
 
 class Claim(NamedTuple):
-    """What stands beside a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
+    """What is stored beside a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
 
     vouchers: Vouchers | None = None
     digest: bytes = b""
     unsigned: str = "it is not signed"
     cure: str = "have it saved with Encrypt(..., signer=...)"
-
-    def check(
-        self, policies: Iterable[Policy], key: KeyProvider, data_key: DataKey, unanswered: KeyServiceError | None
-    ) -> None:
-        """Check the vouchers, and what `policies` require; raises as `Vouchers.check` and `Policy.check`."""
-        if self.vouchers is not None:
-            self.vouchers.check(self.digest, data_key, key)
-        for policy in policies:
-            policy.check(self, key, unanswered)
 
 
 NO_INDEX = Claim(
@@ -54,16 +42,13 @@ class Policy:
         if key.vouches and not self.trust:
             return
         signature = claim.vouchers.signature if claim.vouchers is not None else None
-        if signature is None:
+        if claim.vouchers is None or signature is None:
             if self.allow_unsigned:
                 return
             found, cure = claim.unsigned, f"{claim.cure}, or pass allow_unsigned=True"
         else:
-            trusted = [verify_key for verify_key in self.trust if verify_key.id == signature[0]]
-            for verify_key in trusted:
-                verify_key.verify(signature[1], statement(claim.digest))
             # allow_unsigned= beside trust= accepts a missing signature, but not a stranger's
-            if trusted or (self.allow_unsigned and not self.trust):
+            if claim.vouchers.signed_by(self.trust, claim.digest) or (self.allow_unsigned and not self.trust):
                 return
             found = f"it is signed by {signature[0]}, whom trust= does not name"
             cure = "if you trust that writer, pass the signer's VerifyKey in trust="

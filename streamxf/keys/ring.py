@@ -13,15 +13,15 @@ from typing_extensions import Buffer
 
 from streamxf.descriptor import Parameters, format_parameters
 from streamxf.errors import KeyServiceError, ParameterError, PolicyError, WrongKeyError
+from streamxf.keys.answers import Answers
 from streamxf.keys.datakey import DEK_BYTES, DataKey
-from streamxf.keys.entry import ask, breach
+from streamxf.keys.entry import breach
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, each
 from streamxf.keys.policy import NO_INDEX, PIPE, Claim, Policy
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import Uncopied
 from streamxf.keys.signing import SigningKey, VerifyKey
-from streamxf.keys.unanswered import Unanswered
 from streamxf.keys.vouchers import Vouchers
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
@@ -65,7 +65,7 @@ class KeyRing(Uncopied):
     def _take(self, policies: tuple[Policy, ...]) -> Self:
         self._policies = policies
         self._keys = _distinct(key for policy in policies for key in policy.keys)
-        self._unanswered = Unanswered()
+        self._answers = Answers()
         self._opened = lru_cache(MAX_OPENED)(self._open)
         return self
 
@@ -117,28 +117,32 @@ class KeyRing(Uncopied):
         ParameterError
             If a third party's key provider breaks its protocol.
         """
-        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))
+        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))[1]
+
+    def opener(self, wrapped: str, vouchers: str, digest: bytes) -> KeyProvider:
+        """The key by which `open` opens it; raises as that."""
+        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))[0]
 
     def open_pipe(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose vouchers come later, to be checked by `open` then.
 
         Raises as `open`, and PolicyError if the contents must be signed: a pipe hands them out before the signature.
         """
-        return self._opened(wrapped, PIPE)
+        return self._opened(wrapped, PIPE)[1]
 
     def unwrap(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose id is in an index that was vouched for; raises as `open`."""
-        return self._opened(wrapped, None)
+        return self._opened(wrapped, None)[1]
 
     def unwrap_unvouched(self, fragment: Parameters) -> DataKey:
         """Unwrap the data key in the fragment of an Encrypt descriptor: no index vouches for it, or for anything else.
 
         Raises as `open`, and PolicyError if a signature is required.
         """
-        return self._opened(format_parameters(fragment), NO_INDEX)
+        return self._opened(format_parameters(fragment), NO_INDEX)[1]
 
-    def _open(self, wrapped: str, claim: Claim | None) -> DataKey:
-        envelope, silent = Envelope.parse(wrapped), self._unanswered
+    def _open(self, wrapped: str, claim: Claim | None) -> tuple[KeyProvider, DataKey]:
+        envelope, answers = Envelope.parse(wrapped), self._answers
         wrapped_for = [
             (key, entry.data)
             for entry in envelope.recipients
@@ -149,27 +153,37 @@ class KeyRing(Uncopied):
             raise envelope.missing(self._keys)
         named = [key for key, _ in wrapped_for]
         refusal: PolicyError | None = None
-        for key, data in sorted(wrapped_for, key=lambda pair: (silent.error(pair[0]) is not None, not pair[0].vouches)):
-            # those of all rings that have the key, so that none loosens what another one requires for it
-            policies = [policy for policy in self._policies if key in policy.keys]
+        for key, data in sorted(wrapped_for, key=lambda pair: (bool(answers.error(pair[0])), not pair[0].vouches)):
             try:
-                data_key = _unwrapped(key, data, envelope.dek_id)
-                silent.clear(key)
+                data_key = self._unwrapped(key, data, envelope.dek_id)
                 if data_key is None:
                     continue
                 if claim is not None:
-                    claim.check(policies, key, data_key, silent.first(named))
-            except KeyServiceError as error:
-                silent.note(key, error)
+                    if claim.vouchers is not None:
+                        claim.vouchers.check(claim.digest, wrapped, data_key, key, answers)
+                    for policy in self._policies:  # of all rings, so that none loosens what another one requires
+                        if key in policy.keys:
+                            policy.check(claim, key, answers.first_error(named))
+            except KeyServiceError:
                 continue
             except PolicyError as error:
                 refusal = refusal or error
                 continue
-            silent.warn(named, key)
-            return data_key
+            answers.warn(named, key)
+            return key, data_key
         ids = ", ".join(dict.fromkeys(key.id for key in named))
         altered = WrongKeyError(f"key {ids} does not open the wrapped data key: it was altered")
-        raise refusal or silent.first(named) or altered
+        raise refusal or answers.first_error(named) or altered
+
+    def _unwrapped(self, key: KeyProvider, wrapped: bytes, dek_id: bytes) -> DataKey | None:
+        try:
+            secret = self._answers.ask(key, "unwrap", wrapped, dek_id)
+        except WrongKeyError:
+            return None
+        if not isinstance(secret, bytes):
+            raise breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
+        data_key = DataKey(secret)
+        return data_key if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id) else None
 
     def union(self, other: KeyRing) -> KeyRing:
         """A ring of the keys of both: each ring's policy applies to what its keys open, and both to a key of both."""
@@ -214,17 +228,6 @@ def _distinct(keys: Iterable[KeyProvider]) -> tuple[KeyProvider, ...]:
         if key not in found:  # not by a hash: a third party's provider need not have one
             found.append(key)
     return tuple(found)
-
-
-def _unwrapped(key: KeyProvider, wrapped: bytes, dek_id: bytes) -> DataKey | None:
-    try:
-        secret = ask(key, "unwrap", wrapped, dek_id)
-    except WrongKeyError:
-        return None
-    if not isinstance(secret, bytes):
-        raise breach(key, f"unwrap returned {type(secret).__name__}, not bytes")
-    data_key = DataKey(secret)
-    return data_key if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id) else None
 
 
 def as_providers(keys: KeysLike, name: str = "keys") -> list[KeyProvider]:

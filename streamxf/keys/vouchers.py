@@ -12,12 +12,13 @@ from typing import Self
 
 from streamxf.descriptor import shorten
 from streamxf.errors import AuthenticationError, DescriptorError, ParameterError, WrongKeyError
+from streamxf.keys.answers import Answers
 from streamxf.keys.b64url import decode_b64url, encode_b64url
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.derive import statement
 from streamxf.keys.entry import Entry, ask, breach, fault
 from streamxf.keys.provider import KeyProvider, wrong_voucher
-from streamxf.keys.signing import SigningKey
+from streamxf.keys.signing import SigningKey, VerifyKey
 
 _FORM = re.compile(
     r"mac=([0-9a-f]{64})((?:&v=(?!hpke-)[A-Za-z0-9:_-]+)*)(?:&sig=([0-9a-f]{16}):([A-Za-z0-9_-]{86}))?", re.ASCII
@@ -31,7 +32,7 @@ class Vouchers:
     Attributes
     ----------
     mac : bytes
-        HMAC-SHA256 under the data key.
+        HMAC-SHA256 under the data key, also over the data key as it is wrapped: so it shows who the recipients are.
     entries : tuple of Entry
         A voucher for each recipient whose key vouches, in the order of the `Envelope`.
     signature : tuple of str and bytes, or None
@@ -44,16 +45,27 @@ class Vouchers:
 
     @classmethod
     def make(
-        cls, digest: bytes, data_key: DataKey, recipients: Iterable[KeyProvider], signer: SigningKey | None = None
+        cls,
+        digest: bytes,
+        wrapped: str,
+        data_key: DataKey,
+        recipients: Iterable[KeyProvider],
+        signer: SigningKey | None = None,
+        *,
+        kept: tuple[Entry, ...] = (),
+        signature: tuple[str, bytes] | None = None,
     ) -> Self:
         """Vouch for contents, with all of `recipients` that can.
 
-        `digest` is D of the format. Raises ParameterError if the vouchers are too long, or a key provider breaks its
-        protocol, and KeyServiceError if a service that holds a key cannot be reached.
+        `digest` is D of the format, and `wrapped` the wrapped data key as it is stored beside the contents. Vouchers
+        that were `kept`, and a `signature` in the place of a new one, must be for the same digest. Raises
+        ParameterError if the vouchers are too long, or a key provider breaks its protocol, and KeyServiceError if a
+        service that holds a key cannot be reached.
         """
-        signature = (signer.id, signer.sign(statement(digest))) if signer is not None else None
-        entries = tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in recipients if key.vouches)
-        made = cls(_mac(data_key, digest), entries, signature)
+        if signer is not None:
+            signature = (signer.id, signer.sign(statement(digest)))
+        entries = kept + tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in recipients if key.vouches)
+        made = cls(_mac(data_key, digest, wrapped), entries, signature)
         if reason := fault(str(made), entries):
             raise ParameterError(f"vouchers: {reason}")
         return made
@@ -75,14 +87,16 @@ class Vouchers:
             parts.append(f"sig={self.signature[0]}:{encode_b64url(self.signature[1])}")
         return "&".join(parts)
 
-    def check(self, digest: bytes, data_key: DataKey, key: KeyProvider) -> None:
+    def check(self, digest: bytes, wrapped: str, data_key: DataKey, key: KeyProvider, answers: Answers) -> None:
         """Check the MAC, and the voucher of the key that opened the data key.
 
         Raises AuthenticationError if one of them is wrong, or the voucher is missing, and KeyServiceError if a service
         that holds the key cannot be reached.
         """
-        if not hmac.compare_digest(self.mac, _mac(data_key, digest)):
-            raise AuthenticationError("the MAC does not match: the contents, or what vouches for them, were altered")
+        if not hmac.compare_digest(self.mac, _mac(data_key, digest, wrapped)):
+            raise AuthenticationError(
+                "the MAC does not match: the contents, the list of recipients, or what vouches for them was altered"
+            )
         if not key.vouches:
             return
         voucher = next((entry.data for entry in self.entries if entry.key == (key.kind, key.id)), None)
@@ -92,12 +106,22 @@ class Vouchers:
                 "without that key by someone who had the data key"
             )
         try:
-            answer = ask(key, "check_voucher", voucher, digest)
+            answer = answers.ask(key, "check_voucher", voucher, digest)
         except WrongKeyError:
             raise wrong_voucher(key) from None
         if answer is not None:  # False, say, from an author who took this for a predicate
             raise breach(key, f"check_voucher returned {type(answer).__name__}; it returns nothing, or raises")
 
+    def signed_by(self, trust: Iterable[VerifyKey], digest: bytes) -> bool:
+        """Whether one of `trust` signed; raises AuthenticationError for a wrong signature in the name of one."""
+        if self.signature is None:
+            return False
+        signer, signature = self.signature
+        named = [verify_key for verify_key in trust if verify_key.id == signer]
+        for verify_key in named:
+            verify_key.verify(signature, statement(digest))
+        return bool(named)
 
-def _mac(data_key: DataKey, digest: bytes) -> bytes:
-    return hmac.digest(data_key.mac_key(), statement(digest), "sha256")
+
+def _mac(data_key: DataKey, digest: bytes, wrapped: str) -> bytes:
+    return hmac.digest(data_key.mac_key(), statement(digest) + wrapped.encode("ascii"), "sha256")

@@ -22,22 +22,21 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.parser import End
 from streamxf.format.plain import (
     PREFIX_START_BYTES,
-    SEAL_END_BYTES,
     contents_digest,
     pack_prefix,
     pack_seal,
     parse_prefix,
     parse_seal,
     prefix_size,
-    seal_size,
 )
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.datakey import DataKey
 from streamxf.registry import CodecRegistry
-from streamxf.stream.container import BlockReader, read_header
+from streamxf.stream.container import BlockReader
 from streamxf.stream.draft import Draft
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.opening import ChainOpener
+from streamxf.stream.parts import PlainParts, check_header, check_signed
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
@@ -199,23 +198,12 @@ def _read_file(
 ) -> StreamReader | PipeReader:
     if not file.seekable():
         return _read_pipe(file, ring, registry, finish, name)
-    whole = FileSlice(file, file.tell())
-    size = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
-    wrapped = parse_prefix(whole.read_at(0, size))
-    header = read_header(whole.slice(size, whole.length))
-    _check_header(header, wrapped, ring)
-    if not wrapped:
-        source, data_key = whole.slice(size, whole.length), None
-    else:
-        end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
-        stop = whole.length - seal_size(end)
-        vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
-        source = whole.slice(size, stop)
-        # first as it lies there, without a coder: what vouches is about the table
-        table_digest = BlockReader(source, header, None).table_digest
-        data_key = ring.open(wrapped, vouchers, contents_digest(table_digest))
-    coder = _opener(header, registry, data_key).coder(header)
-    blocks = BlockReader(source, header, coder)
+    parts = PlainParts.of(FileSlice(file, file.tell()))
+    _check_encrypted(parts.header, ring)
+    # the digest before any coder is made: what vouches is about the table
+    data_key = ring.open(parts.wrapped, parts.vouchers, parts.digest()) if parts.wrapped else None
+    coder = _opener(parts.header, registry, data_key).coder(parts.header)
+    blocks = BlockReader(parts.container, parts.header, coder)
     blocks.decode_ends()
     return StreamReader(blocks, finish, name)
 
@@ -226,30 +214,32 @@ def _read_pipe(
     start = _read_exactly(file, PREFIX_START_BYTES)
     wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
 
+    headers: list[Header] = []
+
     def begin(header: Header) -> StreamCoder:
-        _check_header(header, wrapped, ring)
+        headers.append(header)
+        check_header(header, wrapped)
+        _check_encrypted(header, ring)
         data_key = ring.open_pipe(wrapped) if wrapped else None
         return _opener(header, registry, data_key).coder(header)
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:
-            ring.open(wrapped, parse_seal(rest), contents_digest(event.table_digest))
+            vouchers = parse_seal(rest)
+            check_signed(headers[0], vouchers)
+            ring.open(wrapped, vouchers, contents_digest(event.table_digest))
         elif rest:
             raise ContainerError("something follows the container's end")
 
     return PipeReader(file, begin, end, finish, name)
 
 
-def _check_header(header: Header, wrapped: str, ring: KeyRing) -> None:
-    if header.identity is not None:
-        raise ContainerError("the file holds an item cut out of a checkpoint")
+def _check_encrypted(header: Header, ring: KeyRing) -> None:
     if len(ring) and not header.keyed:
         raise PolicyError(
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
             "keys= out if you know that it was not encrypted"
         )
-    if bool(wrapped) != header.keyed:
-        raise ContainerError("the file's prefix contradicts its header: only one of them has encryption")
 
 
 def _opener(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:

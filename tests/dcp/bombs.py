@@ -197,7 +197,7 @@ def corners() -> bytes:
     return pickle.dumps(Metadata(items, None, places))
 
 
-def manifest_of(body: bytes) -> bytes:
+def index_of(body: bytes) -> bytes:
     """A trailer whose digest matches."""
     tagged = PROTO + b"N." + body + len(body).to_bytes(4, "little")
     return tagged + hashlib.sha256(tagged).digest() + METADATA_MAGIC
@@ -244,13 +244,13 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "an instance without an end": endless_instance,
     "long paths": long_paths,
     "corners": corners,
-    "manifest of lists": lambda: manifest_of(b"[" + b"[]," * (2 * MIB) + b"0]"),
-    "manifest of tables": lambda: manifest_of(padded(b'{"a":0},', 8 * MIB, 8)),
-    "manifest of numbers": lambda: manifest_of(padded(b"0,", 8 * MIB, 2)),
-    "manifest as dense as is allowed": lambda: manifest_of(padded(b'{"":{}},', 8 * MIB, 80)),
-    "manifest of nested lists": lambda: manifest_of(padded(b"[", 8 * MIB, 40)),
-    "manifest of texts": lambda: manifest_of(padded(b'"abcdefghi",', 8 * MIB, 20)),
-    "manifest of one long number": lambda: manifest_of(b"9" * (8 * MIB)),
+    "manifest of lists": lambda: index_of(b"[" + b"[]," * (2 * MIB) + b"0]"),
+    "manifest of tables": lambda: index_of(padded(b'{"a":0},', 8 * MIB, 8)),
+    "manifest of numbers": lambda: index_of(padded(b"0,", 8 * MIB, 2)),
+    "manifest as dense as is allowed": lambda: index_of(padded(b'{"":{}},', 8 * MIB, 80)),
+    "manifest of nested lists": lambda: index_of(padded(b"[", 8 * MIB, 40)),
+    "manifest of texts": lambda: index_of(padded(b'"abcdefghi",', 8 * MIB, 20)),
+    "manifest of one long number": lambda: index_of(b"9" * (8 * MIB)),
 }
 
 

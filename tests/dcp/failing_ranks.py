@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.dcp.publish import commit
+from streamxf.checkpoint.publish import commit
 
 from .foreign_errors import NeedsTwo, StoreError
-from .helpers import KEY, full_chain, manifest_of
+from .helpers import KEY, full_chain, index_of
 from .rank_scenarios import join_group, start_ranks
 
 
@@ -85,13 +85,13 @@ def failing_saves(folder: Path) -> Any:
     rank = dist.get_rank()
     writer = writer_for(path)
     dcp.save(state_of(1), storage_writer=writer)
-    first = manifest_of(path).save_id
+    first = index_of(path).save_id
     found: dict[str, Any] = {}
 
     def attempt(name: str, who: set[int], act: Callable[[], None], **options: Any) -> None:
         planner = Planner(act if rank in who else None, **options)
         found[name] = failures_of(lambda: dcp.save(state_of(2), storage_writer=writer, planner=planner))
-        found[f"{name}: published"] = manifest_of(path).save_id != first
+        found[f"{name}: published"] = index_of(path).save_id != first
         dist.barrier()
 
     attempt("data of one", {1}, Raise("put", 1))
@@ -121,7 +121,7 @@ def failing_saves(folder: Path) -> Any:
     dcp.save(state_of(2), storage_writer=writer)
     found["new loads"] = loads(path, 2)
     dist.barrier()
-    found["leftovers"] = sorted({file.name for file in path.iterdir()} - {".metadata", *manifest_of(path).files})
+    found["leftovers"] = sorted({file.name for file in path.iterdir()} - {".metadata", *index_of(path).files})
     return found
 
 

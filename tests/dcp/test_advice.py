@@ -48,7 +48,7 @@ def test_a_file_that_is_missing(saved: Path) -> None:
 
 
 def test_damaged_metadata(saved: Path) -> None:
-    flip_bit(saved / ".metadata", 100)
+    flip_bit(saved / ".metadata", -100)
     told = told_by(saved)
     assert f"[file {saved / '.metadata'}]\nnext: put back a copy of this file" in told
     assert "without_metadata=True" in told
@@ -83,6 +83,6 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
     def listed(*_: Any) -> Any:
         raise PermissionError("somebody forbids it")
 
-    monkeypatch.setattr("streamxf.dcp.reader.list_files", listed)
+    monkeypatch.setattr("streamxf.checkpoint.storage.Storage.names", listed)
     (saved / ".metadata").unlink()
     assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)

@@ -69,7 +69,7 @@ def test_a_file_of_the_largest_size_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1000, 50_000])
-def test_every_manifest_of_the_writer_is_sparse_enough(count: int) -> None:
+def test_every_index_of_the_writer_is_sparse_enough(count: int) -> None:
     """With the shortest names that there are, and with a few hundred packages."""
     facts = FileFacts(0, "0" * 32, "crc32c:00000000")
     names = [f"{number:x}" for number in range(count)]

@@ -22,7 +22,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AbortedError, KeyMissingError
 
-from .helpers import KEY, full_chain, load_with, manifest_of, refused
+from .helpers import KEY, full_chain, load_with, index_of, refused
 
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 
@@ -129,7 +129,7 @@ def test_planners_are_told_the_save_that_is_published(tmp_path: Path) -> None:
     for _ in range(3):
         planner = Told()
         dcp.save(STATE, storage_writer=writer, planner=planner)
-        assert planner.meta.save_id == writer.save_id == manifest_of(tmp_path).save_id
+        assert planner.meta.save_id == writer.save_id == index_of(tmp_path).save_id
         assert planner.meta.checkpoint_id == tmp_path
         ids.append(writer.save_id)
     assert len(set(ids)) == 3

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from streamxf.dcp.fsspec import FsspecReader
-from streamxf.dcp.publish.leftovers import leftovers
-from streamxf.dcp.publish.listing import list_files
+from streamxf.checkpoint.publish.leftovers import leftovers
+from streamxf.checkpoint.publish.listing import list_files
 
-from .helpers import manifest_of
+from .helpers import index_of
 from .shards import save_shards
 from .test_publishing import LEFTOVERS, NOT_OURS, plant
 
@@ -85,7 +85,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_rank_with_metadata_of_its_own_asks_for_its_own_files_only(tmp_path: Path, asked: list[str]) -> None:
     states = [{"w": torch.full((3,), float(rank))} for rank in range(RANKS)]
     save_shards(tmp_path, states, use_collectives=False)
-    own = {name for rank in range(RANKS) for name in manifest_of(tmp_path, f"__{rank}.metadata").files}
+    own = {name for rank in range(RANKS) for name in index_of(tmp_path, f"__{rank}.metadata").files}
     assert len(own) == RANKS
     assert sorted(asked) == sorted(own)
 
@@ -96,7 +96,7 @@ def test_a_coordinator_asks_for_the_files_of_its_save_only(tmp_path: Path, asked
     asked.clear()
     plant(tmp_path, LEFTOVERS + NOT_OURS)
     save_shards(tmp_path, states)
-    assert sorted(asked) == sorted(manifest_of(tmp_path).files)
+    assert sorted(asked) == sorted(index_of(tmp_path).files)
     assert set(os.listdir(tmp_path)) == {".metadata", *asked, *NOT_OURS}
 
 

@@ -16,7 +16,7 @@ from streamxf.dcp.metadata.limits import MAX_LOOSE_MANIFEST, MAX_PACKAGE_TEXT, M
 from streamxf.dcp.metadata.manifest import FileFacts, Manifest, append_trailer, split
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_key_of, load, manifest_of, refused, retagged, save
+from .helpers import KEY, OTHER_KEY, assert_same, data_key_of, load, index_of, refused, retagged, save
 
 FACTS = FileFacts(1, "0" * 32, "crc32c:00000000")
 MANY = {f"{at:0120d}": FACTS for at in range(MAX_LOOSE_MANIFEST // 200)}
@@ -40,7 +40,7 @@ def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_manifest_is_not_parsed_before_its_tag_is_right(
     saved: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = manifest_of(saved)
+    manifest = index_of(saved)
     large = replace(manifest, files=manifest.files | MANY)
     assert len(large.pack()) > MAX_LOOSE_MANIFEST
     forged = append_trailer(pickled(saved), large, None)
@@ -66,14 +66,14 @@ def test_a_large_manifest_without_a_key_is_refused_before_it_is_parsed(
         load(state, saved, KEY)
 
 
-def test_a_large_manifest_of_the_writer_loads_and_changes_its_recipients(saved: Path, state: dict[str, Any]) -> None:
-    manifest = manifest_of(saved)
+def test_a_large_index_of_the_writer_loads_and_changes_its_recipients(saved: Path, state: dict[str, Any]) -> None:
+    manifest = index_of(saved)
     large = replace(manifest, files=MANY | manifest.files)
     (saved / ".metadata").write_bytes(retagged(saved, pickled(saved), large))
     assert_same(load(state, saved), state)
     streamxf.rekey(saved, KEY, OTHER_KEY)
     assert_same(load(state, saved, OTHER_KEY), state)
-    assert manifest_of(saved).files == large.files
+    assert index_of(saved).files == large.files
 
 
 @pytest.mark.parametrize("text", ['"', "\\", '"},"key":null,"packages":{', "\u20ac"])
@@ -89,10 +89,10 @@ def test_names_in_a_large_manifest_do_not_pass_for_its_key(text: str) -> None:
 
 
 @pytest.mark.parametrize("compact", [True, False], ids=["the key first", "with spaces"])
-def test_a_large_manifest_of_another_layout_is_refused_even_under_a_right_tag(
+def test_a_large_index_of_another_layout_is_refused_even_under_a_right_tag(
     saved: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch, compact: bool
 ) -> None:
-    manifest = manifest_of(saved)
+    manifest = index_of(saved)
     content = json.loads(replace(manifest, files=manifest.files | MANY).pack())
     if compact:
         text = json.dumps(dict(reversed(content.items())), separators=(",", ":")).encode()
@@ -108,7 +108,7 @@ def test_a_large_manifest_of_another_layout_is_refused_even_under_a_right_tag(
 
 def test_the_key_that_was_found_is_the_one_of_the_manifest(saved: Path, state: dict[str, Any]) -> None:
     """A second member that only looks like the key, in an object that stands behind it."""
-    manifest = manifest_of(saved)
+    manifest = index_of(saved)
     text = replace(manifest, files=manifest.files | MANY).pack()
     at = text.rindex(b'},"key":')
     twice = text[:at] + b'},"key":null,"packages":{}' + text[at + 1 :]

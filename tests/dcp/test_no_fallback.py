@@ -18,7 +18,7 @@ from streamxf.dcp.metadata.manifest import split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyServiceError, MetadataError, StreamxfError
 
-from .helpers import KEY, blank, error_of, manifest_of, refused, retagged, save
+from .helpers import KEY, blank, error_of, index_of, refused, retagged, save
 
 STATE = {"w": torch.full((4,), 2.0)}
 OLDER = {"w": torch.full((4,), 1.0)}
@@ -102,7 +102,7 @@ def test_only_metadata_that_is_not_there_gives_way_to_a_ranks_own(with_older: Pa
 
 def test_a_manifests_key_with_parameters_is_refused_by_readers_and_by_rekey(tmp_path: Path) -> None:
     save(STATE, tmp_path)
-    manifest = manifest_of(tmp_path)
+    manifest = index_of(tmp_path)
     assert Descriptor.parse(manifest.key).bound == "streamxf.encrypt/1"
     changed = type(manifest)(**{**vars(manifest), "key": manifest.key.replace("encrypt/1#", "encrypt/1?x=1#")})
     data = (tmp_path / ".metadata").read_bytes()

@@ -44,7 +44,7 @@ from .helpers import (
     data_files,
     load,
     load_with,
-    manifest_of,
+    index_of,
     refused,
     retagged,
     rewrite_metadata,
@@ -546,7 +546,7 @@ def replace_only_item(path: Path, data: bytes) -> None:
         info.offset, info.length = 0, len(data)
 
     rewrite_metadata(path, move)
-    manifest = manifest_of(path)
+    manifest = index_of(path)
     files = {name: dataclasses.replace(facts, size=len(data)) for name, facts in manifest.files.items()}
     metadata.write_bytes(
         retagged(path, bytes(split(metadata.read_bytes()).pickled), dataclasses.replace(manifest, files=files))

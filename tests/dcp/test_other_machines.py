@@ -19,14 +19,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.dcp import mounts
+from streamxf.checkpoint import mounts
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.publish import lock
-from streamxf.dcp.publish.settled import DAY, settled
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish import lock
+from streamxf.checkpoint.publish.settled import DAY, settled
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 
-from .helpers import assert_same, data_files, error_of, load, manifest_of, refused, save
+from .helpers import assert_same, data_files, error_of, load, index_of, refused, save
 from .shards import Planner, save_shards
 
 LEFT = f"__0_0_{'a' * 32}.distcp"
@@ -173,7 +173,7 @@ def test_files_that_another_machine_may_be_about_to_publish_stay(checkpoint: Pat
         os.utime(checkpoint / name, (OLD, OLD))
     save(state_of(1), checkpoint, [])
     kept = {LEFT, ".metadata.0123abcd.tmp"}
-    assert set(os.listdir(checkpoint)) == kept | {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == kept | {".metadata", *index_of(checkpoint).files}
     report = streamxf.clean(checkpoint)
     assert (report.removed, set(report.recent), report.kept) == ((), kept, ())
     assert f"may be writing it: {LEFT}" in str(report)
@@ -298,7 +298,7 @@ def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch:
     with refused(AbortedError, "overwrite=False"):
         save(state_of(2), checkpoint, [], overwrite=False)
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
-    assert {file.name for file in data_files(checkpoint)} == set(manifest_of(checkpoint).files)
+    assert {file.name for file in data_files(checkpoint)} == set(index_of(checkpoint).files)
 
 
 def test_a_ranks_own_metadata_beside_a_global_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

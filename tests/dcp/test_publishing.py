@@ -18,10 +18,10 @@ import torch.multiprocessing as mp
 
 import streamxf
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.publish import durable, lock
+from streamxf.checkpoint.publish import durable, lock
 from streamxf.errors import AbortedError, ContainerError
 
-from .helpers import assert_same, data_files, error_of, full_chain, load, manifest_of, refused, save
+from .helpers import assert_same, data_files, error_of, full_chain, load, index_of, refused, save
 
 ROUNDS = 20
 
@@ -74,7 +74,7 @@ def test_a_save_removes_what_earlier_ones_left(checkpoint: Path, before: str) ->
     plant(checkpoint, LEFTOVERS + NOT_OURS)
     save(state_of(1), checkpoint)
     assert_same(load(state_of(0), checkpoint), state_of(1))
-    named = {".metadata", *manifest_of(checkpoint).files}
+    named = {".metadata", *index_of(checkpoint).files}
     assert set(os.listdir(checkpoint)) == named | set(NOT_OURS)
 
 
@@ -156,7 +156,7 @@ def test_saves_of_several_processes_into_one_folder(checkpoint: Path) -> None:
     assert loaded
     target = load(state_of(-1), checkpoint, keys=None)
     assert len({float(value[0]) for value in target.values()}) == 1
-    assert set(os.listdir(checkpoint)) == {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == {".metadata", *index_of(checkpoint).files}
 
 
 def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:

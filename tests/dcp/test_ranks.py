@@ -12,7 +12,7 @@ import torch.distributed as dist
 import streamxf
 from streamxf.errors import KeyMissingError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, load, manifest_of, refused
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, load, index_of, refused
 from .rank_scenarios import run_ranks
 
 pytestmark = [
@@ -28,7 +28,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = run_ranks(2, folder, "save_model", "load_model")
     for report in reports:
         check_loaded(report["load_model"])
-    manifest = manifest_of(folder / "model")
+    manifest = index_of(folder / "model")
     assert reports[0]["save_model"]["files"] == sorted([".metadata", *manifest.files])
     assert len({facts.writer for facts in manifest.files.values()}) == 2
     return folder

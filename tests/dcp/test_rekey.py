@@ -40,7 +40,7 @@ from streamxf.errors import (
 from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope, Wrapped
 
 from .fsspec_checks import load_from, save_to
-from .helpers import KEY, OTHER_KEY, assert_same, full_chain, load, manifest_of, refused, rewrite_metadata, save
+from .helpers import KEY, OTHER_KEY, assert_same, full_chain, load, index_of, refused, rewrite_metadata, save
 from .writers import save_as_ranks
 
 PRIVATE = PrivateKey(bytes(range(2, 34)))
@@ -131,7 +131,7 @@ def test_nothing_else_of_the_metadata_changes(saved: Path) -> None:
     assert after != before
     assert apart(after) == apart(before)
     assert [envelope.dek_id for envelope in fragments(saved)] == keys
-    assert descriptors(saved) == [manifest_of(saved).key]
+    assert descriptors(saved) == [index_of(saved).key]
 
 
 def test_attributes_that_a_newer_torch_added_stay(saved: Path, state: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def test_properties_that_this_torch_does_not_know_stay(saved: Path, state: dict[
     outline = Outline.of(pickled, b"")
     texts = {text.data: names.get(text.data.decode(), text.data.decode()).encode() for text in outline.texts}
     opened = Sealed.parse(".metadata", (saved / ".metadata").read_bytes()).open(KeyRing.of(KEY))
-    data = append_trailer(outline.exchange(pickled, texts), manifest_of(saved), opened._data_key)
+    data = append_trailer(outline.exchange(pickled, texts), index_of(saved), opened._data_key)
     assert b"of.the.future" in data
     assert b"NewerProperties" not in data
     (saved / ".metadata").write_bytes(data)
@@ -495,8 +495,8 @@ def test_a_list_needs_no_key_and_says_so(signed: Path) -> None:
     assert (found.part, found.signers, found.authenticated) == ((), (SIGNER.id,), False)
     assert "not authenticated" in str(found)
     checked = streamxf.recipients(signed, KEY)
-    assert checked == replace(found, authenticated=True, save_ids=(manifest_of(signed).save_id,))
-    assert manifest_of(signed).save_id in str(checked)
+    assert checked == replace(found, authenticated=True, save_ids=(index_of(signed).save_id,))
+    assert index_of(signed).save_id in str(checked)
     assert "not authenticated" not in str(checked)
     for words in (KEY.id, PRIVATE.id, SIGNER.id, "aeskw", PRIVATE.kind):
         assert words in str(checked)

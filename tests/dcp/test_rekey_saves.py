@@ -14,7 +14,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.errors import IdentityError, ParameterError
 
-from .helpers import KEY, OTHER_KEY, manifest_of, save
+from .helpers import KEY, OTHER_KEY, index_of, save
 from .writers import save_as_ranks
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -30,12 +30,12 @@ def test_the_metadata_of_another_checkpoint_is_refused(tmp_path: Path, call: Cal
     """Who puts it there needs no key at all."""
     for name in "ab":
         save({"w": torch.ones(3)}, tmp_path / name, [Encrypt([KEY, OTHER_KEY])])
-    expected = manifest_of(tmp_path / "a").save_id
+    expected = index_of(tmp_path / "a").save_id
     other = shutil.copy(tmp_path / "b" / ".metadata", tmp_path / "a" / ".metadata").read_bytes()
-    with pytest.raises(IdentityError, match=f"{manifest_of(tmp_path / 'b').save_id}, expected is {expected}"):
+    with pytest.raises(IdentityError, match=f"{index_of(tmp_path / 'b').save_id}, expected is {expected}"):
         call(tmp_path / "a", expect_save_id=expected)
     assert (tmp_path / "a" / ".metadata").read_bytes() == other
-    call(tmp_path / "b", expect_save_id=manifest_of(tmp_path / "b").save_id)
+    call(tmp_path / "b", expect_save_id=index_of(tmp_path / "b").save_id)
 
 
 def test_ranks_have_an_id_each(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, PolicyError
 from streamxf.keys.envelope import Envelope, Wrapped
 
-from .helpers import KEY, OTHER_KEY, assert_same, load, manifest_of, refused, save
+from .helpers import KEY, OTHER_KEY, assert_same, load, index_of, refused, save
 from .writers import save_as_ranks
 
 PRIVATE = PrivateKey(bytes(range(2, 34)), "hpke-x25519")
@@ -69,7 +69,7 @@ def unsigned(checkpoint: Path, state: dict[str, Any]) -> Path:
 def test_a_file_that_claims_the_new_recipients_is_not_passed_over(local: Path) -> None:
     """Else whoever put it there brings the old one back afterwards, under the old key."""
     parts = split((local / "__1.metadata").read_bytes())
-    manifest = manifest_of(local, "__1.metadata")
+    manifest = index_of(local, "__1.metadata")
     envelope = Envelope.parse(Descriptor.parse(manifest.key).fragment)
     fake = replace(envelope, recipients=(Wrapped(PRIVATE.kind, PRIVATE.public.id, b"x" * 80),))
     key = str(Descriptor("streamxf.encrypt", 1, (), fake.fragment))
@@ -199,7 +199,7 @@ def test_a_service_that_does_not_answer_shows_nothing(checkpoint: Path, state: d
 
 def plant_sparse(path: Path, count: int, size: int) -> None:
     """Files that take no room, and end as the checkpoint's metadata does."""
-    tail = append_trailer(b"", manifest_of(path), None)
+    tail = append_trailer(b"", index_of(path), None)
     for number in range(count):
         with open(path / f"__{number}.metadata", "wb") as file:
             file.truncate(size)

@@ -24,7 +24,7 @@ HYBRID_WRAPPED = (
 )
 
 VOUCHERS = (
-    "mac=494dcf6a8835d922efd7906d026794e697bacbf7ab309c2334f8fe2f4d79b5d6&"
+    "mac=f74e548869e58e02f3b25a70bccbd1b11f91524f54ddaeb127b135cda740a014&"
     "v=aeskw:f8c9dc1d0a56854c:vMo_Ux2Zn9aW5og-EFAqemmdan0cBXwdD8f9Q4FGNiA&"
     "sig=fdf804b620a25ecc:l8rYamHAueoHwUcN_FcnGWALj47KFyoqpubArtau03wBHRg1r_oSdzjeBBE-hMEYztEplvOBMYBlVhP6fsDDCQ"
 )

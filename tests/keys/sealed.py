@@ -35,7 +35,8 @@ class Sealed:
 
     @classmethod
     def make(cls, recipients: Any, signer: Any = None, data_key: DataKey = DEK, digest: bytes = DIGEST) -> Self:
-        return cls(Envelope.seal(data_key, recipients), Vouchers.make(digest, data_key, recipients, signer), digest)
+        envelope = Envelope.seal(data_key, recipients)
+        return cls(envelope, Vouchers.make(digest, str(envelope), data_key, recipients, signer), digest)
 
     def change(self, **fields: Any) -> Self:
         """With other fields of the vouchers."""
@@ -138,6 +139,7 @@ def fragment_of(wrapped: object) -> Parameters:
     return parse_parameters(str(wrapped), repeatable=("w",))
 
 
-def mac(data_key: DataKey, digest: bytes) -> bytes:
+def mac(data_key: DataKey, digest: bytes, wrapped: object) -> bytes:
     """As the format says, in other words than the package's."""
-    return hmac.new(data_key.mac_key(), b"streamxf/1 contents" + b"\0" + digest, hashlib.sha256).digest()
+    stated = b"streamxf/1 contents" + b"\0" + digest + str(wrapped).encode("ascii")
+    return hmac.new(data_key.mac_key(), stated, hashlib.sha256).digest()

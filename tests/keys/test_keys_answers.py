@@ -1,4 +1,4 @@
-"""Key services that do not answer: another key stands in, and they are left alone for a while."""
+"""Key services: nothing is asked twice; one that does not answer is left alone for a while, if another key stands in."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import warnings
 from typing import ClassVar
 
 import pytest
-from sealed import fragment_of
+from sealed import DEK, DIGEST, Fake, Sealed, fragment_of
 
-from streamxf.errors import KeyServiceError, PolicyError
-from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, answers
+from streamxf.errors import AuthenticationError, KeyServiceError, PolicyError, WrongKeyError
+from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey, answers
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.entry import Entry
 from streamxf.keys.envelope import Envelope
 
 KEY = Key(bytes(range(100, 132)))
@@ -130,3 +131,74 @@ def test_services_that_answer_are_not_spoken_of():
     service.up = True
     assert not opened(KeyRing([service, KEY]), wrapped(3, service, KEY))
     assert service.asked == 3
+
+
+def named(name: str, *before: Entry) -> str:
+    """A wrapped data key of one service, with names of others around it."""
+    return str(Envelope(DEK.id, (*before, Entry("fake", name * 16, b"wrapped"))))
+
+
+def test_what_was_asked_once_is_known_whatever_is_around_it():
+    service = Fake(vouches=True)
+    ring = KeyRing([service])
+    for number in range(20):
+        assert ring.unwrap(named("a", Entry("acme", f"{number:016x}", b"x"))) == DEK
+    assert service.log == ["a"]
+    assert ring.unwrap_unvouched(fragment_of(named("a"))) == DEK
+    assert service.log == ["a"]
+
+
+@pytest.mark.parametrize("answer", [WrongKeyError("no"), bytes(32), b""])
+def test_wrong_answers_are_known_too(answer):
+    service = Fake(vouches=True, unwrapped=answer)
+    ring = KeyRing([service])
+    for number in range(20):
+        with pytest.raises(WrongKeyError, match="altered"):
+            ring.unwrap(named("a", Entry("acme", f"{number:016x}", b"x")))
+    assert service.log == ["a"]
+
+
+@pytest.mark.parametrize("answer", [None, AuthenticationError("no"), WrongKeyError("no")])
+def test_a_voucher_is_checked_once(answer):
+    asked = []
+
+    class Checking(Fake):
+        def check_voucher(self, voucher, digest):
+            asked.append((voucher, digest))
+            return super().check_voucher(voucher, digest)
+
+    service = Checking(vouches=True, checked=answer)
+    ring = KeyRing([service])
+    for signer in (None, SigningKey(bytes(range(3, 35)))):
+        for _ in range(3):
+            sealed = Sealed.make([service], signer)
+            if answer is None:
+                assert sealed.open_with(ring) == DEK
+            else:
+                with pytest.raises(AuthenticationError):
+                    sealed.open_with(ring)
+    assert asked == [(b"voucher", DIGEST)]
+
+
+def test_another_wrapped_key_or_id_is_another_question():
+    service = Fake(vouches=True)
+    ring = KeyRing([service])
+    other = DataKey(bytes(range(61, 93)))
+    with pytest.raises(WrongKeyError):
+        ring.unwrap(str(Envelope(other.id, (Entry("fake", "a" * 16, b"wrapped"),))))
+    assert ring.unwrap(named("a")) == DEK
+    service.unwrapped = WrongKeyError("no")
+    with pytest.raises(WrongKeyError):
+        ring.unwrap(str(Envelope(DEK.id, (Entry("fake", "a" * 16, b"wrapped otherwise"),))))
+    assert service.log == ["a"] * 3
+
+
+def test_only_so_much_is_remembered(monkeypatch):
+    monkeypatch.setattr(answers, "MAX_REMEMBERED", 4)
+    service = Service()
+    service.up = True
+    ring = KeyRing([service])
+    given = wrapped(9, service)
+    opened(ring, given)
+    assert service.asked == len(given)
+    assert len(ring._answers._known) == 4

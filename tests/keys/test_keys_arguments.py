@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from rewriting import checkpoints
 
 import streamxf
 from streamxf import Encrypt
@@ -53,7 +52,6 @@ def test_trust_and_signer_take_locations_and_paths(monkeypatch):
                 assert streamxf.decode(stored, keys=ring) == DATA
 
 
-@checkpoints
 def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     path = state_saved
     assert streamxf.rekey(path, "file:a.key", Path("team.pub"), signer="file:tr.sign") == (".metadata",)
@@ -71,7 +69,6 @@ def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     assert "pass it as trust=" in message(lambda: streamxf.remove_recipient(path, KEY, "file:tr.pub"))
 
 
-@checkpoints
 def test_nothing_to_change_needs_no_old_key(state_saved):
     assert streamxf.rekey(state_saved, Key.generate(), "file:a.key") == ()
     with pytest.raises(KeyMissingError):
@@ -257,7 +254,6 @@ def test_a_warning_where_nothing_will_show_who_wrote():
     assert not warned(lambda: streamxf.encode(DATA, "zstd+encrypt", keys=KeyRing(PAIR.public, allow_unsigned=True)))
 
 
-@checkpoints
 def test_rekey_does_not_warn_of_what_it_was_told(state_saved):
     assert not warned(lambda: streamxf.rekey(state_saved, KEY, PAIR.public, allow_unsigned=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from sealed import DEK, Fake, Sealed, fragment_of
+from sealed import DEK, DIGEST, Fake, Sealed, fragment_of, mac
 
 from streamxf.errors import (
     DescriptorError,
@@ -74,7 +74,7 @@ def test_what_others_find_is_not_judged(kind, size):
     other = Entry(kind, "ab" * 8, b"\xff" * size)
     for recipients in ((other, *sealed.envelope.recipients), (*sealed.envelope.recipients, other)):
         changed = Sealed(Envelope(DEK.id, recipients), sealed.vouchers)
-        assert changed.open([KEY]) == DEK
+        assert changed.change(mac=mac(DEK, DIGEST, changed.envelope)).open([KEY]) == DEK
 
 
 def test_a_public_key_opens_nothing_and_the_error_says_so():
@@ -168,7 +168,7 @@ def test_a_ring_remembers_what_it_opened_and_asks_once():
             lambda: ring.open_pipe(str(sealed.envelope)),
         ):
             assert use() == DEK
-    assert log == ["a"] * 4  # once for each purpose, since each checks something else
+    assert log == ["a"]
 
 
 def test_a_ring_has_each_key_once_also_those_without_a_hash():

@@ -83,26 +83,30 @@ def holder(victim: Victim) -> tuple[DataKey, Parts]:
     return victim.reader.unwrap(parts.wrapped), parts
 
 
-FORGERIES: dict[str, Callable[[DataKey, Vouchers, Victim], Callable[[bytes], Vouchers]]] = {
-    "the MAC alone": lambda dek, old, who: lambda digest: Vouchers(mac(dek, digest)),
-    "everything as it was": lambda dek, old, who: lambda digest: old,
-    "the MAC, and the rest as it was": lambda dek, old, who: (
-        lambda digest: Vouchers(mac(dek, digest), old.entries, old.signature)
+FORGERIES: dict[str, Callable[[DataKey, str, Vouchers, Victim], Callable[[bytes], Vouchers]]] = {
+    "the MAC alone": lambda dek, wrapped, old, who: lambda digest: Vouchers(mac(dek, digest, wrapped)),
+    "everything as it was": lambda dek, wrapped, old, who: lambda digest: old,
+    "the MAC, and the rest as it was": lambda dek, wrapped, old, who: (
+        lambda digest: Vouchers(mac(dek, digest, wrapped), old.entries, old.signature)
     ),
-    "the signature as it was": lambda dek, old, who: (
-        lambda digest: Vouchers(mac(dek, digest), old.entries, (SIGNER.id, SIGNER.sign(b"streamxf/1 dek\0" + dek.id)))
-    ),
-    "a stranger's signature": lambda dek, old, who: lambda digest: Vouchers.make(digest, dek, [], STRANGER),
-    "a stranger's signature under a trusted name": lambda dek, old, who: (
+    "the signature as it was": lambda dek, wrapped, old, who: (
         lambda digest: Vouchers(
-            mac(dek, digest), (), (SIGNER.id, Vouchers.make(digest, dek, [], STRANGER).signature[1])
+            mac(dek, digest, wrapped), old.entries, (SIGNER.id, SIGNER.sign(b"streamxf/1 dek\0" + dek.id))
         )
     ),
-    "a voucher by the data key": lambda dek, old, who: (
-        lambda digest: Vouchers(mac(dek, digest), named(who, mac(dek, digest)), None)
+    "a stranger's signature": lambda dek, wrapped, old, who: (
+        lambda digest: Vouchers.make(digest, wrapped, dek, [], STRANGER)
     ),
-    "a voucher by a key of their own": lambda dek, old, who: (
-        lambda digest: Vouchers(mac(dek, digest), named(who, Key.generate().vouch(digest)), None)
+    "a stranger's signature under a trusted name": lambda dek, wrapped, old, who: (
+        lambda digest: Vouchers(
+            mac(dek, digest, wrapped), (), (SIGNER.id, Vouchers.make(digest, wrapped, dek, [], STRANGER).signature[1])
+        )
+    ),
+    "a voucher by the data key": lambda dek, wrapped, old, who: (
+        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, mac(dek, digest, wrapped)), None)
+    ),
+    "a voucher by a key of their own": lambda dek, wrapped, old, who: (
+        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, Key.generate().vouch(digest)), None)
     ),
 }
 
@@ -115,7 +119,7 @@ def named(victim: Victim, data: bytes) -> tuple[Entry, ...]:
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_who_has_the_data_key_alone_makes_no_file_that_loads(forgery: str, hashed: bool, victim: Victim):
     data_key, parts = holder(victim)
-    vouch = FORGERIES[forgery](data_key, Vouchers.parse(parts.vouchers), victim)
+    vouch = FORGERIES[forgery](data_key, parts.wrapped, Vouchers.parse(parts.vouchers), victim)
     file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, hashed)])
     # whether a file is hashed must agree with whether it is signed, which a reader may look at first
     refuse(file, victim, AuthenticationError, PolicyError, ContainerError)
@@ -124,7 +128,10 @@ def test_who_has_the_data_key_alone_makes_no_file_that_loads(forgery: str, hashe
 def test_the_tool_makes_files_that_load_where_the_key_is_at_hand(victim: Victim):
     """So that the tests above do not pass because what they make is broken otherwise."""
     data_key, parts = holder(victim)
-    vouch: Any = lambda digest: Vouchers.make(digest, data_key, [victim.recipient], victim.signer)  # noqa: E731
+
+    def vouch(digest: bytes) -> Vouchers:
+        return Vouchers.make(digest, parts.wrapped, data_key, [victim.recipient], victim.signer)
+
     file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, hashed=victim.signer is not None)])
     assert streamxf.decode(file, keys=victim.reader) == FORGED
 
@@ -163,20 +170,21 @@ def test_a_former_recipient(victim: Victim):
     with pytest.raises(KeyMissingError):
         KeyRing(former).unwrap(rewrapped)
 
-    def vouch(digest: bytes) -> Vouchers:
-        theirs = Entry(former.kind, former.id, former.vouch(digest))
-        return Vouchers(mac(data_key, digest), (theirs, *named(victim, former.vouch(digest))))
-
-    refuse(encode(FORGED, [Forger(data_key, rewrapped, vouch)]), victim)
     # nor with both as recipients, where his own voucher is right
-    refuse(encode(FORGED, [Forger(data_key, parts.wrapped, vouch)]), victim)
+    for wrapped in (rewrapped, parts.wrapped):
+
+        def vouch(digest: bytes, wrapped: str = wrapped) -> Vouchers:
+            theirs = Entry(former.kind, former.id, former.vouch(digest))
+            return Vouchers(mac(data_key, digest, wrapped), (theirs, *named(victim, former.vouch(digest))))
+
+        refuse(encode(FORGED, [Forger(data_key, wrapped, vouch)]), victim)
 
 
 def test_who_has_public_keys_alone(victim: Victim):
     """Anyone can wrap for a public key. For the others, that takes the key itself."""
     data_key = DataKey.draw()
     wrapped = str(Envelope.seal(data_key, [PAIR.public]))
-    vouch: Any = lambda digest: Vouchers.make(digest, data_key, [])  # noqa: E731
+    vouch: Any = lambda digest: Vouchers.make(digest, wrapped, data_key, [])  # noqa: E731
     file = encode(FORGED, [Forger(data_key, wrapped, vouch)])
     refuse(file, victim, PolicyError, KeyMissingError)
     assert streamxf.decode(file, keys=KeyRing(PAIR, allow_unsigned=True)) == FORGED

@@ -9,7 +9,6 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
-from rewriting import checkpoints
 from sealed import DEK, Sealed
 
 import streamxf
@@ -50,7 +49,6 @@ def test_a_list_of_keys_that_came_out_empty_is_refused(empty):
     assert KeyRing(KEY, trust=None).trust == ()
 
 
-@checkpoints
 @EMPTY
 def test_what_reads_checkpoints_refuses_it_too(empty, tmp_path):
     for use in (
@@ -155,7 +153,6 @@ class Held(KeyProvider):
         return data_key[::-1]
 
 
-@checkpoints
 def test_no_reader_with_a_secret_goes_into_a_pickle(tmp_path):
     reader = streamxf.FileSystemReader(tmp_path, keys=KeyRing([Held()]))
     with pytest.raises(TypeError, match="pickle"):

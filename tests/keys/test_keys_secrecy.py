@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from endpoints import Kms, answering
-from rewriting import checkpoints
 from samples import encode
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -380,7 +379,6 @@ def test_a_whole_file_is_written_and_read(spied, readers: Readers, caplog, capfd
         assert not leaks(trace, *readers.secrets(spied)), place
 
 
-@checkpoints
 def test_a_whole_save_and_load(spied, readers: Readers, tmp_path, caplog, capfd):
     state = {"weight": torch.arange(100_000.0), "step": 7}
     writer = streamxf.FileSystemWriter(tmp_path / "step", _extensions=[streamxf.FloatZip(), readers.codec])

@@ -25,6 +25,7 @@ from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.b64url import encode_b64url
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.entry import MAX_ENTRY, MAX_TEXT, Entry
+from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 
 KEY = Key(bytes(range(107, 139)))
@@ -34,6 +35,7 @@ VAULT = Vault()
 SIGNER = SigningKey(bytes(range(115, 147)))
 STRANGER = SigningKey(bytes(range(116, 148)))
 TRUSTED = SIGNER.verify_key
+WRAPPED = f"dek={DEK.id.hex()}&w=acme:{'0' * 16}:AAAA"
 V = b"streamxf/1 contents\0" + DIGEST
 OTHER_DIGEST = hashlib.sha256(b"other contents").digest()
 
@@ -53,8 +55,8 @@ def derived(secret: bytes, info: bytes) -> bytes:
 
 
 def test_derivations_are_those_of_the_format():
-    made = Vouchers.make(DIGEST, DEK, [PAIR.public, KEY], SIGNER)
-    assert made.mac == mac(DEK, DIGEST)
+    made = Vouchers.make(DIGEST, WRAPPED, DEK, [PAIR.public, KEY], SIGNER)
+    assert made.mac == mac(DEK, DIGEST, WRAPPED)
     assert DEK.mac_key() == derived(DEK.secret, b"streamxf/1 mac")
     voucher = hmac.new(derived(KEY.reveal(), b"streamxf/1 vouch"), V, hashlib.sha256).digest()
     assert made.entries == (Entry("aeskw", KEY.id, voucher),)
@@ -72,16 +74,18 @@ def test_derivations_are_those_of_the_format():
 def test_they_were_the_same_in_the_first_version():
     """Recorded once; files that exist depend on it."""
     secret = bytes(range(32))
-    assert str(Vouchers.make(bytes(32), DataKey(secret), [Key(secret)], SigningKey(secret))) == VOUCHERS
+    key, data_key = Key(secret), DataKey(secret)
+    wrapped = str(Envelope.seal(data_key, [key]))
+    assert str(Vouchers.make(bytes(32), wrapped, data_key, [key], SigningKey(secret))) == VOUCHERS
 
 
 def test_every_kind_that_vouches_has_a_voucher_in_the_order_of_the_recipients():
     recipients = [VAULT, PAIR.public, KEY, HYBRID.public, Key.generate()]
-    made = Vouchers.make(DIGEST, DEK, recipients)
+    made = Vouchers.make(DIGEST, WRAPPED, DEK, recipients)
     assert [entry.key for entry in made.entries] == [(key.kind, key.id) for key in recipients if key.vouches]
     assert made.signature is None
     assert Vouchers.parse(str(made)) == made
-    assert str(Vouchers.make(DIGEST, DEK, [PAIR.public])) == f"mac={mac(DEK, DIGEST).hex()}"
+    assert str(Vouchers.make(DIGEST, WRAPPED, DEK, [PAIR.public])) == f"mac={mac(DEK, DIGEST, WRAPPED).hex()}"
 
 
 MAC_PART = f"mac={'0a' * 32}"
@@ -139,12 +143,12 @@ def test_texts_that_are_refused(parts):
 
 def test_limits_of_size():
     fakes = [Fake(f"{number:x}", vouches=True, wrapped=b"x", voucher=bytes(MAX_ENTRY)) for number in range(4)]
-    assert len(str(Vouchers.make(DIGEST, DEK, fakes[:3]))) <= MAX_TEXT
+    assert len(str(Vouchers.make(DIGEST, WRAPPED, DEK, fakes[:3]))) <= MAX_TEXT
     with pytest.raises(ParameterError, match=f"at most {MAX_TEXT}"):
-        Vouchers.make(DIGEST, DEK, fakes)
+        Vouchers.make(DIGEST, WRAPPED, DEK, fakes)
     for size in (0, MAX_ENTRY + 1):
         with pytest.raises(ParameterError, match=f"{size} bytes"):
-            Vouchers.make(DIGEST, DEK, [Fake(vouches=True, voucher=bytes(size))])
+            Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=bytes(size))])
 
 
 # -- keys that vouch -------------------------------------------------------------------------------
@@ -195,7 +199,7 @@ class TestKeysThatVouch:
             Sealed.make([key]).change(entries=other.vouchers.entries).open([key])
 
     def test_a_strangers_voucher_under_this_keys_name(self, key):
-        stranger = Vouchers.make(DIGEST, DEK, [Key.generate(), Vault(bytes(range(32)), "6")]).entries
+        stranger = Vouchers.make(DIGEST, WRAPPED, DEK, [Key.generate(), Vault(bytes(range(32)), "6")]).entries
         for entry in stranger:
             named = Entry(key.kind, key.id, entry.data)
             with pytest.raises(AuthenticationError):
@@ -216,7 +220,21 @@ class TestKeysThatVouch:
     def test_the_mac_of_another_data_key(self, key):
         other = DataKey.draw()
         with pytest.raises(AuthenticationError, match="MAC"):
-            Sealed.make([key]).change(mac=mac(other, DIGEST)).open([key])
+            sealed = Sealed.make([key])
+            sealed.change(mac=mac(other, DIGEST, sealed.envelope)).open([key])
+
+    def test_the_list_of_recipients_was_altered(self, key):
+        """By someone who has no data key: names added, left out, in another order, or taken from elsewhere."""
+        other = Key.generate()
+        sealed = Sealed.make([other, key], SIGNER)
+        entries = sealed.envelope.recipients
+        stranger = Entry("acme", "0" * 16, b"x")
+        again = Envelope.seal(DEK, [PAIR.public]).recipients[0]
+        for altered in ((*entries, stranger), entries[1:], entries[::-1], (again, *entries)):
+            assert KeyRing(key).unwrap(str(replace(sealed.envelope, recipients=altered))) == DEK
+            for trust in (None, TRUSTED):
+                with pytest.raises(AuthenticationError, match="list of recipients"):
+                    replace(sealed, envelope=replace(sealed.envelope, recipients=altered)).open([key], trust)
 
     def test_trust_holds_for_them_too(self, key):
         assert Sealed.make([key], SIGNER).open([key], [TRUSTED]) == DEK
@@ -261,7 +279,7 @@ def test_a_former_recipient_cannot_vouch_after_a_rekey():
         (Entry(new.kind, new.id, theirs),),
         (Entry(former.kind, former.id, theirs), *after.vouchers.entries),
     ):
-        forged = Sealed(after.envelope, Vouchers(mac(DEK, OTHER_DIGEST), entries), OTHER_DIGEST)
+        forged = Sealed(after.envelope, Vouchers(mac(DEK, OTHER_DIGEST, after.envelope), entries), OTHER_DIGEST)
         with pytest.raises(AuthenticationError, match=new.id):
             forged.open([former, new])
     with pytest.raises(KeyMissingError):
@@ -403,7 +421,7 @@ def test_a_provider_that_binds_nothing_still_gives_nobody_a_data_key_that_is_kno
     sealed = Sealed.make([key])
     assert sealed.open([key]) == DEK
     with pytest.raises(AuthenticationError):
-        replace(sealed, digest=OTHER_DIGEST).change(mac=mac(DEK, OTHER_DIGEST)).open([key])
+        replace(sealed, digest=OTHER_DIGEST).change(mac=mac(DEK, OTHER_DIGEST, sealed.envelope)).open([key])
     known = DataKey(DIGEST)
     forged = replace(sealed.envelope, dek_id=known.id, recipients=sealed.vouchers.entries)
     with pytest.raises(WrongKeyError):
@@ -432,7 +450,7 @@ def test_providers_that_answer_where_they_should_raise(answer):
 @pytest.mark.parametrize("answer", [None, "text", bytearray(32), True])
 def test_providers_that_vouch_against_the_protocol(answer):
     with pytest.raises(ParameterError, match="vouch returned"):
-        Vouchers.make(DIGEST, DEK, [Fake(vouches=True, voucher=answer)])
+        Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=answer)])
 
 
 @pytest.mark.parametrize("error", [AuthenticationError("no"), WrongKeyError("no")])
@@ -459,7 +477,7 @@ def test_a_service_that_fails_at_the_voucher_is_passed_over(error):
 def test_a_service_that_fails_to_vouch():
     for error in (KeyServiceError("down"), RuntimeError("down")):
         with pytest.raises(KeyServiceError):
-            Vouchers.make(DIGEST, DEK, [Fake(vouches=True, voucher=error)])
+            Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=error)])
 
 
 def test_a_key_that_does_not_vouch_is_not_asked_to():

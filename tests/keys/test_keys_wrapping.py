@@ -132,12 +132,18 @@ def test_a_recipient_can_be_added_to_a_plain_file():
     data_key = KeyRing(KEY).open(wrapped, vouchers, digest)
 
     both = Envelope.seal(data_key, [KEY, OTHER])
-    made = Vouchers.make(digest, data_key, [KEY, OTHER])
+    made = Vouchers.make(digest, str(both), data_key, [KEY, OTHER])
     changed = pack_prefix(str(both)) + container + pack_seal(str(made))
     for key in (KEY, OTHER):
         assert streamxf.decode(changed, keys=key) == b"data"
-    # the vouchers that were there are for the first key alone
+    # the vouchers that were there are for other recipients
     kept = pack_prefix(str(both)) + container + pack_seal(vouchers)
+    for key in (KEY, OTHER):
+        with pytest.raises(streamxf.errors.AuthenticationError, match="list of recipients"):
+            streamxf.decode(kept, keys=key)
+    # and by the first key alone
+    made = Vouchers.make(digest, str(both), data_key, [], kept=Vouchers.parse(vouchers).entries)
+    kept = pack_prefix(str(both)) + container + pack_seal(str(made))
     assert streamxf.decode(kept, keys=KEY) == b"data"
     with pytest.raises(streamxf.errors.AuthenticationError, match=OTHER.id):
         streamxf.decode(kept, keys=OTHER)

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from page import ARN, titled
-from rewriting import checkpoints
 from sealed import Forger, mac
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -27,8 +26,6 @@ from streamxf.keys import AwsKms, write_key
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-
-pytestmark = checkpoints
 
 WEIGHT = torch.arange(1000.0)
 TEAM = PrivateKey(bytes(range(116, 148)))
@@ -123,10 +120,10 @@ def test_without_a_trusted_signature_it_is_refused(signer: SigningKey | None, pl
 
 def test_a_signature_cannot_be_moved_to_another_checkpoint(place: Place, tmp_path: Path):
     """What someone with the public key can do: write a checkpoint, and put an existing signature beside it."""
-    real = Vouchers.make(bytes(32), DataKey.draw(), [], TRAINER).signature
     data_key = DataKey.draw()
     wrapped = str(Envelope.seal(data_key, [TEAM.public]))
-    forger = Forger(data_key, wrapped, lambda digest: Vouchers(mac(data_key, digest), (), real), hashed=True)
+    real = Vouchers.make(bytes(32), wrapped, data_key, [], TRAINER).signature
+    forger = Forger(data_key, wrapped, lambda digest: Vouchers(mac(data_key, digest, wrapped), (), real), hashed=True)
     path = tmp_path / "forged"
     dcp.save({"weight": WEIGHT}, storage_writer=streamxf.FileSystemWriter(path, _extensions=[forger]))
     error = refusal(path, KeyRing([TEAM], trust=TRAINER.verify_key))

@@ -56,10 +56,9 @@ class Target:
         )
         if not fits:
             return None
-        if tensor.dim():
-            tensor[:0].zero_()  # torch then knows of a change in place, and refuses one of a tensor that takes none
-        else:
-            tensor.as_strided((0,), (1,)).zero_()
+        # torch then knows of a change in place, and refuses one of a tensor that takes none
+        nothing = tensor.as_strided((0,), (1,))
+        nothing.copy_(nothing)
         return array_of(tensor)
 
     def overlaps(self, other: Target) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import _weights_only_unpickler as torchs
 
-from streamxf.dcp.objects.archive import Archive
 from streamxf.buffers import flat_view
+from streamxf.dcp.objects.archive import Archive
 
 StorageOf = Callable[[str, int, torch.dtype, Any], torch.UntypedStorage]
 """From a record's name, its bytes, the dtype of its elements and the device that the pickle names to a storage."""

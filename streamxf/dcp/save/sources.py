@@ -17,6 +17,8 @@ from streamxf.errors import UnsupportedError
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
+_PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in the format."""
@@ -125,9 +127,4 @@ def array_of(tensor: torch.Tensor) -> Array:
     it has no conj or neg bit.
     """
     size = tensor.element_size()
-    if size == 16:
-        return tensor.numpy()
-    if tensor.is_complex():
-        return tensor.numpy().view(unsigned(size))
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(kinds[size]).numpy().view(unsigned(size))
+    return tensor.view(_PLAIN[size]).numpy().view(unsigned(size))

@@ -102,7 +102,8 @@ def finished_files(
                 facts = index.files[path]
                 writer = index.writers[facts.writer].id
                 about = (save.modules, save.extensions.summary(), save.place)
-                found[number] = Finished(FileRecord(path, facts.size, facts.crc, writer, slip.key_line, *about), places)
+                wrapped = slip.wrapped[index.dek] if index.dek is not None else ""
+                found[number] = Finished(FileRecord(path, facts.size, facts.crc, writer, wrapped, *about), places)
     return found, others
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.dcp.tensors.boxes import Box, Wanted, boxes_of_run, contiguous_strides
+from streamxf.checkpoint.boxes import Box, Wanted, boxes_of_run, contiguous_strides
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.dcp.metadata.limits import MAX_CORNERS, MAX_CUT_DIMS
-from streamxf.dcp.metadata.tiling import check_apart, check_tiles
 from streamxf.errors import MetadataError
+from streamxf.format.tiling import MAX_CORNERS, MAX_CUT_DIMS, MAX_RANK_CHUNKS, check_apart, check_tiles
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -149,6 +148,8 @@ def test_a_ranks_own_chunks_are_compared_with_their_neighbours_only() -> None:
         check_apart((2000, layers), [*boxes, ((50, 7), (1000, 2))])
     with pytest.raises(MetadataError, match="overlap"):
         check_apart((3,), [((0,), (3,)), ((0,), (3,))])
-    stairs = [((layer, layer), (1000, 1)) for layer in range(layers)]
-    with pytest.raises(MetadataError, match="too many ways"):
-        check_apart((2000, layers), stairs)
+    most = [((at,), (1,)) for at in range(MAX_RANK_CHUNKS)]
+    empty = ((0,), (0,))
+    check_apart((2000,), [*most, empty])
+    with pytest.raises(MetadataError, match=f"{MAX_RANK_CHUNKS} are allowed"):
+        check_apart((2000,), [*most, ((MAX_RANK_CHUNKS,), (1,))])
