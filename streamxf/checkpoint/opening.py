@@ -148,7 +148,8 @@ class ItemOpener:
             if not place.descriptors:
                 check_size(source.length)
                 return BareBlocks(source)
-            return self._transformed(StreamReader(BareBlocks(source)), place.descriptors, limit)
+            transforms = [text.removeprefix("!") for text in place.descriptors]
+            return self._transformed(StreamReader(BareBlocks(source)), transforms, limit)
         header = read_header(source)
         self.check_header(header, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
