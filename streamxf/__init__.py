@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.salvage.salvage import salvage
-    from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
     from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
     from streamxf.summary.values import Values
+    from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
@@ -125,7 +125,7 @@ _HOME = {
     "Summary": "streamxf.summary.summary",
     "Tally": "streamxf.summary.tally",
     "Unpacked": "streamxf.tools.convert.result",
-    "UnsafeGlobals": "streamxf.dcp.unsafe",
+    "UnsafeGlobals": "streamxf.tools.unsafe_globals",
     "Values": "streamxf.summary.values",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
@@ -153,7 +153,7 @@ _HOME = {
     "transcode": "streamxf.tools.convert.transcode",
     "tune": "streamxf.tuning.tuner",
     "unpack": "streamxf.tools.convert.unpack",
-    "unsafe_globals": "streamxf.dcp.unsafe",
+    "unsafe_globals": "streamxf.tools.unsafe_globals",
     "verify": "streamxf.checking.verify",
     "write_key": "streamxf.keys",
 }

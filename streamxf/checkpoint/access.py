@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import IO, Any, Literal, Self
 
 from streamxf.checkpoint.save_ids import SaveIds, as_save_ids, check_save_id
 from streamxf.checkpoint.transforms import known_transform
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.objects.policy import Objects
 from streamxf.registry import CodecRegistry
 
 Require = Literal["published", "bound", "encrypted"]
@@ -79,6 +81,11 @@ class Access:
         required = require or ("published" if len(ring) else None)
         saves = as_save_ids(expect_save_id)
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
+
+    @cached_property
+    def objects(self) -> Objects:
+        """How objects are loaded."""
+        return Objects(self.weights_only, self.safe_globals)
 
     def check_save(self, save_id: str | None) -> None:
         """Compare the id of a checkpoint with the expected ones.

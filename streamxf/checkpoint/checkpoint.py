@@ -190,20 +190,18 @@ class Checkpoint(BoxReader):
             return self.opener(wanted.place).open(file, wanted)
 
     def load_object(self, name: str) -> Any:
-        from streamxf.checkpoint.objects import Objects
-
         item = self.items[name]
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         blocks = self.blocks(item)
         with located(file=self.storage.full(item.place.file), item=name):
-            return Objects.of(self.access).load(StreamReader(blocks).read(), item.place.size)
+            return self.access.objects.load(StreamReader(blocks).read(), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
         """What opens items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
-            self._openers[metadata.name] = ItemOpener(metadata, self.access)
+            self._openers[metadata.name] = ItemOpener(metadata, self.access, self.access.objects.limit)
         return self._openers[metadata.name]
 
     def file(self, name: str) -> StoredFile:

@@ -165,7 +165,7 @@ class ItemOpener:
                 raise self._not_encrypted()
             if not place.descriptors:
                 check_size(source.length)
-            return BareBlocks(source), place.descriptors
+            return BareBlocks(source), [text.removeprefix("!") for text in place.descriptors]
         header = read_header(source)
         self.check_header(header, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]

@@ -21,7 +21,6 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.save.datafile import identity_of
@@ -32,6 +31,7 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
+from streamxf.objects.policy import Objects
 from streamxf.stream.container import BlockReader
 from streamxf.stream.locks import ForkLock
 from streamxf.stream.reader import StreamReader

@@ -12,12 +12,12 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Require
 from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.objects.policy import Objects
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec

@@ -33,7 +33,7 @@ from streamxf.dcp.load.advice import advise_on_metadata, items_advised
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
-from streamxf.dcp.objects.policy import Objects
+from streamxf.objects.policy import Objects
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError

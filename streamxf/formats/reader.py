@@ -91,7 +91,5 @@ class FileReader(BoxReader):
 
     def _load(self, file: str) -> Any:
         """All of a file, by torch."""
-        from streamxf.checkpoint.objects import Objects
-
         opened = self._files[file]
-        return Objects.of(self._access).load(opened.slice(0, opened.size).read_at(0, opened.size), opened.size)
+        return self._access.objects.load(opened.slice(0, opened.size).read_at(0, opened.size), opened.size)

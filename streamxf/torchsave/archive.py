@@ -131,6 +131,20 @@ class Archive:
             done += count
 
 
+def archive_of(pickled: bytes) -> bytes:
+    """What ``torch.save`` writes of something without tensors: the two records that ``torch.load`` needs."""
+    body: list[bytes] = []
+    directory: list[bytes] = []
+    at = 0
+    for name, data in ((b"archive/version", b"3\n"), (b"archive/" + PICKLE.encode(), pickled)):
+        facts = (0, 0, 0, 0, zlib.crc32(data), len(data), len(data), len(name), 0)
+        body += _LOCAL.pack(_BEGIN, 0, *facts), name, data
+        directory += _ENTRY.pack(b"PK\x01\x02", 0, 0, *facts, 0, 0, 0, 0, at), name
+        at += _LOCAL.size + len(name) + len(data)
+    size = sum(map(len, directory))
+    return b"".join((*body, *directory, _END.pack(b"PK\x05\x06", 0, 0, 2, 2, size, at, 0)))
+
+
 class _Place(NamedTuple):
     """Where a record's header stands, and what the directory says of the record."""
 

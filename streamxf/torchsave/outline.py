@@ -18,7 +18,7 @@ from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch
 
-_OF_STORAGES = {
+STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -219,8 +219,8 @@ class _Unpickler(pickle.Unpickler):
         self.names: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _OF_STORAGES:
-            return Dtype(_OF_STORAGES[name])
+        if module == "torch" and name in STORAGES:
+            return Dtype(STORAGES[name])
         if module == "torch" and name in ITEMSIZES:
             return Dtype(name)
         if (module, name) == ("torch.storage", "UntypedStorage"):

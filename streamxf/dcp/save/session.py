@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.objects.archive import NotSavedByTorch
-from streamxf.dcp.objects.needs import quick_needs, shown
+from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
 from streamxf.errors import AbortedError, StreamxfError, located

@@ -1,5 +1,0 @@
-"""Plain objects."""
-
-
-def renew_plain(pickled: bytes) -> bytes | None:
-    return None
