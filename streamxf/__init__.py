@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from streamxf.compare.diff import diff
     from streamxf.compare.difference import Change, Difference
     from streamxf.compare.values import Distance
-    from streamxf.tools.convert.pack import pack
-    from streamxf.tools.convert.result import Converted
-    from streamxf.tools.convert.transcode import transcode
-    from streamxf.tools.convert.unpack import unpack
-    from streamxf.tools.convert.result import Unpacked
     from streamxf.dcp.attach import attach
     from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -68,6 +63,10 @@ if TYPE_CHECKING:
     from streamxf.summary.summary import Summary
     from streamxf.summary.tally import Tally
     from streamxf.summary.values import Values
+    from streamxf.tools.convert.pack import pack
+    from streamxf.tools.convert.result import Converted, Unpacked
+    from streamxf.tools.convert.transcode import transcode
+    from streamxf.tools.convert.unpack import unpack
     from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.dcp.objects.policy import Objects
 
 import streamxf
 from streamxf import Encrypt, FloatZip
-from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import KeyMissingError, PolicyError
 
 from .helpers import KEY, Xor, load, refused, save

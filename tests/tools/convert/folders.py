@@ -42,6 +42,23 @@ def trainer(path: Path) -> Path:
     return path
 
 
+def folder_of_all_kinds(path: Path) -> Path:
+    """A folder with a model and whatever else there may be."""
+    trainer(path)
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text('{"pooling": "mean"}')
+    (path / "1_Pooling" / "up.json").symlink_to("../trainer_state.json")
+    (path / "latest").symlink_to("1_Pooling")
+    (path / "logs" / "deep" / "empty").mkdir(parents=True)
+    (path / "logs" / ".hidden").touch()
+    (path / "run 1.sh").write_text("#!/bin/sh\n")
+    (path / "run 1.sh").chmod(0o755)
+    (path / "token").write_text("secret")
+    (path / "token").chmod(0o600)
+    (path / "private").mkdir(mode=0o700)
+    return path
+
+
 def contents(path: Path) -> dict[str, object]:
     """Everything below a folder: bytes and permissions of files, what links say, permissions of folders."""
     found: dict[str, object] = {}

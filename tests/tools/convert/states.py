@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import torch
 from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader as StockReader
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import streamxf
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.format.items import TensorItem
+from streamxf.stream.reader import StreamReader
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32]
 DTYPES += [torch.float64, torch.complex64, torch.float8_e4m3fn]
@@ -72,6 +76,17 @@ def assert_same(found: Any, wanted: Any) -> None:
             assert_same(one, other)
     else:
         assert (type(found), found) == (type(wanted), wanted)
+
+
+def assert_whole(path: Path | str, keys: Any = None, expect_save_id: Any = None) -> None:
+    """Every item can be read, with all checks, and files without a codec are as they were written."""
+    with Checkpoint(path, keys=keys, expect_save_id=expect_save_id) as checkpoint:
+        for metadata in checkpoint.metadata:
+            for item in metadata.items.values():
+                for chunk in item.chunks if isinstance(item, TensorItem) else [None]:
+                    StreamReader(checkpoint.blocks(item, chunk)).read()
+            for name, file in metadata.files.items():
+                assert file.crc in (None, crc32c.crc32c(Path(path, name).read_bytes()))
 
 
 def bits(value: torch.Tensor) -> bytes:

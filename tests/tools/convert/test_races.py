@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tools.convert.states import assert_same, data_files, loaded, trained
 from safetensors.torch import save_file
+from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
+from streamxf.errors import AbortedError, ContainerError, MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
-from streamxf.errors import AbortedError, ContainerError, MetadataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -71,7 +71,7 @@ def only_whole(path: Path) -> None:
 
 
 def only_named(path: Path) -> None:
-    assert streamxf.verify(path).ok
+    assert_whole(path)
     assert sorted(file.name for file in path.iterdir()) == sorted([".metadata", *data_files(path)])
 
 
@@ -110,7 +110,7 @@ def test_one_that_cannot_be_published_goes_on_later(tmp_path, source, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.dcp.writer.publish", full)
+        patch.setattr("streamxf.tools.convert.session.publish", full)
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert "the same call resumes from there" in raised.value.__notes__[-1]

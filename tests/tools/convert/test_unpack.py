@@ -22,9 +22,9 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
+from streamxf.errors import ContainerError, KeyMissingError, ParameterError, UnsupportedError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
-from streamxf.errors import ContainerError, KeyMissingError, ParameterError, UnsupportedError
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]
 DTYPES += [torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
+from streamxf.errors import MetadataError
 from streamxf.tools.convert.origin import Origin
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
-from streamxf.errors import MetadataError
 
 Forge = Callable[[dict[str, Any]], Any]
 

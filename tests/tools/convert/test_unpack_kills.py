@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from streamxf.formats.source import boxes_of
+from streamxf.tools.convert.files import layout, writing
+from streamxf.tools.convert.files.journal import Journal
 from tools.convert.child import Child
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.tools.convert.files import layout, writing
-from streamxf.tools.convert.files.journal import Journal
-from streamxf.tools.convert.unpack import unpack
 from streamxf.errors import AbortedError, ContainerError, NoSpaceError
-from streamxf.formats.source import boxes_of
+from streamxf.tools.convert.unpack import unpack
 
 KILLS = 20
 SYNC = 200_000

@@ -9,9 +9,9 @@ import torch
 from compare.memory import Memory
 from hypothesis import given
 from hypothesis import strategies as st
-
 from streamxf.tools.convert.files import layout, torchfile
 from streamxf.tools.convert.files.layout import Cut, File, Run, Segment, pieces
+
 from streamxf.formats import source as formats_source
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]

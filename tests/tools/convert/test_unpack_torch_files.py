@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from tools.convert.states import loaded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tools.convert.states import loaded
 from torch.distributed.checkpoint import DefaultSavePlanner, save
 
 import streamxf
 from streamxf.compare.diff import diff
+from streamxf.errors import MetadataError
+from streamxf.formats.opening import open_source
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
-from streamxf.errors import MetadataError
-from streamxf.formats.opening import open_source
 
 REST = f"{ITEM}/a.pt"
 
