@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
-    from streamxf.compare.diff import diff
-    from streamxf.compare.difference import Change, Difference
-    from streamxf.compare.values import Distance
     from streamxf.dcp.attach import attach
     from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -58,28 +55,30 @@ if TYPE_CHECKING:
     from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
-    from streamxf.summary.inspect import inspect
-    from streamxf.summary.page.page import page_of
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.tally import Tally
-    from streamxf.summary.values import Values
     from streamxf.tools.convert.pack import pack
     from streamxf.tools.convert.result import Converted, Unpacked
     from streamxf.tools.convert.transcode import transcode
     from streamxf.tools.convert.unpack import unpack
-    from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
+    from streamxf.tools.diff.diff import diff
+    from streamxf.tools.diff.difference import Change, Difference
+    from streamxf.tools.diff.values import Distance
+    from streamxf.tools.inspect.inspect import inspect
+    from streamxf.tools.inspect.page.page import page_of
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.tally import Tally
+    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
-    from streamxf.values.histogram import Histogram
-    from streamxf.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
     "AwsKms": "streamxf.keys",
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
-    "Change": "streamxf.compare.difference",
+    "Change": "streamxf.tools.diff.difference",
     "Checksum": "streamxf.codecs.checksum",
     "CleanReport": "streamxf.dcp.clean",
     "Codec": "streamxf.codec",
@@ -87,8 +86,8 @@ _HOME = {
     "Contents": "streamxf.formats.contents",
     "Converted": "streamxf.tools.convert.result",
     "Damage": "streamxf.dcp.verify.report",
-    "Difference": "streamxf.compare.difference",
-    "Distance": "streamxf.compare.values",
+    "Difference": "streamxf.tools.diff.difference",
+    "Distance": "streamxf.tools.diff.values",
     "Encrypt": "streamxf.codecs.encrypt",
     "Entry": "streamxf.formats.contents",
     "Estimate": "streamxf.tuning.estimate",
@@ -98,7 +97,7 @@ _HOME = {
     "Format": "streamxf.formats.contents",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
-    "Histogram": "streamxf.values.histogram",
+    "Histogram": "streamxf.tools.values.histogram",
     "Key": "streamxf.keys",
     "KeyProvider": "streamxf.keys",
     "KeyRing": "streamxf.keys",
@@ -118,14 +117,14 @@ _HOME = {
     "Salvaged": "streamxf.dcp.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
-    "Statistics": "streamxf.values.statistics",
+    "Statistics": "streamxf.tools.values.statistics",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
-    "Summary": "streamxf.summary.summary",
-    "Tally": "streamxf.summary.tally",
+    "Summary": "streamxf.tools.inspect.summary",
+    "Tally": "streamxf.tools.inspect.tally",
     "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
-    "Values": "streamxf.summary.values",
+    "Values": "streamxf.tools.inspect.values",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.dcp.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
@@ -134,14 +133,14 @@ _HOME = {
     "attach": "streamxf.dcp.attach",
     "clean": "streamxf.dcp.clean",
     "decode": "streamxf.stream",
-    "diff": "streamxf.compare.diff",
+    "diff": "streamxf.tools.diff.diff",
     "encode": "streamxf.stream",
-    "inspect": "streamxf.summary.inspect",
+    "inspect": "streamxf.tools.inspect.inspect",
     "is_complete": "streamxf.formats.complete",
     "latest": "streamxf.formats.complete",
     "open": "streamxf.stream",
     "pack": "streamxf.tools.convert.pack",
-    "page_of": "streamxf.summary.page.page",
+    "page_of": "streamxf.tools.inspect.page.page",
     "public_id": "streamxf.keys",
     "read_environment": "streamxf.keys",
     "read_key": "streamxf.keys",

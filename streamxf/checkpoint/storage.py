@@ -168,7 +168,10 @@ class Storage:
             self.filesystem.invalidate_cache()  # which may remember what has changed since
             try:
                 return bool(self.filesystem.info(self.path)["type"] == "directory")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise cause from None  # fsspec says the same of a server that does not answer
                 raise self._missing() from None
         try:
             mode = os.stat(self.path).st_mode
@@ -213,6 +216,21 @@ class Storage:
                 if entry.get("type") != "directory":
                     found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
         return found
+
+    def folders(self) -> list[str]:
+        """The names of the folders directly in the folder, links to folders among them.
+
+        Raises
+        ------
+        FileNotFoundError
+        """
+        local = self.local
+        if local is not None:
+            with os.scandir(local) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        self.filesystem.invalidate_cache()  # which may remember what has changed since
+        listed = self.filesystem.ls(self.path, detail=True)
+        return [os.path.basename(each["name"].rstrip("/")) for each in listed if each.get("type") == "directory"]
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False) -> Iterator[StoredFile]:

@@ -15,7 +15,7 @@ from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOpt
 from streamxf.errors import PolicyError
 
 if TYPE_CHECKING:
-    from streamxf.compare.difference import Change, Difference
+    from streamxf.tools.diff.difference import Change, Difference
 
 EXAMPLES = (
     "streamxf diff /checkpoints/step-1000 /checkpoints/step-2000",
@@ -65,7 +65,7 @@ def diff(
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
     """
-    from streamxf.compare.diff import diff as compare
+    from streamxf.tools.diff.diff import diff as compare
 
     with show.progress("Comparing", json) as bar:
         try:
@@ -96,7 +96,7 @@ def diff(
 
 
 def _print(found: Difference, top: int) -> None:
-    from streamxf.compare.difference import verdict_of
+    from streamxf.tools.diff.difference import verdict_of
     from streamxf.wording import many, printable
 
     out = show.console()
@@ -128,7 +128,7 @@ def _changes(changed: Sequence[Change], top: int) -> None:
 
 
 def _cells(change: Change) -> Iterable[str]:
-    from streamxf.compare.difference import number_text, without_text
+    from streamxf.tools.diff.difference import number_text, without_text
 
     distance = change.distance
     if distance is None:

@@ -12,11 +12,12 @@ from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.keys import keys_at
 from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 from streamxf.errors import UnsupportedError
+from streamxf.format.items import TensorItem
 
 if TYPE_CHECKING:
-    from streamxf.summary.plain import PlainSummary
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.tree import Module
+    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.tree import Module
 
 EXAMPLES = (
     "streamxf inspect /checkpoints/step-1000",
@@ -88,7 +89,7 @@ def inspect(
 
     Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
     """
-    from streamxf.summary.inspect import inspect as look
+    from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
         _check_page(html)
@@ -144,16 +145,16 @@ def inspect(
 
 def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is none."""
+    from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
-    from streamxf.formats.location import Location
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
-    from streamxf.summary.plain import PlainSummary
+    from streamxf.tools.inspect.plain import PlainSummary
 
-    location = Location.of(path)
-    if kind_of(location) is not Format.PLAIN:
+    storage = Storage.of(path)
+    if kind_of(storage) is not Format.PLAIN:
         return None
-    return PlainSummary.read(location, KeyRing.of(keys, trust, allow_unsigned))
+    return PlainSummary.read(storage, KeyRing.of(keys, trust, allow_unsigned))
 
 
 def _show_plain(plain: PlainSummary, json: bool) -> None:
@@ -166,15 +167,15 @@ def _show_plain(plain: PlainSummary, json: bool) -> None:
 
 
 def _tree(summary: Summary) -> Module:
-    from streamxf.summary.tree import tree_of
+    from streamxf.tools.inspect.tree import tree_of
 
-    return tree_of(summary.contents.entries.values())
+    return tree_of(summary.contents.items.values())
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {"name": module.name, "times": module.times, **module.tally.as_dict()}
-    if module.entry is not None and module.entry.is_tensor:
-        found |= {"dtype": module.entry.dtype, "shape": list(module.entry.shape)}
+    if isinstance(module.item, TensorItem):
+        found |= {"dtype": module.item.dtype, "shape": list(module.item.shape)}
     if module.children and (depth is None or depth > 1):
         deeper = None if depth is None else depth - 1
         found["modules"] = [_branch(child, deeper) for child in module.children]
@@ -191,12 +192,12 @@ def _check_page(file: str) -> None:
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "there is a file which is no page of HTML; it was left as it is", file)
+                raise FileExistsError(17, "there is a file that is not a page of HTML; it was left as it is", file)
 
 
 def _write_page(file: str, summary: Summary) -> None:
-    from streamxf.fileio.draft import Draft
-    from streamxf.summary.page.page import page_of
+    from streamxf.stream.draft import Draft
+    from streamxf.tools.inspect.page.page import page_of
 
     text = page_of(summary).encode()
     draft = Draft(file)

@@ -11,10 +11,10 @@ from streamxf.cli import show
 from streamxf.wording import many, printable
 
 if TYPE_CHECKING:
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.values import Values
-    from streamxf.values.histogram import Histogram
-    from streamxf.values.statistics import Statistics
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
 
 HEADINGS = ("zeros", "min", "max", "mean", "std")
 BARS = 16  # and a mark at either end

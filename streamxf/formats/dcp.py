@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.publish.names import made_by_writers
@@ -27,7 +28,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
     indexed = any(metadata.index is not None for metadata in checkpoint.metadata)
     own = indexed or any(text.startswith(_OWN) for texts in descriptors for text in texts)
     signers = _signers(checkpoint)
-    sizes, notes = _files(checkpoint)
+    sizes, notes, incomplete = _files(checkpoint)
     return Contents(
         checkpoint.storage.given,
         Format.STREAMXF if own else Format.DCP,
@@ -38,6 +39,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
         tuple(dict.fromkeys(_key_ids(checkpoint, descriptors))),
         tuple(signers),
         (*_notes(checkpoint, indexed, bool(signers)), *notes),
+        incomplete=incomplete,
     )
 
 
@@ -55,38 +57,46 @@ def _signers(checkpoint: Checkpoint) -> dict[str, None]:
     return {each.signature[0]: None for each in vouchers if each.signature is not None}
 
 
-def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str]]:
-    """Sizes of the files that the metadata names, and what there is to say of the folder's files."""
+def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
+    """Sizes of the files that the metadata names, what there is to say of files, and which are not as they should be."""
     storage = checkpoint.storage
-    named = dict.fromkeys(metadata.name for metadata in checkpoint.metadata)
-    for metadata in checkpoint.metadata:
-        named.update(dict.fromkeys(metadata.files))
-    named.update((place.file, None) for item in checkpoint.items.values() for place in item.places)
+    least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
+    exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}
+    for item in checkpoint.items.values():
+        for place in item.places:
+            least[place.file] = max(place.at + place.size, least.get(place.file, 0))
+    named = {**least, **exact}
     listed = storage.names(named)
     sizes: dict[str, int] = {}
-    missing: list[str] = []
     for name in named:
         size = listed.get(name)
         if size is None:  # it is in a folder below, a link, or not there
-            try:
-                with storage.open(name) as file:
-                    size = file.size
-            except (FileNotFoundError, MetadataError):
-                missing.append(name)
-                continue
-        sizes[name] = size
-    notes = []
+            with suppress(FileNotFoundError, MetadataError), storage.open(name) as file:
+                size = file.size
+        if size is not None:
+            sizes[name] = size
+    missing = [name for name in named if name not in sizes]
+    wrong = [name for name, size in sizes.items() if size != exact.get(name, size) or size < least.get(name, 0)]
+    beside = [name for name in listed if name not in named and made_by_writers(name)]
+    return sizes, list(_file_notes(missing, wrong, beside)), (*missing, *wrong)
+
+
+def _file_notes(missing: list[str], wrong: list[str], beside: list[str]) -> Iterator[str]:
     if missing:
-        notes.append(
+        yield (
             f"{many(len(missing), 'data file')} that the metadata names, such as {missing[0]}, "
             f"{'are' if len(missing) > 1 else 'is'} missing."
         )
-    if beside := [name for name in listed if name not in named and made_by_writers(name)]:
-        notes.append(
+    if wrong:
+        yield (
+            f"{many(len(wrong), 'data file')}, such as {wrong[0]}, {'have' if len(wrong) > 1 else 'has'} another size "
+            "than the metadata says."
+        )
+    if beside:
+        yield (
             f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
             f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes what is left over."
         )
-    return sizes, notes
 
 
 def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]:

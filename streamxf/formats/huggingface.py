@@ -75,6 +75,14 @@ def layout_of(names: Iterable[str]) -> Layout | None:
     return None
 
 
+def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
+    """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
+    if layout.index is None:
+        return layout.shards
+    with located(file=storage.full(layout.index)):
+        return tuple(dict.fromkeys(_read_index(storage, layout.index)[0].values()))
+
+
 @collector_paused()
 def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
     """What a folder holds, and each of its shards.

@@ -53,15 +53,31 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     OSError
         If the storage cannot be read.
     """
-    if is_checkpoint(storage):
+    kind = kind_of(storage)
+    if kind is Format.DCP:
         return Checkpoint.at(storage, access, listing=listing)
+    if isinstance(kind, Format):
+        return _open_file(storage, kind, access)
+    return open_layout(storage, kind, access)
+
+
+def kind_of(storage: Storage) -> huggingface.Layout | Format:
+    """What a path holds; of a Hugging Face folder, which files.
+
+    Raises
+    ------
+    FileNotFoundError, NoCheckpointError, UnsupportedError, OSError
+        As `open_source`.
+    """
+    if is_checkpoint(storage):
+        return Format.DCP
     if not storage.is_folder():
-        return _open_file(storage, access)
+        return _format_of_file(storage)
     with located(file=storage.given):
-        layout = huggingface.layout_of(storage.names())
+        layout = huggingface.layout_of(storage.names(()))
     if layout is None:
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
-    return open_layout(storage, layout, access)
+    return layout
 
 
 def open_layout(storage: Storage, layout: huggingface.Layout, access: Access = _NOTHING) -> FileReader:
@@ -90,19 +106,29 @@ def format_of(beginning: bytes, size: int, name: str) -> Format | None:
     return None
 
 
-def _open_file(storage: Storage, access: Access) -> FileReader:
-    name = storage.name
+def _format_of_file(storage: Storage) -> Format:
     with located(file=storage.given), storage.open() as file:
-        beginning = file.slice(0, min(BEGINNING, file.size)).read_at(0, min(BEGINNING, file.size))
+        size = min(BEGINNING, file.size)
+        beginning = file.slice(0, size).read_at(0, size)
         if beginning.startswith(PLAIN_MAGIC):
-            raise UnsupportedError(
-                "this is a plain file of streamxf, one stream of bytes and not a checkpoint: streamxf.open reads it"
-            )
-        found = format_of(beginning, file.size, name)
+            return Format.PLAIN
+        found = format_of(beginning, file.size, storage.name)
         if found is None:
             raise NoCheckpointError(
                 "the file is not a checkpoint: it begins neither as a .safetensors file nor as one of torch.save"
             )
-        shard = (torchfile if found is Format.TORCH else safetensors).read(file, name)
-        contents = Contents(storage.given, found, shard.items, {name: file.size}, extra=shard.metadata)
+        return found
+
+
+def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
+    if kind is Format.PLAIN:
+        raise UnsupportedError(
+            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. streamxf.open reads it, and "
+            "streamxf cat on the terminal",
+            file=storage.given,
+        )
+    name = storage.name
+    with located(file=storage.given), storage.open() as file:
+        shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
+        contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
     return FileReader(storage, contents, {name: shard}, {name: storage}, access)

@@ -48,7 +48,7 @@ def read(file: StoredFile, name: str) -> Shard:
         If it is damaged.
     """
     with _buffered(file) as raw:
-        if raw.read(len(_LEGACY)) == _LEGACY:
+        if file.size > len(_LEGACY) and file.slice(0, len(_LEGACY)).read_at(0, len(_LEGACY)) == _LEGACY:
             raise UnsupportedError(
                 "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it "
                 "again"
@@ -147,6 +147,7 @@ class _Flattening:
         return self._found
 
     def _enter(self, value: Any, path: Path, length: int) -> None:
+        inner: list[tuple[str | int, Any]]
         if isinstance(value, dict):
             inner = [(_as_step(key), each) for key, each in value.items()]
         elif isinstance(value, list) and not self._is_whole(value):
@@ -197,7 +198,7 @@ def _as_step(key: Any) -> str:
 def _kind_of(value: Any) -> str:
     if isinstance(value, StoredTensor):
         return "a tensor"
-    return f"an object of {shorten(value.name)}" if isinstance(value, Foreign) else f"a {type(value).__name__}"
+    return f"a {shorten(value.name if isinstance(value, Foreign) else type(value).__name__)}"
 
 
 def _too_deep() -> UnsupportedError:

@@ -1,1 +1,1 @@
-"""What can be done with a checkpoint besides saving and loading it."""
+"""What is done with whole checkpoints, whoever wrote them."""

@@ -11,7 +11,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from streamxf.collector import collector_paused
 from streamxf.format.dtypes import ITEMSIZES
@@ -93,8 +93,14 @@ class Size(tuple[Any, ...]):
     __slots__ = ()
 
 
-@dataclass(eq=False, slots=True)
-class Foreign:
+class _Frozen(type):
+    """A class that a pickle cannot change."""
+
+    def __setattr__(cls, name: str, value: object) -> NoReturn:
+        raise NotSavedByTorch("its pickle changes a class")
+
+
+class Foreign(metaclass=_Frozen):
     """Something that only its own class, or torch, can make.
 
     Attributes
@@ -103,13 +109,17 @@ class Foreign:
         Of the class or function, with its module.
     """
 
-    name: str
+    __slots__ = ()
+    name: ClassVar[str] = ""
 
-    def __call__(self, *arguments: object, **named: object) -> Foreign:
-        return Foreign(self.name)
+    def __new__(cls, *arguments: object, **named: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        """What it is made of is of no interest."""
 
     def __setstate__(self, state: object) -> None:
-        """What the pickle says of it is of no interest."""
+        """Nor is what the pickle says of it."""
 
     def append(self, value: object) -> None:
         """A list of some class's own."""
@@ -119,6 +129,10 @@ class Foreign:
 
     def __setitem__(self, key: object, value: object) -> None:
         """A mapping of some class's own."""
+
+
+def _foreign(name: str) -> type[Foreign]:
+    return _Frozen(name, (Foreign,), {"__slots__": (), "name": name})  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -172,13 +186,6 @@ class _Storage:
     dtype: str
     record: str
     size: int
-
-
-class _Frozen(type):
-    """A class that a pickle cannot change."""
-
-    def __setattr__(cls, name: str, value: object) -> NoReturn:
-        raise NotSavedByTorch("its pickle changes a class")
 
 
 class _Plain(metaclass=_Frozen):
@@ -238,15 +245,16 @@ class _Unpickler(pickle.Unpickler):
                 return _Call(self._typed_tensor)
             if name == "_rebuild_parameter":
                 return _Call(lambda data, *rest: data)
-        self.names[f"{module:.200}.{name:.200}"] = None
-        return Foreign(f"{module:.200}.{name:.200}")
+        full = f"{module:.200}.{name:.200}"
+        self.names[full] = None
+        return _foreign(full)
 
     def persistent_load(self, pid: object) -> Any:
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[2], str):
             raise NotSavedByTorch("its pickle refers to something outside itself")
         dtype, record = pid[1], f"data/{pid[2]}"
         if not isinstance(dtype, str):  # of a quantized tensor, say
-            return Foreign("torch.storage")
+            return _foreign("torch.storage")()
         if record not in self._sizes:
             raise NotSavedByTorch(f"its record {record!r:.80} is missing")
         return _Storage(dtype, record, self._sizes[record])
@@ -263,7 +271,7 @@ class _Unpickler(pickle.Unpickler):
     def _made(self, storage: Any, dtype: Any, start: Any, shape: Any, strides: Any, rest: tuple[Any, ...]) -> Any:
         # what follows the backward hooks is a tensor's conj or neg bit, or says that it is something else
         if not isinstance(storage, _Storage) or not isinstance(dtype, str) or any(rest[2:]):
-            return Foreign("torch.Tensor")
+            return _foreign("torch.Tensor")()
         shape, strides = _numbers(shape), _numbers(strides)
         if len(shape) != len(strides) or not isinstance(start, int) or not 0 <= start <= MAX_INT:
             raise NotSavedByTorch("it has a tensor with an impossible shape")

@@ -16,7 +16,7 @@ import zstandard
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf.compare.diff import diff
+from streamxf.tools.diff.diff import diff
 from streamxf.convert.salvaged import salvage_to
 
 from .helpers import assert_same, blank, load

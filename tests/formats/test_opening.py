@@ -15,6 +15,7 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     ContainerError,
     KeyMissingError,
@@ -24,7 +25,6 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
 )
-from streamxf.checkpoint.storage import Storage
 from streamxf.formats.contents import Format
 
 from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written

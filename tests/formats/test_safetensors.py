@@ -80,7 +80,11 @@ BAD: dict[str, tuple[bytes, type[StreamxfError], str]] = {
     ),
     "nothing but lists": (file_of(b'{"a":[' + b"[]," * 10_000 + b"[]]}"), ContainerError, "more lists"),
     "a name twice": (file_of(b'{"a":%b,"a":%b}' % ((json.dumps(tensor()).encode(),) * 2)), ContainerError, "twice"),
-    "a name that is not valid Unicode": (file_of(b'{"\\ud800":%b}' % json.dumps(tensor()).encode()), ContainerError, "not valid Unicode"),
+    "a name that is not valid Unicode": (
+        file_of(b'{"\\ud800":%b}' % json.dumps(tensor()).encode()),
+        ContainerError,
+        "not valid Unicode",
+    ),
     "metadata of numbers": (file_of({"__metadata__": {"a": 1}, "a": tensor()}), ContainerError, "__metadata__"),
     "an entry that is none": (file_of({"a": [1]}), ContainerError, "data_offsets of a tensor"),
     "no dtype": (file_of({"a": {"shape": [4], "data_offsets": [0, 4]}}), ContainerError, "data_offsets of a tensor"),
@@ -145,6 +149,6 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     save_file({"a": noise(torch.float32, 100, 100)}, path)
     with open_at(path) as reader:
         path.write_bytes(path.read_bytes()[:-5])
-        with pytest.raises(ContainerError, match="beyond the end|ends 5 bytes before") as caught:
+        with pytest.raises(ContainerError, match=r"beyond the end|ends 5 bytes before") as caught:
             whole(reader, "a")
     assert (caught.value.file, caught.value.item) == (str(path), "a")

@@ -14,7 +14,7 @@ from tools.convert.states import loaded
 from torch.distributed.checkpoint import DefaultSavePlanner, save
 
 import streamxf
-from streamxf.compare.diff import diff
+from streamxf.tools.diff.diff import diff
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import open_source
 from streamxf.tools.convert.origin import ITEM
