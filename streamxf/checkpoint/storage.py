@@ -246,9 +246,16 @@ class Storage:
         FileNotFoundError
         MetadataError
             If it is not a regular file, or a link that leads out of the folder; it was not opened then.
+        UnsupportedError
+            If it does not tell its size.
         """
         with self._opened(name, random) as raw:
-            size = raw.seek(0, os.SEEK_END)
+            try:
+                size = raw.seek(0, os.SEEK_END)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
+                    raise UnsupportedError("the file does not know its size", file=self.full(name)) from error
+                raise
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
     @contextmanager

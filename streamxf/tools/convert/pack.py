@@ -32,7 +32,7 @@ from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.sources import reads_of
 from streamxf.tools.convert.transcode import transcode
-from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.tree import paths_in, refuse_unused
 from streamxf.tools.convert.whole import Whole, identity_of, open_whole
 from streamxf.wording import printable
 
@@ -128,6 +128,7 @@ def pack(
     identity = partial(identity_of, storage, exclude, follow_links=follow_links)
     before = identity()
     with open_whole(storage, exclude, follow_links=follow_links) as whole:
+        refuse_unused(whole.unused)
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
         to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)
         to.check()
@@ -157,7 +158,10 @@ def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
     ------
     UnsupportedError
     """
-    beside = [path for path, _ in paths_in(storage, exclude) if path != GLOBAL and not made_by_writers(path)]
+    unused = set(exclude)
+    paths = [path for path, _ in paths_in(storage, exclude, unused)]
+    refuse_unused(unused)
+    beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
         known: set[str] = set()
         for name in metadata_files(storage):

@@ -32,12 +32,15 @@ class Tree:
         Without the folder itself.
     links : dict of str to str
         Symbolic links to something else in the folder, and what they say.
+    unused : set of str
+        Patterns that exclude nothing.
     """
 
     files: dict[str, int] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
+    unused: set[str] = field(default_factory=set)
     _refused: list[str] = field(default_factory=list)
 
     @classmethod
@@ -53,15 +56,13 @@ class Tree:
 
         Raises
         ------
-        ParameterError
-            If a pattern excludes nothing: it is a mistake.
         UnsupportedError
             If there is something that cannot be restored; names it.
         """
-        tree = cls()
+        tree = cls(unused=set(exclude))
         if storage.local is not None:
             tree._note_mode("", os.stat(storage.local).st_mode, folder=True)
-        for path, entry in paths_in(storage, exclude):
+        for path, entry in paths_in(storage, exclude, tree.unused):
             if isinstance(entry, os.DirEntry):
                 tree._add_local(path, entry, follow_links)
             elif not is_inside(path):
@@ -114,20 +115,24 @@ class Tree:
         self._refused.append(f"{printable(path, 200)} ({reason})")
 
 
-def paths_in(storage: Storage, exclude: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iterator[tuple[str, Any]]:
     """Everything in a folder and below it that no pattern excludes, whatever it is: by its path, each folder before
-    what is in it; with its `os.DirEntry`, or what fsspec tells of it. Raises as `Tree.of` for patterns.
+    what is in it; with its `os.DirEntry`, or what fsspec tells of it. Patterns that exclude something are removed from
+    `unused`.
     """
     patterns = {pattern: pattern.rstrip("/") for pattern in exclude}
-    unused = set(exclude)
 
     def is_excluded(path: str) -> bool:
         found = {pattern for pattern, bare in patterns.items() if fnmatchcase(path, bare)}
         unused.difference_update(found)
         return bool(found)
 
-    yield from _walk(storage.local, is_excluded) if storage.local is not None else _find(storage, is_excluded)
-    for pattern in unused:
+    return _walk(storage.local, is_excluded) if storage.local is not None else _find(storage, is_excluded)
+
+
+def refuse_unused(unused: set[str]) -> None:
+    """Refuse patterns that exclude nothing, which are mistakes; raises ParameterError."""
+    for pattern in sorted(unused):
         raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
 
 

@@ -58,6 +58,8 @@ class Whole(FileReader):
     Attributes
     ----------
     origin : Origin
+    unused : set of str
+        As in `Tree`.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Whole(FileReader):
         places: Mapping[str, Storage],
         origin: Origin,
         gaps: Mapping[str, Gaps],
+        unused: set[str],
     ) -> None:
         super().__init__(storage, contents, shards, places, Access())
         self.origin = origin
+        self.unused = unused
         self._gaps = gaps
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
@@ -147,7 +151,7 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
     origin = Origin(kind, found.files, folders, tree.links, tuple(exclude))
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **found.items, **found.rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *found.notes()))
-    return Whole(storage, contents, found.shards, places, origin, found.gaps)
+    return Whole(storage, contents, found.shards, places, origin, found.gaps, tree.unused)
 
 
 def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
@@ -215,7 +219,7 @@ class _Files:
         """Add a file; all its bytes are in its tensors or in its rest."""
         shard = self.shards.get(path)
         if shard is None:
-            shard = self.shards[path] = self._read(path, size, place)
+            shard = self.shards[path] = self._read(path, place)
             for name, item in shard.items.items():
                 self._take(name, item)
         tensors = _placed(shard)
@@ -244,13 +248,11 @@ class _Files:
             f"{many(len(self._unread), 'file')} {verb} packed as bytes, since no tensors can be read there: {shown}"
         ]
 
-    def _read(self, path: str, size: int, place: Storage) -> Shard:
+    def _read(self, path: str, place: Storage) -> Shard:
         """The tensors of a file that can be told apart, by names with its path before them."""
         with located(file=self._storage.full(path)), place.open(random=True) as file:
-            beginning = memoryview(bytearray(BEGINNING))
-            if (count := file.access.read_into(0, beginning)) > size:
-                raise UnsupportedError("the file has more bytes than its size says, so nothing tells where it ends")
-            kind = format_of(bytes(beginning[:count]), size, path)
+            beginning = file.slice(0, min(BEGINNING, file.size)).read_at(0, min(BEGINNING, file.size))
+            kind = format_of(beginning, file.size, path)
             try:
                 if path in self._stored:
                     found = _shards_in(file, path, self._stored[path])

@@ -114,11 +114,7 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
     sync_names_of(made)
     with _claimed(target.with_name(f".{target.name}.part")) as draft:
         content, replaced = draft / "content", draft / "replaced"
-        if replaced.exists():  # a process was killed while it put a folder in place
-            if not target.exists():
-                replaced.rename(target)
-            else:
-                _carry_over(replaced, target)
+        _settle(replaced, target)  # a process may have been killed while it put a folder in place
         if content.exists():
             shutil.rmtree(content) if content.is_dir() else content.unlink()
         _check_target(target, plan, overwrite)
@@ -129,17 +125,13 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
         _check_target(target, plan, overwrite)  # it may be there by now
         if target.exists():
             _keep_modes(target, content, plan)
-        if plan.folder and target.exists():
-            target.rename(replaced)
         try:
+            if plan.folder and target.exists():
+                target.rename(replaced)
             content.replace(target)
-        except BaseException:
-            if replaced.exists() and not target.exists():
-                replaced.rename(target)
-            raise
-        sync_folder(target.parent)
-        if replaced.exists():
-            _carry_over(replaced, target)
+            sync_folder(target.parent)
+        finally:
+            _settle(replaced, target)
 
 
 def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
@@ -192,8 +184,15 @@ def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
             os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
 
 
-def _carry_over(replaced: Path, target: Path) -> None:
-    """Keep what was in a replaced folder and is not part of a model's weights."""
+def _settle(replaced: Path, target: Path) -> None:
+    """Put a folder back that was to be replaced, if nothing took its place; else keep what was in it and is not part of
+    a model's weights.
+    """
+    if not replaced.exists():
+        return
+    if not target.exists():
+        replaced.rename(target)
+        return
     for path in replaced.iterdir():
         if not path.name.endswith(_WEIGHTS) and not os.path.lexists(target / path.name):
             path.rename(target / path.name)

@@ -6,7 +6,13 @@ import json
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+# Of the moments at which something is touched, one of so many; every one takes minutes.
+STEPS = [17, pytest.param(1, marks=pytest.mark.exhaustive)]
 
 
 class Child:
@@ -48,3 +54,42 @@ class Child:
             text = pipe.read()
         os.waitpid(self.process, 0)
         return json.loads(text) if text.endswith("\n") else None
+
+
+def dies(moment: int, touches: Sequence[tuple[Any, str]], call: Callable[[], object]) -> bool:
+    """Make a call in another process, which is killed before it makes one of the calls `touches` for the `moment`-th
+    time; gives whether it came to that.
+    """
+
+    def counting() -> bool:
+        left = moment
+
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def touch(*arguments: Any, **options: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if not left:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+
+            return touch
+
+        for owner, name in touches:
+            setattr(owner, name, counted(getattr(owner, name)))
+        call()
+        return True
+
+    return Child(counting).result() is None
+
+
+def kills(
+    step: int, touches: Sequence[tuple[Any, str]], call: Callable[[], object], before: Callable[[], object] = bool
+) -> Iterator[None]:
+    """Each time when a process was killed, a little later than the one before, until one comes to its end."""
+    moment = 1
+    before()
+    while dies(moment, touches, call):
+        yield
+        moment += step
+        before()
+    assert moment > 1

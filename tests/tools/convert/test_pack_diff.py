@@ -11,6 +11,7 @@ from tools.convert.folders import folder_of_all_kinds
 
 from streamxf import diff
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -80,3 +81,12 @@ def test_links_that_were_packed_as_files_are_the_same(tmp_path):
     (tmp_path / "hub" / "model.safetensors").symlink_to("../blobs/1234")
     pack(tmp_path / "hub", tmp_path / "packed", follow_links=True)
     assert diff(tmp_path / "packed", tmp_path / "hub").same
+
+
+def test_a_file_its_packed_copy_and_what_that_becomes_are_the_same(tmp_path):
+    torch.save({"a": {"w": torch.randn(5, 5), "n": 3}, "b": [torch.zeros(2), "text"]}, tmp_path / "a.pt")
+    pack(tmp_path / "a.pt", tmp_path / "packed", "zstd")
+    unpack(tmp_path / "packed", tmp_path / "b.pt")
+    for path in ("packed", "b.pt"):
+        found = diff(tmp_path / "a.pt", tmp_path / path)
+        assert (found.same, found.equal) == (True, 4)

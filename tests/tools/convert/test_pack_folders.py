@@ -268,7 +268,7 @@ def test_links_that_never_end_are_not_read(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a file that does not know its size")
 def test_a_file_that_does_not_know_its_size_is_refused(folder):
     (folder / "status").symlink_to("/proc/self/status")
-    assert "more bytes than its size says" in refused(folder, follow_links=True)
+    assert "does not know its size" in refused(folder, follow_links=True)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +386,8 @@ def test_a_call_that_stopped_resumes(folder):
     assert done.kept_files == len(begun)
     with pytest.raises(Stop):
         unpack(target, folder.parent / "back", progress=Meanwhile(200_000, stop))
-    assert not (folder.parent / "back").exists()
-    assert unpack(target, folder.parent / "back").kept_bytes
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name, "packed"]
+    unpack(target, folder.parent / "back")
     assert contents(folder.parent / "back") == contents(folder)
 
 

@@ -10,9 +10,9 @@ import torch
 from compare.memory import Memory
 from hypothesis import given
 from hypothesis import strategies as st
+from streamxf.convert.origin import ITEM
 from streamxf.formats.source import Box
 
-from streamxf.convert.origin import ITEM
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.formats import source
 from streamxf.tools.diff import items
