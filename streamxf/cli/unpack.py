@@ -65,7 +65,7 @@ def unpack(
     TARGET takes its place when all of it is written. If the command fails or is killed, the same command resumes; for
     a URL, it starts over.
     """
-    from streamxf.convert.unpack import unpack as write
+    from streamxf.tools.convert.unpack import unpack as write
 
     with show.progress("Unpacking", json) as bar:
         done = write(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
@@ -21,7 +21,7 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.streamed import Streamed
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import MAX_RANK_CHUNKS
-from streamxf.tools.convert.places import Destination
+from streamxf.tools.convert.destination import Destination
 from streamxf.version import __version__
 
 FILE_SIZE = 256 * 2**20
@@ -30,18 +30,8 @@ FILE_SIZE = 256 * 2**20
 MAX_FILES = 128
 
 Data = Streamed | torch.Tensor | io.BytesIO
-
-
-class Part(NamedTuple):
-    """An object, or one shard of a tensor, that is to be written."""
-
-    wanted: Wanted
-    write: WriteItem
-
-    @property
-    def size(self) -> int:
-        """Its bytes before the chain, more or less."""
-        return planned_bytes(self.write) or self.wanted.place.size
+Part = tuple[Wanted, WriteItem]
+"""An object, or one shard of a tensor: in the source, and as a planner has it."""
 
 
 @dataclass(frozen=True)
@@ -73,43 +63,41 @@ class Conversion:
     check: Callable[[], None] | None = None
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """All of it, in the order of the places in the source."""
         wanted = [
             Wanted(item, chunk)
             for item in self.items
             for chunk in (item.chunks if isinstance(item, TensorItem) else (None,))
         ]
-        return [Part(each, _write_item(each)) for each in sorted(wanted, key=lambda each: each.place[:2])]
+        return [(each, _write_item(each)) for each in sorted(wanted, key=lambda each: each.place[:2])]
 
     def files(self, size: int) -> list[list[Part]]:
         """The parts of each data file: about `size` bytes, and more where there would be too many files.
 
         Where nothing has changed, the same parts come together again.
         """
-        size = max(size, sum(part.size for part in self.parts) // MAX_FILES)
+        sizes = [planned_bytes(write) or wanted.place.size for wanted, write in self._parts]
+        size = max(size, sum(sizes) // MAX_FILES)
         files: list[list[Part]] = []
         filled, shards = 0, Counter[str]()
-        for part in self.parts:
-            name = part.wanted.item.name
-            full = (filled and filled + part.size > size) or shards[name] == MAX_RANK_CHUNKS
-            if not files or full:
+        for part, length in zip(self._parts, sizes, strict=True):
+            name = part[0].item.name
+            if not files or (filled and filled + length > size) or shards[name] == MAX_RANK_CHUNKS:
                 files.append([])
                 filled, shards = 0, Counter()
             files[-1].append(part)
-            filled += part.size
+            filled += length
             shards[name] += 1
         return files
 
     def id(self, to: Destination, file_size: int) -> str:
         """By which what is finished of the same conversion is known again, 32 hexadecimal digits."""
-        facts = [__version__, self.identity, self.rank, *to.extensions.recorded]
-        facts += [to.extensions.summary(), to.block_log2, file_size]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        facts = [__version__, self.identity, self.rank, *to.extensions.recorded, to.extensions.summary()]
+        return hashlib.sha256(json.dumps([*facts, to.block_log2, file_size]).encode()).hexdigest()[:32]
 
 
 def _write_item(wanted: Wanted) -> WriteItem:
-    """As a planner has it."""
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
         return WriteItem(MetadataIndex(item.name), WriteItemType.BYTE_IO)

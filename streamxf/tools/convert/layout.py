@@ -1,8 +1,8 @@
-"""What stands in a file that is to be written, before any tensor is read: bytes, and runs of tensors' elements."""
+"""What stands in a file that is to be written, before any tensor is read: tensors' elements, and bytes around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,27 +16,19 @@ _WINDOW = 2**20  # bytes that are read at once of an item whose parts stand all 
 
 
 class Run(NamedTuple):
-    """A tensor's elements.
-
-    Attributes
-    ----------
-    item : TensorItem
-    order : tuple of int
-        Its dimensions, the one that changes slowest in the file first.
+    """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest there first,
+    and is empty for row-major order.
     """
 
+    start: int
     item: TensorItem
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, item: TensorItem) -> Run:
-        """All of it, in row-major order."""
-        return cls(item, tuple(range(len(item.shape))))
+    order: tuple[int, ...] = ()
 
     def boxes(self) -> Iterator[Box]:
         """What to read, one after the other."""
-        turned = replace(self.item, shape=tuple(self.item.shape[dim] for dim in self.order))
-        places = [self.order.index(dim) for dim in range(len(self.order))]
+        order = self.order or tuple(range(len(self.item.shape)))
+        turned = replace(self.item, shape=tuple(self.item.shape[dim] for dim in order))
+        places = [order.index(dim) for dim in range(len(order))]
         for box in boxes_of(turned):
             offset, lengths = (tuple(sides[place] for place in places) for sides in (box.offset, box.lengths))
             yield Box(self.item, offset, lengths)
@@ -49,48 +41,50 @@ class Draft:
     Attributes
     ----------
     name : str
-        Relative to the checkpoint's folder; where the file is the checkpoint, its name.
-    segments : tuple
-        What stands in it: bytes, runs of elements, and for a number so many of the next bytes of `rest`.
-    rest : TensorItem or None
-        A row of bytes.
+        Its path in the checkpoint's folder; where the file is the checkpoint, its name.
+    runs : sequence of Run
+        In the order of their places.
+    rest : bytes or TensorItem or None
+        The bytes around these; an item is a row of bytes.
     mode : int or None
         Its permissions, as far as the umask allows them; None for the usual ones.
     """
 
     name: str
-    segments: tuple[bytes | Run | int, ...]
-    rest: TensorItem | None = None
+    runs: Sequence[Run]
+    rest: bytes | TensorItem | None
     mode: int | None = None
+
+    @property
+    def rest_size(self) -> int:
+        """Bytes around tensors."""
+        return self.rest.size if isinstance(self.rest, TensorItem) else len(self.rest or b"")
 
     @property
     def size(self) -> int:
         """In bytes."""
-        return sum(
-            each.item.size if isinstance(each, Run) else each if isinstance(each, int) else len(each)
-            for each in self.segments
-        )
+        return self.rest_size + sum(run.item.size for run in self.runs)
 
 
 def pieces(reader: BoxReader, file: Draft) -> Iterator[memoryview]:
     """A file's bytes; each piece is valid until the next."""
-    runs = [segment for segment in file.segments if isinstance(segment, Run)]
-    arrays = reader.read_boxes(box for run in runs for box in run.boxes())
-    windows = reader.read_boxes(boxes_of(file.rest, _WINDOW) if file.rest is not None else ())
-    window = memoryview(b"")
-    for segment in file.segments:
-        if isinstance(segment, Run):
-            for _ in segment.boxes():
-                yield _bytes_of(next(arrays).transpose(segment.order))
-        elif isinstance(segment, bytes):
-            yield memoryview(segment)
-        else:
-            left = segment
-            while left:
-                window = window or _bytes_of(next(windows))
-                part, window = window[:left], window[left:]
-                left -= len(part)
-                yield part
+    arrays = reader.read_boxes(box for run in file.runs for box in run.boxes())
+    rest = file.rest if isinstance(file.rest, TensorItem) else None
+    windows = reader.read_boxes(boxes_of(rest, _WINDOW) if rest is not None else ())
+    window = memoryview(file.rest if isinstance(file.rest, bytes) else b"")
+    at = 0
+    for run in (*file.runs, None):
+        left = (run.start if run is not None else file.size) - at
+        while left:
+            window = window or _bytes_of(next(windows))
+            part, window = window[:left], window[left:]
+            left -= len(part)
+            yield part
+        if run is not None:
+            for _ in run.boxes():
+                array = next(arrays)
+                yield _bytes_of(array.transpose(run.order) if run.order else array)
+            at = run.start + run.item.size
 
 
 def _bytes_of(array: Array) -> memoryview:

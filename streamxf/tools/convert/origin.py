@@ -6,13 +6,12 @@ where in the file each tensor stands. It is stored as one object, `ITEM`, of dic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError
-from streamxf.format.dtypes import elements_size
 from streamxf.formats.contents import Format
 from streamxf.tools.convert.tree import is_inside, leads_inside
 
@@ -35,18 +34,8 @@ def is_kept(name: str) -> bool:
 
 
 class Placed(NamedTuple):
-    """A tensor whose elements stand in a file one after the other.
-
-    Attributes
-    ----------
-    name : str
-        The item's.
-    start : int
-        Where it begins in the file.
-    dtype : str
-    shape : tuple of int
-    order : tuple of int
-        Its dimensions, the one that changes slowest in the file first.
+    """A tensor whose elements stand in a file from `start`, one after the other; `order` has its dimensions, the one
+    that changes slowest in the file first.
     """
 
     name: str
@@ -55,28 +44,15 @@ class Placed(NamedTuple):
     shape: tuple[int, ...]
     order: tuple[int, ...]
 
-    @property
-    def size(self) -> int:
-        """Bytes of its elements."""
-        return elements_size(self.dtype, self.shape)
-
 
 class PackedFile(NamedTuple):
-    """What is in a file besides the bytes around its tensors.
-
-    Attributes
-    ----------
-    tensors : tuple of Placed
-        In the order of the file.
-    others : tuple of str
-        Names of items that need no bytes of their own in the file: objects, and tensors that share their memory.
-    mode : int or None
-        Its permissions; None where the storage had none.
+    """What is in a file besides the bytes around its tensors: these, in their order, and the names of items that need
+    no bytes of their own (objects, and tensors that share their memory); and its permissions, if it had any.
     """
 
-    tensors: tuple[Placed, ...] = ()
-    others: tuple[str, ...] = ()
-    mode: int | None = None
+    tensors: tuple[Placed, ...]
+    others: tuple[str, ...]
+    mode: int | None
 
 
 @dataclass(frozen=True)
@@ -112,20 +88,17 @@ class Origin:
         """The names of all items that the files are made of."""
         yield ITEM
         for path, file in self.files.items():
-            yield rest_of(path)
-            yield from (tensor.name for tensor in file.tensors)
-            yield from file.others
+            yield from (rest_of(path), *(tensor.name for tensor in file.tensors), *file.others)
 
     def to_plain(self) -> Any:
         """What is stored."""
-        files = {
-            path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others), file.mode]
-            for path, file in self.files.items()
-        }
         return {
             "version": _VERSION,
             "format": self.format.name,
-            "files": files,
+            "files": {
+                path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others), file.mode]
+                for path, file in self.files.items()
+            },
             "folders": dict(self.folders),
             "links": dict(self.links),
             "excluded": list(self.excluded),
@@ -133,13 +106,7 @@ class Origin:
 
     @classmethod
     def from_plain(cls, value: Any) -> Self:
-        """Read what was stored.
-
-        Raises
-        ------
-        MetadataError
-            If it is anything else, or a path in it leads out of the folder.
-        """
+        """Read what was stored; raises MetadataError if it is anything else, or leads out of the folder."""
         try:
             if value["version"] != _VERSION:
                 raise MetadataError(
@@ -154,38 +121,34 @@ class Origin:
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
-        made._check()
+        if reason := made._fault():
+            raise MetadataError(reason, item=ITEM)
         return made
 
-    def _check(self) -> None:
+    def _fault(self) -> str:
         single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
         if not self.is_folder and not single:
-            raise MetadataError("it does not say how the one file looked that was packed", item=ITEM)
+            return "it does not say how the one file looked that was packed"
         solid = {*self.files, *self.links}
         paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
-        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or _above(paths) & solid:
-            raise MetadataError("it has a path twice, or one that does not belong in the folder", item=ITEM)
+        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(_above(paths)):
+            return "it has a path twice, or one that does not belong in the folder"
         if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
-            raise MetadataError("it has a link that leads out of the folder", item=ITEM)
+            return "it has a link that leads out of the folder"
         names = list(self.items())
-        if len(set(names)) < len(names):
-            raise MetadataError("it has an item in two places", item=ITEM)
+        return "it has an item in two places" if len(set(names)) < len(names) else ""
 
 
 def origin_of(reader: BoxReader) -> Origin | None:
-    """What `pack` kept of the files that it packed; None if the checkpoint was not packed.
-
-    Raises
-    ------
-    MetadataError
-        If the item is not one that `pack` stores.
+    """What `pack` kept of the files that it packed; None if the checkpoint was not packed. Raises MetadataError if the
+    item is not one that `pack` stores.
     """
     return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
 
 
-def _above(paths: Iterable[str]) -> set[str]:
+def _above(paths: list[str]) -> Iterator[str]:
     """The folders that paths lead through."""
-    return {path[:at] for path in paths for at, char in enumerate(path) if char == "/"}
+    return (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
 
 
 def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:

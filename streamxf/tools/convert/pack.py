@@ -27,7 +27,7 @@ from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.tools.convert.chains import chain_for
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
-from streamxf.tools.convert.places import Destination, check_same, refuse_inside
+from streamxf.tools.convert.destination import Destination, check_same, refuse_inside
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.sources import reads_of
@@ -134,7 +134,7 @@ def pack(
         to.check()
 
         def check() -> None:
-            check_same(storage.given, before, identity())
+            check_same(storage, before, identity())
 
         contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))

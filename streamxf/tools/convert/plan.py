@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import BoxReader
@@ -44,21 +44,15 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written.
+    """What is to be written: files in a folder, or the one file that is the target.
 
     Attributes
     ----------
-    files : sequence of Draft
-    folder : bool
-        Whether they lie in a folder; else there is one, the target.
-    tensors, objects : int
-        How many are in them.
-    restored, left_out, notes
+    files, folder
+    tensors, objects, restored, left_out, notes
         As in `Unpacked`.
-    folders : mapping of str to int or None
-        Folders that have to be there, and their permissions; the folder itself has an empty path.
-    links : mapping of str to str
-        Symbolic links, and what they say.
+    folders, links
+        As in `Origin`.
     """
 
     files: Sequence[Draft]
@@ -73,12 +67,8 @@ class Plan:
 
 
 def format_of_name(name: str) -> Format | None:
-    """The format that a file's name says; None if it says nothing.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is the name of a format that is not written here.
+    """The format that a file's name says; None if it says nothing. Raises UnsupportedError for a format that is not
+    written here.
     """
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _FOREIGN:
@@ -105,27 +95,10 @@ def fresh(
     origin: Origin | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> Plan:
-    """New files.
+    """New files of a format, with what `unpack` chooses; a single one has the name `name`. Of a folder that was packed
+    with a model in it, `origin`, only the model is written. The headers of safetensors files have `extra`.
 
-    Parameters
-    ----------
-    format : Format
-        `SAFETENSORS`, `TORCH` or `HUGGING_FACE`.
-    name : str
-        Of the file, where there is one.
-    only, prefix, shard_size, skip_objects
-        As in `unpack`.
-    origin : Origin, optional
-        What was packed. Of a folder with a model only the model is written.
-    extra : mapping, optional
-        What goes into the headers of safetensors files.
-
-    Raises
-    ------
-    ParameterError
-        If no item is chosen.
-    UnsupportedError
-        If the format has no place for an item.
+    Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
     found = chosen(reader.items, only, prefix)
     items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
@@ -181,8 +154,15 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         for shown, item in items.items()
     }
     paths = {shown: _path(item.path, shown, prefix) for shown, item in items.items()}
-    parts = frame_around(nested(flat, paths), shells)
-    return Draft(name, tuple(Run.of(tensors[part]) if isinstance(part, int) else part for part in parts))
+    runs, rest, at = [], [], 0
+    for part in frame_around(nested(flat, paths), shells):
+        if isinstance(part, int):
+            runs.append(Run(at, tensors[part]))
+            at += tensors[part].size
+        else:
+            rest.append(part)
+            at += len(part)
+    return Draft(name, runs, b"".join(rest))
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:
@@ -226,7 +206,9 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
         raise UnsupportedError(
             f"the header would have {len(text):,} bytes, and safetensors allows {MAX_HEADER:,}: write several files"
         )
-    return Draft(file, (len(text).to_bytes(LENGTH_BYTES, "little") + text, *(Run.of(item) for _, item in ordered)))
+    starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
+    runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
+    return Draft(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
 def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[Draft]:
@@ -248,19 +230,15 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
     index = {"metadata": {"total_size": sum(item.size for item in tensors.values())}, "weight_map": placed}
     text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written = [_safetensors_file(file, shard, metadata) for file, shard in zip(files, shards, strict=True)]
-    return [*written, Draft(f"model.safetensors{INDEX}", (text.encode(),))]
+    return [*written, Draft(f"model.safetensors{INDEX}", (), text.encode())]
 
 
 # -- files that were packed ------------------------------------------------------------------------------------
 
 
 def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
-    """The files that were packed; a single one under the name `name`.
-
-    Raises
-    ------
-    MetadataError
-        If the checkpoint does not hold what was packed.
+    """The files that were packed; a single one under the name `name`. Raises MetadataError if the checkpoint does not
+    hold what was packed.
     """
     known = set(origin.items())
     if added := [item for item in items if item not in known]:
@@ -293,8 +271,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
     rest = items.get(rest_of(path))
     if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
         raise MetadataError("the item is not a row of bytes, as pack stores it", item=rest.name)
-    segments: list[bytes | Run | int] = []
-    at = taken = 0
+    runs, at, gaps = [], 0, [0]
     for tensor in file.tensors:
         item = items.get(tensor.name)
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
@@ -303,17 +280,15 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
                 "another format",
                 item=shorten(tensor.name),
             )
-        gap = tensor.start - at
-        segments += [gap, Run(item, tensor.order)]
-        at, taken = tensor.start + item.size, taken + gap
-        if gap < 0:
-            break
-    left = (rest.size if isinstance(rest, TensorItem) else 0) - taken
-    if left < 0 or any(isinstance(segment, int) and segment < 0 for segment in segments):
+        runs.append(Run(tensor.start, item, tensor.order))
+        gaps.append(tensor.start - at)
+        at = tensor.start + item.size
+    made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
             f"the tensors of {shorten(path)} do not stand where they stood when it was packed", item=ITEM
         )
-    return Draft(path, (*segments, left), rest if isinstance(rest, TensorItem) else None, file.mode)
+    return made
 
 
 def _is_text(name: str) -> bool:

@@ -7,12 +7,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter
-from typing import IO
+from typing import IO, NamedTuple
 
 from torch.distributed.checkpoint.planner import WriteItem
 
@@ -29,7 +28,7 @@ from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.items import Place
 from streamxf.progress import Progress
 from streamxf.tools.convert.conversion import Conversion, Data, Part
-from streamxf.tools.convert.places import Destination
+from streamxf.tools.convert.destination import Destination
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.slips import Finished, finished_files, placed, slip_of, write_slip
 from streamxf.wording import many
@@ -38,17 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
-    """Write a conversion's items, and publish them.
+    """Write a conversion's items to data files of about `file_size` bytes, and publish them.
 
-    Parameters
-    ----------
-    file_size : int
-        Bytes of items for a data file.
-
-    Raises
-    ------
-    Exception
-        Whatever went wrong. Nothing was published then, and what is finished stays for the next try.
+    Raises whatever went wrong. Nothing was published then, and what is finished stays for the next try.
     """
     if file_size < 1:
         raise ParameterError(f"file_size={file_size}: it is a number of bytes, from 1")
@@ -56,7 +47,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
     made = to.make()
     try:
         with ThreadPoolExecutor(1) as syncing:  # a file is brought to the disk while the next one is written
-            return _Session(to, conversion, file_size, progress, syncing).run(begin)
+            return _Session(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or somebody else has removed it
             for folder in made:
@@ -64,8 +55,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
         raise
 
 
-@dataclass(frozen=True)
-class _Leaving:
+class _Leaving(NamedTuple):
     """A data file that has all its bytes, and is on its way to the disk."""
 
     file: Finished
@@ -75,53 +65,39 @@ class _Leaving:
 
 class _Session:
     def __init__(
-        self,
-        to: Destination,
-        conversion: Conversion,
-        file_size: int,
-        progress: Progress | None,
-        syncing: ThreadPoolExecutor,
+        self, to: Destination, conversion: Conversion, files: Sequence[Sequence[Part]], syncing: ThreadPoolExecutor
     ) -> None:
         self._to = to
         self._conversion = conversion
+        self._files = files
         self._syncing = syncing
-        self._files = conversion.files(file_size)
-        self._save = Save(to.extensions.renew(), to.block_log2, sync=False, progress=progress)
-        self._id = conversion.id(to, file_size)
+        self._save = Save(to.extensions.renew(), to.block_log2, sync=False)
         self._done: list[Finished] = []
 
-    def run(self, begin: float) -> Converted:
-        save, rank, local = self._save, self._conversion.rank or 0, self._to.storage.local
-        if local is not None:
-            save.place = Mount.of(local)
-        kept, discarded = finished_files(self._to.storage, save, self._id, self._files, rank)
+    def run(self, file_size: int, progress: Progress | None, begin: float) -> Converted:
+        storage, save, rank = self._to.storage, self._save, self._conversion.rank or 0
+        self._id = self._conversion.id(self._to, file_size)
+        if storage.local is not None:
+            save.place = Mount.of(storage.local)
+        kept, discarded = finished_files(storage, save, self._id, self._files, rank)
         left = {save.file_name(rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
-        expected = sum(planned_bytes(part.write) for parts in left.values() for part in parts)
-        if local is not None:
-            check_size(local, expected, save.extensions)
-        if save.progress is not None:
-            save.progress.expect(expected)
+        expected = sum(planned_bytes(write) for parts in left.values() for _, write in parts)
+        if storage.local is not None:
+            check_size(storage.local, expected, save.extensions)
+        if progress is not None:
+            save.progress = progress
+            progress.expect(expected)
         self._done += [kept[number] for number in sorted(kept)]
         self._write_all(left)
         save_id = os.urandom(16).hex()
-        stored = self._publish(save_id)
+        stored, items = self._publish(save_id), sum(map(len, self._files))
         chain = self._to.extensions.chain
-        encryption = chain.encryption
-        return Converted(
-            str(chain),
-            tuple(f"{key.kind}:{key.id}" for key in encryption.recipients) if encryption is not None else (),
-            (encryption.signer.id,) if encryption is not None and encryption.signer is not None else (),
-            (save_id,),
-            sum(len(parts) for parts in self._files),
-            len(self._files),
-            len(kept),
-            discarded,
-            save.meter.total().raw_bytes,
-            stored,
-            perf_counter() - begin,
-        )
+        recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
+        who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
+        counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
+        return Converted(str(chain), *who, (save_id,), *counts, perf_counter() - begin)
 
-    def _write_all(self, files: dict[str, list[Part]]) -> None:
+    def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
         leaving: deque[_Leaving] = deque()
         try:
             for name, parts in files.items():
@@ -144,14 +120,14 @@ class _Session:
             raise
 
     def _write(self, name: str, parts: Sequence[Part]) -> _Leaving:
-        storage, wanted = self._to.storage, {id(part.write): part.wanted for part in parts}
+        storage, wanted = self._to.storage, {id(write): each for each, write in parts}
 
         def resolve(write: WriteItem) -> Data:
             return self._conversion.read(wanted[id(write)])
 
         try:
             with storing(storage.create(name)) as raw:
-                results = self._save.write_file(raw, name, [part.write for part in parts], resolve)
+                results = self._save.write_file(raw, name, [write for _, write in parts], resolve)
                 synced = self._sync(raw) if storage.local is not None else None
         except BaseException:
             storage.remove([name])
@@ -181,7 +157,7 @@ class _Session:
     def _finish(self, leaving: _Leaving) -> None:
         """Wait until a file is stored, and note that it is."""
         storage, name = self._to.storage, leaving.file.record.path
-        items = {part.wanted.item.name: part.wanted.item for part in leaving.parts}
+        items = {wanted.item.name: wanted.item for wanted, _ in leaving.parts}
         try:
             if leaving.synced is not None:
                 leaving.synced.result()
@@ -201,15 +177,9 @@ class _Session:
             items = placed(conversion.items, places)
             made = assemble(items, conversion.extra, records, extensions, save_id, conversion.rank, storage.given)
             with locked(storage) as alone:
-                old = publish(
-                    storage,
-                    made,
-                    alone=alone,
-                    overwrite=self._to.overwrite,
-                    sync=True,
-                    keep=True,  # another call may have found them, and have published them
-                    check=conversion.check,
-                )
+                # its files are kept, since another call may have found them, and published them
+                how = {"alone": alone, "overwrite": self._to.overwrite, "sync": True, "keep": True}
+                old = publish(storage, made, **how, check=conversion.check)
                 try:
                     remove_leftovers(storage, old, made.index.keyed)
                 except Warning as warning:  # the process's filters make errors of warnings; the checkpoint stands

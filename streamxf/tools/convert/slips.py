@@ -8,10 +8,11 @@ with every check, and where the data is encrypted nobody can have made it who ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, read_metadata
+from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.publish.names import SLIP
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.publishing import assemble
@@ -23,22 +24,15 @@ from streamxf.tools.convert.conversion import Part
 _NO_RANK = 2**31 - 1
 _SUFFIX = ".slip"
 
-Places = Mapping[tuple[str, tuple[int, ...]], tuple[Place, bool]]
-"""Where objects and shards are stored now, and whether these are framed; by name and offset."""
+Key = tuple[str, tuple[int, ...]]
+"""The name of an item, and of a tensor the offset of a shard."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A data file that is stored.
-
-    Attributes
-    ----------
-    record : FileRecord
-    places : Places
-    """
+class Finished(NamedTuple):
+    """A data file that is stored: where its objects and shards are, and whether the latter are framed."""
 
     record: FileRecord
-    places: Places
+    places: Mapping[Key, tuple[Place, bool]]
 
 
 def write_slip(storage: Storage, save: Save, job: str, items: Iterable[Item], file: Finished) -> None:
@@ -53,8 +47,8 @@ def slip_of(file: str) -> str:
     return f"{file}{_SUFFIX}"
 
 
-def placed(items: Iterable[Item], places: Places) -> dict[str, Item]:
-    """Items with their new places, by name; of tensors the shards that have one."""
+def placed(items: Iterable[Item], places: Mapping[Key, tuple[Place, bool]]) -> dict[str, Item]:
+    """Items at their new places, by name; of tensors the shards that have one."""
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):
@@ -69,17 +63,10 @@ def placed(items: Iterable[Item], places: Places) -> dict[str, Item]:
 def finished_files(
     storage: Storage, save: Save, job: str, files: Sequence[Sequence[Part]], rank: int
 ) -> tuple[dict[int, Finished], int]:
-    """Find data files that an earlier process has finished.
-
-    Returns
-    -------
-    found : dict of int to Finished
-        By the file's number.
-    others : int
-        How many slips are of other conversions, or cannot be used.
+    """Data files that an earlier process has finished, by their numbers; and how many slips are of other conversions,
+    or cannot be used.
     """
     listed = storage.names()
-    access = _access(save)
     found: dict[int, Finished] = {}
     others = 0
     for name in sorted(listed):
@@ -89,36 +76,34 @@ def finished_files(
         path = name.removesuffix(_SUFFIX)
         number = int(path.split("_")[3])
         try:
-            slip = read_metadata(storage, name, access, rank=_NO_RANK)
+            slip = read_metadata(storage, name, _access(save), rank=_NO_RANK)
         except (StreamxfError, FileNotFoundError):  # damaged, a link, or nobody here can vouch for it
-            others += 1
-            continue
-        index = slip.index
-        if index is None or index.save_id != job or number >= len(files) or index.files.keys() != {path}:
+            slip = None
+        index = slip.index if slip is not None else None
+        if slip is None or index is None or index.save_id != job or number >= len(files) or {*index.files} != {path}:
             others += 1
         elif number not in found and listed.get(path) == index.files[path].size:
-            places = _places(slip)
-            if places.keys() == {_key_of(part) for part in files[number]}:
-                facts = index.files[path]
-                writer = index.writers[facts.writer].id
-                about = (save.modules, save.extensions.summary(), save.place)
-                wrapped = slip.wrapped[index.dek] if index.dek is not None else ""
-                found[number] = Finished(FileRecord(path, facts.size, facts.crc, writer, wrapped, *about), places)
+            facts, wrapped = index.files[path], slip.wrapped[index.dek] if index.dek is not None else ""
+            about = (save.modules, save.extensions.summary(), save.place)
+            record = FileRecord(path, facts.size, facts.crc, index.writers[facts.writer].id, wrapped, *about)
+            places = _places(index.items.values())
+            if places.keys() == {_key(part) for part in files[number]}:
+                found[number] = Finished(record, places)
     return found, others
 
 
-def _key_of(part: Part) -> tuple[str, tuple[int, ...]]:
-    chunk = part.wanted.chunk
-    return part.wanted.item.name, chunk.offset if chunk is not None else ()
+def _key(part: Part) -> Key:
+    chunk = part[0].chunk
+    return part[0].item.name, chunk.offset if chunk is not None else ()
 
 
-def _places(slip: Metadata) -> Places:
-    found: dict[tuple[str, tuple[int, ...]], tuple[Place, bool]] = {}
-    for name, item in slip.items.items():
+def _places(items: Iterable[Item]) -> dict[Key, tuple[Place, bool]]:
+    found: dict[Key, tuple[Place, bool]] = {}
+    for item in items:
         if isinstance(item, ObjectItem):
-            found[name, ()] = item.place, False
+            found[item.name, ()] = item.place, False
         else:
-            found.update({(name, chunk.offset): (chunk.place, chunk.framed) for chunk in item.chunks})
+            found |= {(item.name, chunk.offset): (chunk.place, chunk.framed) for chunk in item.chunks}
     return found
 
 

@@ -23,15 +23,8 @@ _ENDS = 2**16  # bytes; torch writes about a thousand before the elements of a t
 
 @dataclass(eq=False)
 class Reads:
-    """A `ByteSource` of ranges that are read one by one.
-
-    Attributes
-    ----------
-    size : int
-    begin : callable
-        Is told where a range starts and stops, in their order, and gives what fills memory with it, in any thread.
-    file, item : str
-        For errors.
+    """A `ByteSource` of ranges that are read one by one: from where each starts and stops, in order, `begin` gives
+    what fills memory with it, in any thread. Errors name `file` and `item`.
     """
 
     size: int
@@ -134,19 +127,8 @@ def _copy(data: memoryview, out: memoryview) -> None:
 
 
 class Ends(io.RawIOBase):
-    """The beginning and the end of what can be read only once; between them nothing can be read.
-
-    Parameters
-    ----------
-    stream : Undone
-        It is read to its end.
-    limit : int or None
-        The most bytes that it may have.
-
-    Attributes
-    ----------
-    size : int
-        Bytes of all of it.
+    """The beginning and the end of what can be read only once, and its size; between them nothing can be read. The
+    stream is read to its end, and may have at most `limit` bytes.
     """
 
     def __init__(self, stream: Undone, limit: int | None) -> None:

@@ -27,7 +27,7 @@ from streamxf.progress import Progress
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.chains import chain_for
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
-from streamxf.tools.convert.places import Destination, check_same, is_same
+from streamxf.tools.convert.destination import Destination, check_same, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.sources import Ends, Reads, checked, reads_of, reads_once
@@ -149,7 +149,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
                 "left as it is; try again when that is over",
                 file=storage.full(metadata.name),
             )
-        check_same(storage.given, before, versions())
+        check_same(storage, before, versions())
 
     return Conversion(
         tuple(metadata.items.values()),

@@ -20,20 +20,9 @@ _OWNER = stat.S_IRWXU
 
 @dataclass
 class Tree:
-    """What is in a folder, by paths relative to it, in their order.
-
-    Attributes
-    ----------
-    files : dict of str to int
-        Sizes in bytes.
-    modes : dict of str to int
-        Permissions of files and folders, where the storage has any; those of the folder itself by an empty path.
-    folders : list of str
-        Without the folder itself.
-    links : dict of str to str
-        Symbolic links to something else in the folder, and what they say.
-    unused : set of str
-        Patterns that exclude nothing.
+    """What is in a folder, by paths relative to it, in their order: files with their sizes, folders without itself, and
+    symbolic links with what they say. Permissions are there where the storage has any, those of the folder itself by an
+    empty path. Patterns that exclude nothing are `unused`.
     """
 
     files: dict[str, int] = field(default_factory=dict)
@@ -45,19 +34,10 @@ class Tree:
 
     @classmethod
     def of(cls, storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
-        """List a folder.
+        """List a folder. What has a path that one of the shell patterns `exclude` matches is left out, and so is
+        everything in such a folder. With `follow_links` a link to a file outside stands for that file.
 
-        Parameters
-        ----------
-        exclude : sequence of str
-            Shell patterns. What has a path that matches one is left out, and so is everything in such a folder.
-        follow_links : bool
-            Whether a link to a file outside the folder stands for that file.
-
-        Raises
-        ------
-        UnsupportedError
-            If there is something that cannot be restored; names it.
+        Raises UnsupportedError if there is something that cannot be restored, and names it.
         """
         tree = cls(unused=set(exclude))
         if storage.local is not None:
@@ -116,9 +96,8 @@ class Tree:
 
 
 def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iterator[tuple[str, Any]]:
-    """Everything in a folder and below it that no pattern excludes, whatever it is: by its path, each folder before
-    what is in it; with its `os.DirEntry`, or what fsspec tells of it. Patterns that exclude something are removed from
-    `unused`.
+    """Everything in a folder and below it that no pattern excludes, by its path, each folder before what is in it; with
+    its `os.DirEntry`, or what fsspec tells of it. Patterns that exclude something are removed from `unused`.
     """
     patterns = {pattern: pattern.rstrip("/") for pattern in exclude}
 

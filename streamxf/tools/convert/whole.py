@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -29,6 +30,7 @@ from streamxf.errors import (
     UnsupportedError,
     located,
 )
+from streamxf.format.dtypes import elements_size
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Contents, Format
@@ -44,7 +46,6 @@ from streamxf.wording import many, printable
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
-_UNNAMED = "the tensors of the model have the names of their files before them"
 _SHOWN = 3
 
 Gaps = Sequence[tuple[int, int]]
@@ -59,23 +60,14 @@ class Whole(FileReader):
     ----------
     origin : Origin
     unused : set of str
-        As in `Tree`.
+        Patterns that exclude nothing.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        contents: Contents,
-        shards: Mapping[str, Shard],
-        places: Mapping[str, Storage],
-        origin: Origin,
-        gaps: Mapping[str, Gaps],
-        unused: set[str],
-    ) -> None:
-        super().__init__(storage, contents, shards, places, Access())
+    def __init__(self, storage: Storage, contents: Contents, files: _Files, origin: Origin, unused: set[str]) -> None:
+        super().__init__(storage, contents, files.shards, files.places, Access())
         self.origin = origin
         self.unused = unused
-        self._gaps = gaps
+        self._gaps = files.gaps
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:
@@ -88,7 +80,7 @@ class Whole(FileReader):
 
 
 class _Pieces:
-    """Parts of a file, one after the other."""
+    """Parts of a file, one after the other, as a file."""
 
     def __init__(self, access: PositionalFile, gaps: Gaps) -> None:
         self.parallel = access.parallel
@@ -99,23 +91,18 @@ class _Pieces:
     def read_into(self, position: int, out: memoryview) -> int:
         done, number = 0, bisect.bisect_right(self._stops, position)
         while done < len(out):
-            begin = self._stops[number - 1] if number else 0
-            size = min(len(out) - done, self._stops[number] - position - done)
-            at = self._starts[number] + position + done - begin
-            count = self._access.read_into(at, out[done : done + size])
+            left = self._stops[number] - position - done
+            at = self._starts[number] + position + done - (self._stops[number - 1] if number else 0)
+            part = out[done : done + left]
+            count = self._access.read_into(at, part)
             done, number = done + count, number + 1
-            if count < size:
+            if count < len(part):
                 break
         return done
 
 
 def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Whole:
-    """Open a file or a folder, but no DCP checkpoint.
-
-    Parameters
-    ----------
-    exclude, follow_links
-        As in `Tree.of`.
+    """Open a file or a folder, but no DCP checkpoint; `exclude` and `follow_links` are those of `Tree.of`.
 
     Raises
     ------
@@ -139,19 +126,19 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
             raise UnsupportedError("the name of the file cannot be kept: rename it", file=storage.given)
         tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
         places = {storage.name: storage}
-    found = _Files(storage, main)
+    files = _Files(storage, places, main)
     for path in tree.files:
         if path.endswith(_METADATA):
-            found.add_checkpoint(path.removesuffix(_METADATA))
+            files.add_checkpoint(path.removesuffix(_METADATA))
     for path, size in tree.files.items():
-        found.add(path, size, tree.modes.get(path), places[path])
-    if not found.is_checkpoint:
+        files.add(path, size, tree.modes.get(path))
+    if not files.of_checkpoint:
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     folders = {path: tree.modes.get(path) for path in ("", *tree.folders)}
-    origin = Origin(kind, found.files, folders, tree.links, tuple(exclude))
-    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **found.items, **found.rests}
-    contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *found.notes()))
-    return Whole(storage, contents, found.shards, places, origin, found.gaps, tree.unused)
+    origin = Origin(kind, files.packed, folders, tree.links, tuple(exclude))
+    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **files.items, **files.rests}
+    contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *files.notes()))
+    return Whole(storage, contents, files, origin, tree.unused)
 
 
 def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
@@ -171,68 +158,53 @@ def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
     try:
         layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
         found = open_layout(storage, layout) if layout is not None else None
+        if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
+            return found
+        reason = f"{printable(min(elsewhere))} is a link, or was excluded"
     except (UnsupportedError, PolicyError) as error:
-        notes.append(f"{_UNNAMED}: {error.message}")
-        return None
-    if found is not None and (elsewhere := found.shards.keys() - tree.files.keys()):
-        notes.append(f"{_UNNAMED}: {printable(min(elsewhere))} is a link, or was excluded")
-        return None
-    return found
+        reason = error.message
+    notes.append(f"the tensors of the model have the names of their files before them: {reason}")
+    return None
 
 
 class _Files:
-    """Collects what is in files, one after the other.
+    """Collects what is in files, one after the other; those of the model, `main`, were read already."""
 
-    Parameters
-    ----------
-    storage : Storage
-    main : FileReader or None
-        Those of its files that were read already.
-    """
-
-    def __init__(self, storage: Storage, main: FileReader | None) -> None:
-        self.files: dict[str, PackedFile] = {}
+    def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
+        self.places = places
+        self.packed: dict[str, PackedFile] = {}
         self.items: dict[str, Item] = {}
         self.rests: dict[str, Item] = {}
         self.gaps: dict[str, Gaps] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
-        self.is_checkpoint = main is not None
+        self.of_checkpoint = main is not None
         self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder
         self._storage = storage
         self._unread: list[str] = []
-        for name, item in main.items.items() if main is not None else ():
-            self._take(name, item)
+        self._take(main.items if main is not None else {})
 
     def add_checkpoint(self, folder: str) -> None:
         """Take note of a DCP checkpoint, as of FSDP; its files are added like any others."""
-        try:
-            found = Checkpoint.at(self._storage.child(folder), Access(), listing=True)
-        except (StreamxfError, OSError):  # then its files are bytes like any others
-            return
-        for item in found.items.values():
-            if isinstance(item, TensorItem):
-                for chunk in item.chunks:
-                    if chunk.framed and not chunk.place.descriptors:
+        with suppress(StreamxfError, OSError):  # then its files are bytes like any others
+            for item in Checkpoint.at(self._storage.child(folder), Access(), listing=True).items.values():
+                for chunk in item.chunks if isinstance(item, TensorItem) else ():
+                    if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
                         self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
 
-    def add(self, path: str, size: int, mode: int | None, place: Storage) -> None:
+    def add(self, path: str, size: int, mode: int | None) -> None:
         """Add a file; all its bytes are in its tensors or in its rest."""
-        shard = self.shards.get(path)
-        if shard is None:
-            shard = self.shards[path] = self._read(path, place)
-            for name, item in shard.items.items():
-                self._take(name, item)
+        if path not in self.shards:
+            self.shards[path] = self._read(path)
+            self._take(self.shards[path].items)
+        shard = self.shards[path]
         tensors = _placed(shard)
         own = {tensor.name for tensor in tensors}
-        self.files[path] = PackedFile(tuple(tensors), tuple(name for name in shard.items if name not in own), mode)
+        self.packed[path] = PackedFile(tuple(tensors), tuple(name for name in shard.items if name not in own), mode)
         gaps, at = [], 0
-        for start, length in (
-            *((tensor.start, shard.items[tensor.name].stored_bytes) for tensor in tensors),
-            (size, 0),
-        ):
+        for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
             if start > at:
                 gaps.append((at, start))
-            at = start + length
+            at = stop
         if gaps:
             rest, length = rest_of(path), sum(stop - start for start, stop in gaps)
             self.rests[rest] = whole_tensor(rest, "uint8", (length,), path, gaps[0][0], length, (rest,))
@@ -248,62 +220,60 @@ class _Files:
             f"{many(len(self._unread), 'file')} {verb} packed as bytes, since no tensors can be read there: {shown}"
         ]
 
-    def _read(self, path: str, place: Storage) -> Shard:
+    def _read(self, path: str) -> Shard:
         """The tensors of a file that can be told apart, by names with its path before them."""
-        with located(file=self._storage.full(path)), place.open(random=True) as file:
-            beginning = file.slice(0, min(BEGINNING, file.size)).read_at(0, min(BEGINNING, file.size))
-            kind = format_of(beginning, file.size, path)
+        with located(file=self._storage.full(path)), self.places[path].open(random=True) as file:
             try:
-                if path in self._stored:
-                    found = _shards_in(file, path, self._stored[path])
-                elif kind is not None:
-                    found = (torchfile if kind is Format.TORCH else safetensors).read(file, path)
-                else:
-                    return Shard({})
+                found = self._shard(path, file)
             except StreamxfError:
-                if path.endswith(_OF_TENSORS):
-                    self.is_checkpoint = True
-                    self._unread.append(path)
-                return Shard({})
-        self.is_checkpoint = True
+                found = None
+                self._unread += [path] if path.endswith(_OF_TENSORS) else []
+                self.of_checkpoint = self.of_checkpoint or path.endswith(_OF_TENSORS)
+        if found is None:
+            return Shard({})
+        self.of_checkpoint = True
         own = {tensor.name for tensor in _placed(found)}
-        kept = {
-            name: item
+        labels = {
+            name: f"{path}/{name}"
             for name, item in found.items.items()
             if isinstance(item, TensorItem) and (name in own or not item.size)
         }
-        items: dict[str, Item] = {}
-        for name, item in kept.items():
-            label = f"{path}/{name}"
-            items[label] = replace(item, name=label, path=(label,))
-        return Shard(items, {f"{path}/{name}": strides for name, strides in found.strides.items() if name in kept})
+        items = {label: replace(found.items[name], name=label, path=(label,)) for name, label in labels.items()}
+        return Shard(items, {labels[name]: strides for name, strides in found.strides.items() if name in labels})
 
-    def _take(self, name: str, item: Item) -> None:
-        if is_kept(name):
-            raise ParameterError(
-                f"the checkpoint has an item {printable(name)!r}, a name that pack uses for what it keeps"
-            )
-        if name in self.items:
-            raise UnsupportedError(
-                f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",
-                file=self._storage.given,
-            )
-        self.items[name] = item
+    def _shard(self, path: str, file: StoredFile) -> Shard | None:
+        """What is in a file; None if it is of no format that has tensors."""
+        if path in self._stored:
+            return _shards_in(file, path, self._stored[path])
+        beginning = file.slice(0, min(BEGINNING, file.size)).read_at(0, min(BEGINNING, file.size))
+        kind = format_of(beginning, file.size, path)
+        return (torchfile if kind is Format.TORCH else safetensors).read(file, path) if kind is not None else None
+
+    def _take(self, items: Mapping[str, Item]) -> None:
+        for name in items:
+            if is_kept(name):
+                raise ParameterError(
+                    f"the checkpoint has an item {printable(name)!r}, a name that pack uses for what it keeps"
+                )
+            if name in self.items:
+                raise UnsupportedError(
+                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",
+                    file=self._storage.given,
+                )
+        self.items.update(items)
 
 
 def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, Chunk]]) -> Shard:
     """The shards of a DCP checkpoint that stand in one of its files as they are, in torch.save's usual frame."""
     items: dict[str, Item] = {}
     for item, chunk in stored:
-        try:
+        with suppress(StreamxfError):
             blocks = BareBlocks(file.slice(chunk.place.at, chunk.place.size))
             found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
-        except StreamxfError:
-            continue
-        if found.tensor.is_row_major:
-            name = item.name if chunk.shape == item.shape else f"{item.name}{list(chunk.offset)}"
-            at = chunk.place.at + found.start
-            items[name] = whole_tensor(name, item.dtype, chunk.shape, path, at, found.tensor.extent, (name,))
+            if found.tensor.is_row_major:
+                name = item.name if chunk.shape == item.shape else f"{item.name}{list(chunk.offset)}"
+                at, size = chunk.place.at + found.start, found.tensor.extent
+                items[name] = whole_tensor(name, item.dtype, chunk.shape, path, at, size, (name,))
     return Shard(items)
 
 

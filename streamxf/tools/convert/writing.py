@@ -40,7 +40,7 @@ _EXISTS = "it is there already; name another target, or allow to replace it (ove
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
-    """Write what is planned, with what `reader` reads.
+    """Write what is planned, with what `reader` reads. After an error, what was at a local target is still there.
 
     Raises
     ------
@@ -52,8 +52,6 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
         If the files surely do not fit on the disk.
     UnsupportedError
         If there are links to be made, and the target has no place for them.
-    Exception
-        Whatever reading or writing raised. What was at a local target is still there.
     """
     if target.local is not None:
         _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
@@ -205,14 +203,8 @@ def _claimed(draft: Path) -> Iterator[Path]:
     """Make the folder `draft`, keep others from it until the end of the block, or of this process, and remove it then,
     unless something in it was replaced and is not carried over.
 
-    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private.
-
-    Raises
-    ------
-    AbortedError
-        If another process has it.
-    FileExistsError
-        If somebody else made it.
+    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
+    AbortedError if another process has it, and FileExistsError if another user made it.
     """
     descriptor = None
     while descriptor is None:

@@ -57,7 +57,7 @@ def test_stock_dcp(run, tmp_path, checkpoint):
         (["x.safetensors", "--format", "zip"], "'zip'"),
         (["x.pt", "--only", "nothing"], "nothing to write"),
         (["there.pt"], "it is there already"),
-        (["folder", "--format", "torch", "--overwrite"], "no regular file"),
+        (["folder", "--format", "torch", "--overwrite"], "not a regular file"),
         (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "other things"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -51,37 +51,37 @@ def torch_file(source: Memory) -> Draft:
     st.data(),
 )
 def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
-    """Tensors in some order of dimensions, and between them the parts of one row of bytes."""
+    """Tensors in some order of dimensions, and between them the parts of one row of bytes, which may be an item."""
     tensors = {
         str(number): filled(shape, data.draw(st.sampled_from(DTYPES)), number) for number, shape in enumerate(shapes)
     }
     rest = filled((sum(cuts),), torch.uint8, 99)
     source = Memory({**tensors, "rest": rest})
-    segments: list[bytes | Run | int] = [b"begin"]
-    wanted, at = b"begin", 0
+    runs: list[Run] = []
+    wanted, at = b"", 0
     for number in range(max(len(cuts), len(shapes))):
         if number < len(cuts):
-            segments.append(cuts[number])
             wanted += as_bytes(rest[at : at + cuts[number]])
             at += cuts[number]
         if number < len(shapes):
             order = tuple(data.draw(st.permutations(range(len(shapes[number])))))
-            segments.append(Run(tensor_in(source, str(number)), order))
+            runs.append(Run(len(wanted), tensor_in(source, str(number)), order))
             wanted += as_bytes(tensors[str(number)].permute(order))
-    file = Draft("x", tuple(segments), tensor_in(source, "rest"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "boxes_of", lambda item, _=0: boxes_of(item, limit))
-        assert written(source, file) == wanted
-    assert file.size == len(wanted)
+        for around in (tensor_in(source, "rest"), as_bytes(rest)):
+            file = Draft("x", runs, around)
+            assert written(source, file) == wanted
+            assert file.size == len(wanted)
 
 
 def test_a_row_of_bytes_is_read_once_however_many_parts_it_has():
     source = Memory({"rest": torch.arange(200, dtype=torch.uint8), "w": torch.zeros(3)})
-    segments = [part for _ in range(200) for part in (1, Run.of(tensor_in(source, "w")))]
+    runs = [Run(13 * number + 1, tensor_in(source, "w")) for number in range(200)]
     boxes = []
     read = source.read_boxes
     source.read_boxes = lambda wanted: read(boxes.append(box) or box for box in wanted)  # type: ignore[method-assign]
-    written(source, Draft("x", tuple(segments), tensor_in(source, "rest")))
+    written(source, Draft("x", runs, tensor_in(source, "rest")))
     assert sum(box.item.name == "rest" for box in boxes) == 1
 
 
@@ -106,4 +106,4 @@ def test_it_takes_no_memory_to_lay_out_a_large_file():
     large = torch.zeros(1).expand(2**30, 16)
     file = torch_file(Memory({"large": large}))
     assert file.size > large.numel() * 4
-    assert len(file.segments) == 3
+    assert len(file.runs) == 1

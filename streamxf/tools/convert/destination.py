@@ -1,4 +1,4 @@
-"""Where copies come from and go to."""
+"""`Destination`: where a checkpoint is to be published; and whether that is not where it comes from."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from streamxf.stream.plain import block_log2_of
 
 @dataclass(frozen=True)
 class Destination:
-    """A folder in which a checkpoint is to be published.
+    """A folder, and how a checkpoint is written to it.
 
     Attributes
     ----------
     storage : Storage
     extensions : Extensions
-        Through which it is written.
     block_log2 : int
     overwrite : bool
-        Whether a checkpoint that is there may be replaced, one among them that is published after `check` has looked.
+        Whether a checkpoint that is there may be replaced, one among them that is published after `check`.
     """
 
     storage: Storage
@@ -54,14 +53,8 @@ class Destination:
         return cls(storage, Extensions.of(chain), block_log2_of(block_size), overwrite)
 
     def check(self, cure: str = "name another target, or allow to replace it (overwrite)") -> None:
-        """Refuse to write where there is something that may not be replaced.
-
-        Raises
-        ------
-        FileExistsError
-            If it is a checkpoint; `cure` says what to do.
-        NotADirectoryError
-            If it is a file.
+        """Refuse to write where there is something that may not be replaced: raises NotADirectoryError for a file, and
+        FileExistsError for a checkpoint, of which `cure` says what to do.
         """
         local = self.storage.local
         if local is not None and os.path.lexists(local) and not os.path.isdir(local):
@@ -91,12 +84,7 @@ def is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> b
 
 
 def refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Refuse to write into the folder that is read.
-
-    Raises
-    ------
-    ParameterError
-    """
+    """Refuse to write into the folder that is read; raises ParameterError."""
     if is_same(source, target):
         raise ParameterError("source and target are the same, and the files of one would lie among those of the other")
     outer, inner = os.fspath(source).rstrip("/"), os.fspath(target)
@@ -106,17 +94,13 @@ def refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]
         raise ParameterError("the target lies in the folder that is to be packed: name one outside of it")
 
 
-def check_same(place: str, before: object, now: object) -> None:
-    """Refuse to publish a copy of a source that is no longer what it was when it was opened.
-
-    Raises
-    ------
-    ContainerError
-        What was read may be partly of the one, partly of the other.
+def check_same(source: Storage, before: object, now: object) -> None:
+    """Refuse to publish a copy of a source that is not what it was before: some of what was read may be of the one, and
+    some of the other. Raises ContainerError.
     """
     if now != before:
         raise ContainerError(
             "the source was changed while it was read, so the copy was not published; call again when nobody writes to "
             "it any more",
-            file=place,
+            file=source.given,
         )
