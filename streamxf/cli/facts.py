@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamxf.convert.result import Converted
+    from streamxf.tools.convert.result import Converted
     from streamxf.dcp.rekey.rekey import Recipients
     from streamxf.dcp.salvage.result import Lost, Salvaged
     from streamxf.dcp.verify.report import Damage, VerifyReport
