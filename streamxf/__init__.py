@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
-    from streamxf.convert.pack import pack
-    from streamxf.convert.result import Converted
-    from streamxf.convert.transcode import transcode
-    from streamxf.convert.unpack import unpack
-    from streamxf.convert.unpacked import Unpacked
     from streamxf.dcp.attach import attach
     from streamxf.tools.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -59,6 +54,10 @@ if TYPE_CHECKING:
     from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
+    from streamxf.tools.convert.pack import pack
+    from streamxf.tools.convert.result import Converted, Unpacked
+    from streamxf.tools.convert.transcode import transcode
+    from streamxf.tools.convert.unpack import unpack
     from streamxf.tools.diff.diff import diff
     from streamxf.tools.diff.difference import Change, Difference
     from streamxf.tools.diff.distance import Distance
@@ -88,7 +87,7 @@ _HOME = {
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
     "Contents": "streamxf.formats.contents",
-    "Converted": "streamxf.convert.result",
+    "Converted": "streamxf.tools.convert.result",
     "Damage": "streamxf.tools.verify.report",
     "Difference": "streamxf.tools.diff.difference",
     "Distance": "streamxf.tools.diff.distance",
@@ -127,7 +126,7 @@ _HOME = {
     "Summary": "streamxf.tools.inspect.summary",
     "Tally": "streamxf.tools.inspect.tally",
     "TensorItem": "streamxf.format.items",
-    "Unpacked": "streamxf.convert.unpacked",
+    "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
     "Values": "streamxf.tools.inspect.values",
     "VerifyKey": "streamxf.keys",
@@ -144,7 +143,7 @@ _HOME = {
     "is_complete": "streamxf.formats.complete",
     "latest": "streamxf.formats.complete",
     "open": "streamxf.stream",
-    "pack": "streamxf.convert.pack",
+    "pack": "streamxf.tools.convert.pack",
     "page_of": "streamxf.tools.inspect.page.page",
     "public_id": "streamxf.keys",
     "read_environment": "streamxf.keys",
@@ -153,9 +152,9 @@ _HOME = {
     "rekey": "streamxf.tools.rekey.rekey",
     "remove_recipient": "streamxf.tools.rekey.rekey",
     "salvage": "streamxf.tools.salvage.salvage",
-    "transcode": "streamxf.convert.transcode",
+    "transcode": "streamxf.tools.convert.transcode",
     "tune": "streamxf.tuning.tuner",
-    "unpack": "streamxf.convert.unpack",
+    "unpack": "streamxf.tools.convert.unpack",
     "unsafe_globals": "streamxf.tools.unsafe_globals",
     "verify": "streamxf.tools.verify.verify",
     "write_key": "streamxf.keys",

@@ -94,7 +94,9 @@ class Metadata:
         return keys.unwrap(wrapped)
 
 
-def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool = False) -> Metadata:
+def read_metadata(
+    storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
     """Read a metadata file.
 
     Parameters
@@ -103,6 +105,8 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
         ``.metadata`` or ``__<rank>.metadata``.
     listing : bool
         Whether it is only to be looked at: then an encrypted one needs no keys.
+    rank : int, optional
+        Whose it must be, where the name is another one.
 
     Raises
     ------
@@ -123,7 +127,7 @@ def read_metadata(storage: Storage, name: str, access: Access, *, listing: bool 
             sections = read_sections(file)
             if sections is None:
                 return _stock(file, name, access)
-            return metadata_in(sections, name, access, listing=listing)
+            return metadata_in(sections, name, access, listing=listing, rank=rank)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
 
@@ -149,14 +153,16 @@ def read_sections(file: StoredFile) -> Sections | None:
     return trailer.split(file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size))
 
 
-def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool = False) -> Metadata:
+def metadata_in(
+    sections: Sections, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
     """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
     lines = sections.key_lines()
     opened = bool(len(access.keys)) or not (listing or lines is None)
     if opened:
         _open(sections, lines, access)
     index = Index.parse(sections.index)
-    if index.rank != rank_of(name):
+    if index.rank != (rank_of(name) if rank is None else rank):
         raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
     wrapped, vouchers = _keys_of(sections, lines, index)
     access.check_save(index.save_id)

@@ -4,15 +4,14 @@ before a block is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import IO, Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.storage import StoredFile
-from streamxf.checkpoint.transforms import undone
+from streamxf.checkpoint.transforms import Undone
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import (
@@ -152,24 +151,45 @@ class ItemOpener:
 
     def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """The same for who has the item's stored bytes."""
+        blocks, transforms = self._below(source, wanted, meter)
+        if not transforms:
+            return blocks
+        limit = self.limit(wanted)
+        stream = self._undone(transforms, blocks, meter)
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
+
+    def open_once(self, file: StoredFile, wanted: Wanted) -> Callable[[], Undone] | None:
+        """What opens the stream of an item that stream transforms made, so that it need not be held whole; None for
+        other items. Raises as `open`.
+        """
+        blocks, transforms = self._below(self.source(file, wanted.place), wanted, None)
+        return (lambda: self._undone(transforms, blocks, None)) if transforms else None
+
+    def _undone(self, transforms: Sequence[str], blocks: Blocks, meter: Meter | None) -> Undone:
+        providers = providers_in(self._metadata.modules)
+        return Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
+
+    def limit(self, wanted: Wanted) -> int | None:
+        """The most bytes that an item's stream may have; None for any number."""
+        return wanted.max_size(self._object_limit)
+
+    def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
+        """An item's stream as the codecs had it, and the stream transforms before them."""
         place = wanted.place
-        limit = wanted.max_size(self._object_limit)
         check_size = self.size_check(wanted)
         if not self.in_container(source, place):
             if self._access.require is not None:
                 raise self._not_encrypted()
             if not place.descriptors:
                 check_size(source.length)
-                return BareBlocks(source)
-            transforms = [text.removeprefix("!") for text in place.descriptors]
-            return self._transformed(StreamReader(BareBlocks(source)), transforms, limit)
+                return BareBlocks(source), ()
+            return BareBlocks(source), [text.removeprefix("!") for text in place.descriptors]
         header = self._header(source, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
         coder = self.coder(header, place, meter)
-        blocks: Blocks = (opened := BlockReader(source, header, coder, place.sha256, None if transforms else check_size))
-        if (whole := opened.decode_ends()) is not None:
-            blocks = MemoryBlocks(whole)
-        return self._transformed(StreamReader(blocks, meter=meter), transforms, limit) if transforms else blocks
+        blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
+        whole = blocks.decode_ends()
+        return blocks if whole is None else MemoryBlocks(whole), transforms
 
     def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
         """What decodes the blocks of a container whose header was checked; raises as `open`."""
@@ -177,7 +197,7 @@ class ItemOpener:
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
+        return partial(_check_size, self.limit(wanted), wanted.kind)
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -305,9 +325,6 @@ class ItemOpener:
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
 
-    def _transformed(self, stream: Any, transforms: Any, limit: int | None) -> Blocks:
-        made = undone(transforms, stream, self._access.transform, providers_in(self._metadata.modules))
-        return MemoryBlocks(memoryview(_read_capped(made, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
 
 @lru_cache(16)  # all items of a checkpoint have one chain
@@ -330,22 +347,22 @@ def _check_size(limit: int | None, kind: Kind, size: int) -> None:
         raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
 
-def _read_capped(stream: IO[bytes], limit: int, budget: Budget | None) -> bytearray:
+def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray:
     """All of a stream, up to `limit` bytes and as far as `budget` goes: what it decompresses comes from outside, and it
     declares no size.
     """
     data = bytearray()
-    try:
-        while part := stream.read(min(2**20, limit + 1 - len(data))):
-            data += part
-            if len(data) > limit:
-                raise ContainerError(
-                    f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-                )
-            if budget is not None:
-                budget.spend(len(part), "what a stream transform makes of the item")
-    except (StreamxfError, MemoryError):
-        raise
-    except Exception as error:  # whatever somebody else's transform raises
-        raise ContainerError(f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}") from error
+    while part := stream.read(min(2**20, limit + 1 - len(data))):
+        data += part
+        if len(data) > limit:
+            raise too_much(limit)
+        if budget is not None:
+            budget.spend(len(part), "what a stream transform makes of the item")
     return data
+
+
+def too_much(limit: int) -> ContainerError:
+    """The error for a stream transform that makes more of an item than it can hold."""
+    return ContainerError(
+        f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+    )

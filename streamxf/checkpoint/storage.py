@@ -1,6 +1,6 @@
 """`Storage`: a folder or a file, in the local file system or wherever fsspec reads.
 
-Everything that touches storage goes through four methods: `names`, `open`, `put` and `remove`.
+Everything that touches storage goes through its methods: `names`, `open`, `create`, `put` and `remove` above all.
 """
 
 from __future__ import annotations
@@ -267,11 +267,37 @@ class Storage:
         FileNotFoundError
         MetadataError
             If it is not a regular file, or a link that leads out of the folder; it was not opened then.
+        UnsupportedError
+            If it does not tell its size.
         """
         with self._opened(name, random, step) as raw:
-            size = raw.seek(0, os.SEEK_END)
-            raw.seek(0)
+            try:
+                size = raw.seek(0, os.SEEK_END)
+                raw.seek(0)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
+                    raise UnsupportedError("the file does not know its size", file=self.full(name)) from error
+                raise
             yield StoredFile(self.full(name), size, raw, access_to(raw))
+
+    @contextmanager
+    def create(self, name: str = "") -> Iterator[IO[bytes]]:
+        """Open a file of this folder, or this file itself, for writing. Where the file system lets others see it before
+        it is whole, it is removed after an error.
+        """
+        local = self.local
+        if local is not None:
+            with open(os.path.join(local, name) if name else local, "wb") as file:
+                yield file
+            return
+        with self.filesystem.open(self.inner(name), "wb") as stream:
+            try:
+                yield stream
+            except BaseException:
+                if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, which store when closed
+                    stream.close()
+                    self.filesystem.rm_file(self.inner(name))
+                raise
 
     def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
         """Put `data` at `name`, replacing what is there in one step where the storage has such a step.
@@ -328,6 +354,18 @@ class Storage:
     def inner(self, name: str) -> str:
         """The path of a file of this folder, as the file system takes it."""
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+
+    def version(self, name: str = "") -> object:
+        """What changes when anybody writes to a file of this folder, or to this file itself, or replaces it.
+
+        Times of writing alone would not do: programs that copy files set them back.
+        """
+        local = self.local
+        if local is None:
+            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            return self.filesystem.ukey(self.inner(name))
+        facts = os.stat(os.path.join(local, name) if name else local)
+        return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)

@@ -8,7 +8,7 @@ from typing import IO, Any
 import zstandard
 
 from streamxf.descriptor import shorten
-from streamxf.errors import UnknownCodecError, UnsupportedError
+from streamxf.errors import ContainerError, StreamxfError, UnknownCodecError, UnsupportedError
 from streamxf.registry import Provider, what_to_install
 
 Transform = Callable[[str, Any], IO[bytes] | None]
@@ -23,15 +23,17 @@ def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
     return reader
 
 
-def undone(
-    descriptors: Iterable[str], stream: Any, transform: Transform, providers: Iterable[Provider] = ()
-) -> IO[bytes]:
-    """What went into the transforms that made `stream`.
+class Undone:
+    """What went into stream transforms, read once from its beginning to its end.
 
     Parameters
     ----------
     descriptors : iterable of str
         In save order.
+    stream : seekable binary file
+        What they made.
+    transform : Transform
+        As in `Access`.
     providers : iterable of Provider
         The packages that the checkpoint names, for errors.
 
@@ -42,13 +44,28 @@ def undone(
     UnsupportedError
         If one does not give a stream that can be read.
     """
-    for descriptor in reversed(list(descriptors)):
-        stream = transform(descriptor, stream)
-        if stream is None:
-            raise UnknownCodecError(
-                f"{what_to_install(descriptor.partition('/')[0], providers)}. If it is a torch extension, pass a "
-                "registry that knows it"
-            )
-        if not hasattr(stream, "read"):
-            raise UnsupportedError(f"the stream transform {shorten(descriptor)!r} does not give a stream to read")
-    return stream  # type: ignore[no-any-return]
+
+    def __init__(
+        self, descriptors: Iterable[str], stream: Any, transform: Transform, providers: Iterable[Provider] = ()
+    ) -> None:
+        for descriptor in reversed(list(descriptors)):
+            stream = transform(descriptor, stream)
+            if stream is None:
+                raise UnknownCodecError(
+                    f"{what_to_install(descriptor.partition('/')[0], providers)}. If it is a torch extension, pass a "
+                    "registry that knows it"
+                )
+            if not hasattr(stream, "read"):
+                raise UnsupportedError(f"the stream transform {shorten(descriptor)!r} does not give a stream to read")
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size` and none at the end only; raises ContainerError if they are damaged."""
+        try:
+            return self._stream.read(size) or b""
+        except (StreamxfError, MemoryError):
+            raise
+        except Exception as error:  # whatever somebody else's transform raises
+            raise ContainerError(
+                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
+            ) from error

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamxf.convert.result import Converted
+    from streamxf.tools.convert.result import Converted
+    from streamxf.tools.rekey.recipients import Recipients
     from streamxf.tools.salvage.result import Lost, Salvaged
     from streamxf.tools.verify.report import Damage, VerifyReport
-    from streamxf.tools.rekey.recipients import Recipients
 
 
 def of_verified(report: VerifyReport) -> dict[str, Any]:

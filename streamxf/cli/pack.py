@@ -73,7 +73,7 @@ def pack(
 
     If the command fails or is killed, the same command resumes.
     """
-    from streamxf.convert.pack import pack as write
+    from streamxf.tools.convert.pack import pack as write
 
     with show.progress("Packing", json) as bar:
         done = write(

@@ -25,7 +25,7 @@ from streamxf.cli.options import (
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
-    from streamxf.convert.result import Converted
+    from streamxf.tools.convert.result import Converted
     from streamxf.tools.salvage.result import Salvaged
 
 EXAMPLES = (

@@ -60,7 +60,7 @@ def transcode(
     If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
     until the new one does; both need room until then.
     """
-    from streamxf.convert.transcode import transcode as write
+    from streamxf.tools.convert.transcode import transcode as write
 
     with show.progress("Transcoding", json) as bar:
         done = write(

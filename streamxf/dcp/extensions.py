@@ -100,6 +100,12 @@ class Extensions:
         return [extension.get_descriptor() for extension in (*self.foreign, *self.chain)][::-1]
 
     @property
+    def recorded(self) -> tuple[str, ...]:
+        """The descriptors of a `Place`, in save order."""
+        foreign = (f"!{extension.get_descriptor()}" for extension in self.foreign)
+        return (*foreign, *map(str, self.chain.descriptors))
+
+    @property
     def in_blocks(self) -> bool:
         """Whether data goes through codecs alone, so that it need not be a stream."""
         return len(self.chain) > 0 and not self.foreign

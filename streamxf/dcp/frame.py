@@ -10,7 +10,7 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,20 +37,38 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     StreamxfError
         If this torch does not write as expected.
     """
+    tensor = shell(dtype, shape)
+    parts = frame_around(tensor, [tensor])
+    # torch does not seek over no elements, and then it does not matter where these would stand
+    return (parts[0], b"") if len(parts) == 1 else (parts[0], parts[2])  # type: ignore[return-value]
+
+
+def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int]:
+    """What ``torch.save`` writes of a value, with numbers of `shells` in the place of their elements.
+
+    Raises
+    ------
+    StreamxfError
+        If this torch does not write as expected.
+    """
     target: Any = _Target()
     writer: Any = torch._C.PyTorchFileWriter(target, False, _ALIGNMENT)
+    # a shell's storage may have the address of no other one
+    records = _Records(writer, {tensor.untyped_storage()._cdata: number for number, tensor in enumerate(shells)})
     # nothing global is switched, so other threads may call torch.save meanwhile
-    torch.serialization._save(_shell(dtype, shape), _Records(writer), pickle, _PROTOCOL, False)  # type: ignore[no-untyped-call]
+    torch.serialization._save(value, records, pickle, _PROTOCOL, False)  # type: ignore[no-untyped-call]
     writer.write_end_of_file()
-    size = elements_size(dtype, shape)
-    # torch does not seek over no elements, and then it does not matter where these would stand
-    at, skipped = target.gaps[0] if target.gaps else (len(target.data), 0)
-    if len(target.gaps) > 1 or skipped != size:
+    if [size for _, size in target.gaps] != [shells[number].nbytes for number in records.left_out]:
         raise _unexpected()
-    return bytes(target.data[:at]), bytes(target.data[at:])
+    parts: list[bytes | int] = []
+    at = 0
+    for (place, _), number in zip(target.gaps, records.left_out, strict=True):
+        parts += [bytes(target.data[at:place]), number]
+        at = place
+    return [*parts, bytes(target.data[at:])]
 
 
-def _shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
+def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """A contiguous tensor on the CPU whose memory nobody has touched, so that it takes none, however large it is.
 
     ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
@@ -67,13 +85,23 @@ def _mapped(size: int) -> torch.UntypedStorage:
 
 
 class _Records:
-    """What ``torch.serialization._save`` takes for a zip file: it passes records on, and storages as empty places."""
+    """What ``torch.serialization._save`` takes for a zip file: it passes records on, and shells as empty places.
 
-    def __init__(self, writer: Any) -> None:
+    Attributes
+    ----------
+    left_out : list of int
+        The numbers of the shells that have elements, in the order of their places.
+    """
+
+    def __init__(self, writer: Any, shells: Mapping[int, int]) -> None:
         self._writer = writer
+        self._shells = shells
+        self.left_out: list[int] = []
 
     def write_record(self, name: str, data: Any, size: int) -> None:
-        if isinstance(data, torch.UntypedStorage):
+        if isinstance(data, torch.UntypedStorage) and data._cdata in self._shells:
+            if size:
+                self.left_out.append(self._shells[data._cdata])
             self._writer.write_record_metadata(name, size)
         else:
             self._writer.write_record(name, data, size)

@@ -198,7 +198,7 @@ def metadata_of(
             offset = size[begin]
             chunks.append(ChunkStorageMetadata(offset, size[shape]))
             stored[index(name, offset, number)] = _StorageInfo(file, at, length, texts.get(file))
-        entries[name] = TensorStorageMetadata(_torch_properties(item), size[item.shape], chunks)
+        entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = DCP_VERSION
     for name, value in (extra or {}).items():
@@ -233,7 +233,8 @@ def _metadata_index(name: str, offset: torch.Size | None, number: int | None) ->
     return made
 
 
-def _torch_properties(item: TensorItem) -> TensorProperties:
+def torch_properties(item: TensorItem) -> TensorProperties:
+    """What DCP records of a tensor; raises MetadataError for a dtype that this torch does not have."""
     dtype = getattr(torch, item.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)

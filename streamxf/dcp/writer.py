@@ -21,16 +21,16 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
-from streamxf.checkpoint.publish.leftovers import find_leftovers, remove_leftovers
+from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
-from streamxf.checkpoint.publish.present import check_free, check_present
+from streamxf.checkpoint.publish.present import check_free
 from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.dcp.border import told
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import Publication, prepare
+from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.dcp.save.storing import storing
@@ -104,13 +104,7 @@ class ChainWriterMixin:
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self._coming = None
-        if not self._storage().replaces_in_one_step:
-            warnings.warn(
-                f"nobody knows whether {self._storage().protocol} replaces a file in one step: a "
-                "crash while .metadata is written may leave neither the old checkpoint nor the new one. Save into a "
-                "new folder each time, or to a local or mounted file system, or to an object store",
-                stacklevel=3,
-            )
+        warn_unless_in_one_step(self._storage(), stacklevel=4)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -213,8 +207,9 @@ class ChainWriterMixin:
         made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path))
         storage = self._storage()
         with locked(storage) as alone:
-            old = self._publish(made, alone)
-            metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta
+            old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)
+            if made.content is not None:
+                metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta
             self.save_id = save_id
             self.report = save.report
             try:
@@ -240,47 +235,6 @@ class ChainWriterMixin:
             self._coming = os.getpid(), os.urandom(16).hex()
         return self._coming[1]
 
-    def _publish(self, made: Publication, alone: bool) -> list[str]:
-        """Publish, and give the files that nothing needs after it."""
-        storage, index = self._storage(), made.index
-        name = metadata_name(index.rank)
-        local = storage.local
-        own = Mount.of(local) if local is not None and os.path.isdir(local) else None
-        elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
-        save = self._current_save()
-        begun = False
-        try:
-            found = storage.names(index.files)
-            check_free(self.path, found, name, self.overwrite)
-            check_present(storage, found, index.files, elsewhere)
-            old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
-            if save.before_publish is not None:
-                save.before_publish()
-            begun = True
-            storage.put(name, made.data, sync=self.sync_files)
-        except BaseException:
-            if not save.keeps_files and (not begun or self._surely_unpublished(name, made.data)):
-                storage.remove(index.files)
-            raise
-        return old
-
-    def _surely_unpublished(self, name: str, data: bytes) -> bool:
-        """Whether nothing names this save's files, though publishing it failed.
-
-        The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
-        """
-        local = self._storage().local
-        if local is None:
-            return False
-        try:
-            if not Mount.of(local).of_one_machine:  # which may remember what was there before
-                return False
-            return Path(local, name).read_bytes() != data
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-
     def _sync_names(self) -> None:
         """Bring the names of this process's files to the disk: the process that publishes may be on another host."""
         local = self._storage().local
@@ -299,7 +253,7 @@ class ChainWriterMixin:
             warnings.warn(text, stacklevel=2)
 
     def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        with storing(self.fs, self.fs.concat_path(self.path, name)) as raw:
+        with storing(self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")) as raw:
             results = save.write_file(raw, name, items, planner.resolve_data)
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed

@@ -49,10 +49,18 @@ class BareBlocks:
         return min(self.block_size, self.size - index * self.block_size)
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
+        start = index * self.block_size
+        return self.range(start, start + self.size_of(index))
+
+    def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
+        """As `decoder`, for any range."""
         if self._source.parallel:
-            return partial(self._source.read_into, index * self.block_size)
-        data = self._source.read_at(index * self.block_size, self.size_of(index))
-        return partial(_copy, data)
+            return partial(self._source.read_into, start)
+        return partial(_copy, self._source.read_at(start, stop - start))
+
+    def part(self, start: int, size: int) -> BareBlocks:
+        """A part of these bytes, as a stream of its own."""
+        return BareBlocks(self._source.slice(start, start + size))
 
 
 class MemoryBlocks:

@@ -8,7 +8,7 @@ _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
 OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
 """Data files of streamxf's writers."""
 SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
-"""What `streamxf.convert` notes of a data file that is finished, until all are."""
+"""What `streamxf.tools.convert` notes of a data file that is finished, until all are."""
 TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
 """Data files of torch's writers, and attached ones."""
 RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)

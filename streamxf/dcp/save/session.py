@@ -86,11 +86,6 @@ class Save:
         What was written, once all of it is.
     progress : Progress or None
         Is told as blocks leave.
-    before_publish : callable or None
-        Called last before the save is published, while nobody else can publish to a local folder; may raise, and so
-        keep it from that.
-    keeps_files : bool
-        Whether its files stay if it cannot be published: others may go on from them, and publish them as theirs.
     """
 
     extensions: Extensions
@@ -100,8 +95,6 @@ class Save:
     place: Mount | None = None
     report: SaveReport | None = None
     progress: Progress | None = None
-    before_publish: Callable[[], None] | None = None
-    keeps_files: bool = False
 
     def __post_init__(self) -> None:
         self.modules = tuple(self.extensions.providers())

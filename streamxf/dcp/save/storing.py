@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Any
 
 
 @contextmanager
-def storing(filesystem: Any, path: Any) -> Iterator[IO[bytes]]:
-    """Open `path` for writing; after an error an upload that was begun is aborted.
+def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
+    """Open a file for writing; after an error an upload that was begun is aborted.
 
     A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
     of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
 
     Parameters
     ----------
-    filesystem : torch FileSystemBase
-    path : path
+    opening : context manager
+        Opens the file, and closes it.
     """
     stream: Any = None
     discarded = False
     try:
-        with filesystem.create_stream(path, "wb") as stream:
+        with opening as stream:
             try:
                 yield stream
             except BaseException as error:

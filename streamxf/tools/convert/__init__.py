@@ -1,0 +1,1 @@
+"""From one format or chain to another, block by block: pack, unpack, transcode."""

@@ -1,0 +1,180 @@
+"""`pack`: a checkpoint of another format as one of DCP."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.metadata import GLOBAL, metadata_files, read_metadata
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.publish.names import made_by_writers
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.streamed import Streamed
+from streamxf.errors import UnsupportedError
+from streamxf.format.header import Kind
+from streamxf.format.items import TensorItem
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.formats.opening import is_checkpoint
+from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.tools.convert.chains import chain_for
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
+from streamxf.tools.convert.destination import Destination, check_same, refuse_inside
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.session import convert
+from streamxf.tools.convert.sources import reads_of
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.tree import paths_in, refuse_unused
+from streamxf.tools.convert.whole import Whole, identity_of, open_whole
+from streamxf.wording import printable
+
+_SHOWN = 5
+
+
+def pack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    chain: ChainLike | None = None,
+    *,
+    overwrite: bool = False,
+    exclude: Sequence[str] = (),
+    follow_links: bool = False,
+    encrypt_to: KeysLike = None,
+    signer: SignerLike | None = None,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    file_size: int = FILE_SIZE,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write a checkpoint of any format as one of DCP, through a chain.
+
+    The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or another's.
+    Workers read and encode block by block, so that memory does not depend on the size of the model.
+
+    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
+    else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
+    of the file before them, as in ``optimizer.pt/state.0.exp_avg``. Permissions, empty folders and links within the
+    folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
+
+    What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
+    files again, byte for byte. Of a nested state dict, names are those that ``dcp.save`` gives.
+
+    A call that failed or was killed can be made again, and resumes, as with `transcode`.
+
+    Parameters
+    ----------
+    source, target : path or str
+        Or URLs. The target is a folder, not there yet, or without a checkpoint.
+    chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
+        As in `transcode`.
+    exclude : sequence of str
+        Shell patterns: what has a path that matches one is left out of a folder. A folder that matches is left out with
+        all that is in it.
+    follow_links : bool
+        Whether a link to a file outside the folder is packed as that file, as in the hub's cache. By default it is
+        refused.
+    keys, trust, allow_unsigned, require
+        For a DCP checkpoint that is encrypted; other formats have no encryption.
+
+    Returns
+    -------
+    Converted
+
+    Raises
+    ------
+    FileNotFoundError, NoCheckpointError
+        If there is nothing to pack.
+    UnsupportedError
+        If something in the folder cannot be packed and restored; names it.
+    ParameterError
+        If a pattern excludes nothing.
+    StreamxfError, OSError
+        As `transcode`.
+    """
+    storage = Storage.of(source, storage_options)
+    if is_checkpoint(storage):
+        _refuse_beside(storage, exclude)
+        return transcode(
+            source,
+            target,
+            chain,
+            overwrite=overwrite,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=keys,
+            trust=trust,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            storage_options=storage_options,
+            target_options=target_options,
+            block_size=block_size,
+            file_size=file_size,
+            progress=progress,
+        )
+    refuse_inside(source, target)
+    identity = partial(identity_of, storage, exclude, follow_links=follow_links)
+    before = identity()
+    with open_whole(storage, exclude, follow_links=follow_links) as whole:
+        refuse_unused(whole.unused)
+        made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
+        to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)
+        to.check()
+
+        def check() -> None:
+            check_same(storage, before, identity())
+
+        contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
+        return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
+
+
+def _read(whole: Whole, wanted: Wanted) -> Data:
+    item, chunk = wanted.item, wanted.chunk
+    if chunk is None or not isinstance(item, TensorItem):
+        data = io.BytesIO()
+        torch.save(whole.load_object(item.name), data)  # as DCP's planner does
+        return data
+    elements = whole.elements(item, chunk)
+    reads = reads_of(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
+    return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
+
+
+def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
+    """Refuse to leave out, without being asked to, what lies in a checkpoint's folder and is not part of it.
+
+    Raises
+    ------
+    UnsupportedError
+    """
+    unused = set(exclude)
+    paths = [path for path, _ in paths_in(storage, exclude, unused)]
+    refuse_unused(unused)
+    beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
+    if beside:  # metadata may name files of any name, and in folders
+        known: set[str] = set()
+        for name in metadata_files(storage):
+            items = read_metadata(storage, name, Access(), listing=True).items
+            known |= {place.file for item in items.values() for place in item.places}
+        beside = [
+            path for path in beside if path not in known and not any(name.startswith(f"{path}/") for name in known)
+        ]
+    if beside:
+        more = f" and {len(beside) - _SHOWN:,} more" if len(beside) > _SHOWN else ""
+        raise UnsupportedError(
+            f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
+            f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
+            "or leave it out (exclude=)",
+            file=storage.given,
+        )

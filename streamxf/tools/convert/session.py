@@ -1,0 +1,193 @@
+"""Writing a conversion's items into a checkpoint: file by file, each of which may be kept if the process is killed, and
+published in the end as any save is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import IO, NamedTuple
+
+from torch.distributed.checkpoint.planner import WriteItem
+
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish.leftovers import remove_leftovers
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.dcp.metadata import STORED_ATTRIBUTE
+from streamxf.dcp.save.datafile import planned_bytes
+from streamxf.dcp.save.publishing import assemble, publish, take_record
+from streamxf.dcp.save.session import Save
+from streamxf.dcp.save.space import check_size
+from streamxf.dcp.save.storing import storing
+from streamxf.errors import ParameterError, StreamxfError
+from streamxf.format.items import Place
+from streamxf.progress import Progress
+from streamxf.tools.convert.conversion import Conversion, Data, Part
+from streamxf.tools.convert.destination import Destination
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.slips import Finished, finished_files, placed, slip_of, write_slip
+from streamxf.wording import many
+
+_log = logging.getLogger(__name__)
+
+
+def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
+    """Write a conversion's items to data files of about `file_size` bytes, and publish them.
+
+    Raises whatever went wrong. Nothing was published then, and what is finished stays for the next try.
+    """
+    if file_size < 1:
+        raise ParameterError(f"file_size={file_size}: it is a number of bytes, from 1")
+    begin = perf_counter()
+    made = to.make()
+    try:
+        with ThreadPoolExecutor(1) as syncing:  # a file is brought to the disk while the next one is written
+            return _Session(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
+    except BaseException:
+        with suppress(OSError):  # it is not empty, or somebody else has removed it
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+class _Leaving(NamedTuple):
+    """A data file that has all its bytes, and is on its way to the disk."""
+
+    file: Finished
+    parts: Sequence[Part]
+    synced: Future[None] | None
+
+
+class _Session:
+    def __init__(
+        self, to: Destination, conversion: Conversion, files: Sequence[Sequence[Part]], syncing: ThreadPoolExecutor
+    ) -> None:
+        self._to = to
+        self._conversion = conversion
+        self._files = files
+        self._syncing = syncing
+        self._save = Save(to.extensions.renew(), to.block_log2, sync=False)
+        self._done: list[Finished] = []
+
+    def run(self, file_size: int, progress: Progress | None, begin: float) -> Converted:
+        storage, save, rank = self._to.storage, self._save, self._conversion.rank or 0
+        self._id = self._conversion.id(self._to, file_size)
+        if storage.local is not None:
+            save.place = Mount.of(storage.local)
+        kept, discarded = finished_files(storage, save, self._id, self._files, rank)
+        left = {save.file_name(rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
+        expected = sum(planned_bytes(write) for parts in left.values() for _, write in parts)
+        if storage.local is not None:
+            check_size(storage.local, expected, save.extensions)
+        if progress is not None:
+            save.progress = progress
+            progress.expect(expected)
+        self._done += [kept[number] for number in sorted(kept)]
+        self._write_all(left)
+        save_id = os.urandom(16).hex()
+        stored, items = self._publish(save_id), sum(map(len, self._files))
+        chain = self._to.extensions.chain
+        recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
+        who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
+        counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
+        return Converted(str(chain), *who, (save_id,), *counts, perf_counter() - begin)
+
+    def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
+        leaving: deque[_Leaving] = deque()
+        try:
+            for name, parts in files.items():
+                leaving.append(self._write(name, parts))
+                if len(leaving) > 1:
+                    self._finish(leaving.popleft())
+            while leaving:
+                self._finish(leaving.popleft())
+        except BaseException as error:
+            for each in leaving:  # what has all its bytes can be kept, too
+                with suppress(OSError, StreamxfError):  # the first error is the news
+                    self._finish(each)
+            if self._done:
+                error.add_note(
+                    f"nothing was published; {len(self._done)} of {len(self._files)} data files are finished and stay, "
+                    "so the same call resumes from there"
+                )
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note("nothing was published, and no data file is finished: the same call starts over")
+            raise
+
+    def _write(self, name: str, parts: Sequence[Part]) -> _Leaving:
+        storage, wanted = self._to.storage, {id(write): each for each, write in parts}
+
+        def resolve(write: WriteItem) -> Data:
+            return self._conversion.read(wanted[id(write)])
+
+        try:
+            with storing(storage.create(name)) as raw:
+                results = self._save.write_file(raw, name, [write for _, write in parts], resolve)
+                synced = self._sync(raw) if storage.local is not None else None
+        except BaseException:
+            storage.remove([name])
+            raise
+        record = take_record(results[0].storage_data)
+        assert record is not None
+        places = {}
+        for result in results:
+            info = result.storage_data
+            stored, offset = getattr(info, STORED_ATTRIBUTE), tuple(result.index.offset or ())
+            place = Place(name, info.offset, info.length, self._save.extensions.recorded, stored.sha256)
+            places[result.index.fqn, offset] = place, stored.framed
+        return _Leaving(Finished(record, places), parts, synced)
+
+    def _sync(self, raw: IO[bytes]) -> Future[None]:
+        # the same open file: on another one the kernel might not tell what it could not write
+        descriptor = os.dup(raw.fileno())
+
+        def sync() -> None:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        return self._syncing.submit(sync)
+
+    def _finish(self, leaving: _Leaving) -> None:
+        """Wait until a file is stored, and note that it is."""
+        storage, name = self._to.storage, leaving.file.record.path
+        items = {wanted.item.name: wanted.item for wanted, _ in leaving.parts}
+        try:
+            if leaving.synced is not None:
+                leaving.synced.result()
+            write_slip(storage, self._save, self._id, items.values(), leaving.file)
+        except BaseException:
+            if slip_of(name) not in storage.names():  # an interrupt may come late
+                storage.remove([name])
+            raise
+        self._done.append(leaving.file)
+
+    def _publish(self, save_id: str) -> int:
+        """Publish all files; gives the bytes that the items take."""
+        storage, conversion, extensions = self._to.storage, self._conversion, self._save.extensions
+        places = {key: stored for file in self._done for key, stored in file.places.items()}
+        records = tuple(file.record for file in self._done)
+        try:
+            items = placed(conversion.items, places)
+            made = assemble(items, conversion.extra, records, extensions, save_id, conversion.rank, storage.given)
+            with locked(storage) as alone:
+                # its files are kept, since another call may have found them, and published them
+                how = {"alone": alone, "overwrite": self._to.overwrite, "sync": True, "keep": True}
+                old = publish(storage, made, **how, check=conversion.check)
+                try:
+                    remove_leftovers(storage, old, made.index.keyed)
+                except Warning as warning:  # the process's filters make errors of warnings; the checkpoint stands
+                    _log.warning("%s", warning)
+        except BaseException as error:
+            error.add_note(
+                f"its {many(len(self._files), 'data file')} stay: the same call resumes from there while source and "
+                "target are as they were, and streamxf.clean removes what no checkpoint needs"
+            )
+            raise
+        return sum(place.size for place, _ in places.values())

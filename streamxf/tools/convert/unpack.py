@@ -1,0 +1,158 @@
+"""`unpack`: a checkpoint as a file or a folder of another format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal
+
+from streamxf.chain import Chain
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import ParameterError
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import open_source
+from streamxf.formats.reader import FileReader
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.tools.convert.origin import origin_of
+from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
+from streamxf.tools.convert.result import Converted, Unpacked
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.writing import refuse_existing, write
+
+FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
+FORMATS: dict[str, Format] = {
+    "safetensors": Format.SAFETENSORS,
+    "torch": Format.TORCH,
+    "huggingface": Format.HUGGING_FACE,
+    "dcp": Format.DCP,
+}
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: FormatName | None = None,
+    only: Sequence[str] = (),
+    prefix: str = "",
+    shard_size: int = SHARD_SIZE,
+    skip_objects: bool = False,
+    overwrite: bool = False,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Unpacked | Converted:
+    """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
+
+    Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
+    of a file or a folder becomes the same file or folder again, byte for byte, where its format is asked for, or none.
+    Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
+    state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
+
+    The target takes its place when all of it is written; until then a local one is in a hidden folder beside it, which
+    nobody else may read. A call that failed or was killed starts over.
+
+    Parameters
+    ----------
+    source : path or str
+        The checkpoint's folder, or its URL.
+    target : path or str
+        What is to be written, or its URL.
+    format : str, optional
+        By default what the target's name says: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
+        ``torch.save``; for any other name the format that was packed, or else a Hugging Face folder. The suffix of a
+        format that is not written here, ``.gguf`` say, is refused.
+        ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
+    only : sequence of str
+        Shell patterns; only items whose names match one of them are written.
+    prefix : str
+        Only items whose names begin with it are written, by the rest of their names: ``"model."`` takes the model out
+        of a training checkpoint.
+    shard_size : int
+        Bytes of tensors in one file of a Hugging Face folder.
+    skip_objects : bool
+        Whether objects that are no tensors may be left out where the format has no place for them.
+    overwrite : bool
+        Whether what is at the target may be replaced. Of a folder only a Hugging Face one may be; files in it that are
+        no weights stay.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`.
+    storage_options, target_options : mapping, optional
+        fsspec's, for URLs.
+    progress : Progress, optional
+        Is told the bytes that are written.
+
+    Returns
+    -------
+    Unpacked
+        Or, of ``"dcp"``, what `transcode` gives.
+
+    Raises
+    ------
+    FileExistsError
+        If there is something at the target, and `overwrite` is False.
+    FileNotFoundError, NoCheckpointError
+        If there is no checkpoint.
+    ParameterError
+        If no item is chosen, or the arguments do not go together.
+    UnsupportedError
+        If the format has no place for something; names it. If the target's name says a format that is not written here.
+    AbortedError
+        If another process writes to the target.
+    NoSpaceError
+        If the files surely do not fit on the disk.
+    StreamxfError
+        If anything about the source is not as it was saved.
+    """
+    if shard_size < 1:
+        raise ParameterError(f"shard_size={shard_size}: it is a number of bytes, from 1")
+    begin = perf_counter()
+    place = Storage.of(target, target_options)
+    asked = FORMATS[format] if format is not None else format_of_name(place.name)
+    if asked is Format.DCP:
+        if only or prefix:
+            raise ParameterError("a checkpoint of DCP is copied whole: leave only= and prefix= out")
+        return transcode(
+            source,
+            target,
+            Chain([]),
+            overwrite=overwrite,
+            keys=KeyRing.of(keys, trust, allow_unsigned),
+            require=require,
+            storage_options=storage_options,
+            target_options=target_options,
+            progress=progress,
+        )
+    if not overwrite:
+        refuse_existing(place)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    with open_source(Storage.of(source, storage_options), access) as reader:
+        origin = None if only or prefix else origin_of(reader)
+        wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
+        if origin is not None and origin.format is wanted:
+            plan = restored(reader.items, origin, place.name)
+        else:
+            contents = reader.contents if isinstance(reader, FileReader) else None
+            extra = contents.extra if contents is not None and contents.format is Format.SAFETENSORS else {}
+            options: dict[str, Any] = {"skip_objects": skip_objects, "origin": origin, "extra": extra}
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, **options)
+        write(place, plan, reader, overwrite=overwrite, progress=progress)
+    return Unpacked(
+        os.fspath(target),
+        str(wanted),
+        len(plan.files),
+        sum(file.size for file in plan.files),
+        plan.tensors,
+        plan.objects,
+        plan.restored,
+        plan.left_out,
+        perf_counter() - begin,
+        plan.notes,
+    )

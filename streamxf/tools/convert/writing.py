@@ -1,0 +1,253 @@
+"""Files written beside their place, and put there when all of them are whole.
+
+What is being written to a local target lies in a hidden folder beside it. A single file is renamed over its target; a
+folder takes its place as a whole. One process at a time writes to a target, and what a killed one left is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streamxf.buffers import write_all
+from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.storing import storing
+from streamxf.dcp.save.volume import Volume
+from streamxf.descriptor import shorten
+from streamxf.errors import AbortedError, NoSpaceError, UnsupportedError
+from streamxf.formats.huggingface import layout_of
+from streamxf.progress import Progress
+from streamxf.tools.convert.layout import pieces
+from streamxf.tools.convert.plan import INDEX, Plan
+from streamxf.wording import size_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_WEIGHTS = (".safetensors", ".bin", INDEX)  # how the names of files end that hold tensors, or say where they are
+_OF_DCP = (".distcp", ".metadata")
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF})
+_EXISTS = "it is there already; name another target, or allow to replace it (overwrite)"
+
+
+def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
+    """Write what is planned, with what `reader` reads. After an error, what was at a local target is still there.
+
+    Raises
+    ------
+    FileExistsError, IsADirectoryError, NotADirectoryError
+        If there is something that may not, or cannot, be replaced.
+    AbortedError
+        If another process is writing to this target.
+    NoSpaceError
+        If the files surely do not fit on the disk.
+    UnsupportedError
+        If there are links to be made, and the target has no place for them.
+    """
+    if target.local is not None:
+        _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
+        return
+    if plan.links:
+        raise UnsupportedError(
+            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which a URL has no place for: "
+            "name a local target",
+            file=target.given,
+        )
+    if not overwrite:
+        refuse_existing(target)
+    _write_files(target, plan, reader, progress)
+    for folder in filter(None, plan.folders):
+        target.filesystem.makedirs(target.inner(folder), exist_ok=True)
+    if plan.folder:  # an index of before would be the one that counts
+        written = {file.name for file in plan.files}
+        target.remove([name for name in target.names() if name.endswith(_WEIGHTS) and name not in written])
+
+
+def refuse_existing(target: Storage) -> None:
+    """Raise FileExistsError if something is at `target`; an empty folder does not count."""
+    if target.local is not None:
+        path = Path(os.path.realpath(target.local))
+        found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
+    else:
+        target.filesystem.invalidate_cache()  # which may remember what has changed since
+        found = target.filesystem.isfile(target.path) or bool(target.names())
+    if found:
+        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
+
+
+def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:
+    if progress is not None:
+        progress.expect(sum(file.size for file in plan.files))
+    for file in plan.files:
+        name = file.name if plan.folder else ""
+        if target.local is not None:
+            Path(target.local, name).parent.mkdir(parents=True, exist_ok=True)
+        else:
+            target.filesystem.makedirs(target.inner(name).rpartition("/")[0], exist_ok=True)
+        with storing(target.create(name)) as stream:
+            for piece in pieces(reader, file):
+                write_all(stream, piece)
+                if progress is not None:
+                    progress.advance(len(piece))
+            stream.flush()
+            if target.local is not None:
+                os.fsync(stream.fileno())
+
+
+# -- in the local file system ------------------------------------------------------------------------------------
+
+
+def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, progress: Progress | None) -> None:
+    made = missing_folders(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sync_names_of(made)
+    with _claimed(target.with_name(f".{target.name}.part")) as draft:
+        content, replaced = draft / "content", draft / "replaced"
+        _settle(replaced, target)  # a process may have been killed while it put a folder in place
+        if content.exists():
+            shutil.rmtree(content) if content.is_dir() else content.unlink()
+        _check_target(target, plan, overwrite)
+        _check_room(target, plan)
+        _write_files(Storage.of(content), plan, reader, progress)
+        if plan.folder:
+            _finish_folder(content, plan)
+        _check_target(target, plan, overwrite)  # it may be there by now
+        if target.exists():
+            _keep_modes(target, content, plan)
+        try:
+            if plan.folder and target.exists():
+                target.rename(replaced)
+            content.replace(target)
+            sync_folder(target.parent)
+        finally:
+            _settle(replaced, target)
+
+
+def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
+    if not overwrite:
+        refuse_existing(Storage.of(target))
+    if not target.exists():
+        return
+    if not plan.folder and not target.is_file():
+        raise IsADirectoryError(errno.EISDIR, "this is not a regular file, and a file is to be written", str(target))
+    if plan.folder and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "this is a file, and a folder is to be written", str(target))
+    names = os.listdir(target) if plan.folder else []
+    if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
+        text = "the folder holds other things than a Hugging Face checkpoint; name another one"
+        raise FileExistsError(errno.EEXIST, text, str(target))
+
+
+def _check_room(target: Path, plan: Plan) -> None:
+    needed = sum(file.size for file in plan.files)
+    volume = Volume.of(target.parent)
+    if volume is not None and volume.plain and needed > volume.free:
+        raise NoSpaceError(
+            f"the disk is too full: {size_text(needed)} are to be written to it, and {size_text(volume.free)} are "
+            "free. Make room, or choose another target",
+            file=str(target),
+        )
+
+
+def _finish_folder(content: Path, plan: Plan) -> None:
+    """Make what is not a file, and set permissions: last, since what is written has to be writable."""
+    content.mkdir(exist_ok=True)
+    allowed = stat.S_IMODE(content.stat().st_mode) & 0o777  # what the umask leaves; asking for it would change it
+    for path in plan.folders:
+        (content / path).mkdir(parents=True, exist_ok=True)
+    for path, leads_to in plan.links.items():
+        (content / path).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(leads_to, content / path)
+    for path, mode in (*((file.name, file.mode) for file in plan.files), *plan.folders.items()):
+        if mode is not None:
+            os.chmod(content / path, mode & allowed)
+    for folder, _, _ in os.walk(content):
+        sync_folder(folder)
+
+
+def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
+    """Let nobody read a folder or a file who could not read the one that it replaces."""
+    names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
+    for name in names:
+        if (target / name).exists():
+            os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
+
+
+def _settle(replaced: Path, target: Path) -> None:
+    """Put a folder back that was to be replaced, if nothing took its place; else keep what was in it and is not part of
+    a model's weights.
+    """
+    if not replaced.exists():
+        return
+    if not target.exists():
+        replaced.rename(target)
+        return
+    for path in replaced.iterdir():
+        if not path.name.endswith(_WEIGHTS) and not os.path.lexists(target / path.name):
+            path.rename(target / path.name)
+    sync_folder(target)
+    shutil.rmtree(replaced)
+
+
+@contextmanager
+def _claimed(draft: Path) -> Iterator[Path]:
+    """Make the folder `draft`, keep others from it until the end of the block, or of this process, and remove it then,
+    unless something in it was replaced and is not carried over.
+
+    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
+    AbortedError if another process has it, and FileExistsError if another user made it.
+    """
+    descriptor = None
+    while descriptor is None:
+        draft.mkdir(mode=0o700, exist_ok=True)
+        descriptor = _locked(draft) if fcntl is not None else -1
+    try:
+        yield draft
+    finally:
+        if not (draft / "replaced").exists():
+            shutil.rmtree(draft, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _locked(draft: Path) -> int | None:
+    """The folder, open and locked; None if its owner was done meanwhile, and removed it."""
+    if draft.is_symlink():
+        raise _foreign(draft)
+    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise _foreign(draft)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AbortedError(
+                f"another process is writing to this target, in {draft}; wait until it is done, or stop it"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        if os.path.samestat(os.fstat(descriptor), os.stat(draft)):
+            kept, descriptor = descriptor, -1
+            return kept
+    except FileNotFoundError:
+        pass
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return None
+
+
+def _foreign(draft: Path) -> FileExistsError:
+    """In a folder that all may write to, its name is known beforehand, and links in it could lead anywhere."""
+    text = "the target would be written here first, and this is a link or somebody else's: remove it, or name another"
+    return FileExistsError(errno.EEXIST, f"{text} target", str(draft))
