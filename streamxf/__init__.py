@@ -23,13 +23,9 @@ if TYPE_CHECKING:
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.dcp.attach import attach
-    from streamxf.tools.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.tools.salvage.result import Lost, Salvaged
-    from streamxf.tools.salvage.salvage import salvage
-    from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
@@ -54,6 +50,7 @@ if TYPE_CHECKING:
     from streamxf.report import LoadReport, Report, SaveReport
     from streamxf.stream import decode, encode
     from streamxf.stream import open as open  # exported by its name alone
+    from streamxf.tools.clean import CleanReport, clean
     from streamxf.tools.convert.pack import pack
     from streamxf.tools.convert.result import Converted, Unpacked
     from streamxf.tools.convert.transcode import transcode
@@ -68,9 +65,12 @@ if TYPE_CHECKING:
     from streamxf.tools.inspect.values import Values
     from streamxf.tools.rekey.recipients import Recipient, Recipients
     from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
+    from streamxf.tools.salvage.result import Lost, Salvaged
+    from streamxf.tools.salvage.salvage import salvage
     from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
+    from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune

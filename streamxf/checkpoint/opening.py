@@ -20,7 +20,6 @@ from streamxf.errors import (
     KeyMissingError,
     MetadataError,
     PolicyError,
-    StreamxfError,
 )
 from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
@@ -324,7 +323,6 @@ class ItemOpener:
             return partial(self._metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
-
 
 
 @lru_cache(16)  # all items of a checkpoint have one chain

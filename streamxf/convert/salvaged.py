@@ -29,7 +29,6 @@ from streamxf.convert.result import Converted
 from streamxf.convert.session import check_target, write_job, writer_to
 from streamxf.dcp.load.items import Require
 from streamxf.dcp.metadata.save_ids import SaveIds
-from streamxf.dcp.objects.policy import AsStored
 from streamxf.dcp.salvage.catalog import Catalog
 from streamxf.dcp.salvage.fill import Filler
 from streamxf.dcp.salvage.result import Salvaged
@@ -37,6 +36,7 @@ from streamxf.dcp.salvage.salvage import open_catalog
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
+from streamxf.objects.policy import AsStored
 from streamxf.progress import Progress
 
 

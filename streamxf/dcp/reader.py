@@ -34,7 +34,6 @@ from streamxf.dcp.load.advice import advise_on_metadata, items_advised
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
-from streamxf.objects.policy import Objects
 from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
@@ -42,6 +41,7 @@ from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
+from streamxf.objects.policy import Objects
 from streamxf.progress import Progress, Share, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks

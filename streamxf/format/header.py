@@ -293,7 +293,9 @@ class AwaitedHeader:
         if _CRC.unpack_from(data, crc_at)[0] != crc32c.crc32c(data[:crc_at]):
             return None
         chain, identity, hashed = self._facts
-        header = Header(block_log2, chain, salt, identity, True, hashed, data[self._end : crc_at] if self._keyed else None)
+        header = Header(
+            block_log2, chain, salt, identity, True, hashed, data[self._end : crc_at] if self._keyed else None
+        )
         header.__dict__["body"] = body
         return header
 

@@ -11,7 +11,7 @@ from streamxf.torchsave.archive import Archive, NotSavedByTorch
 if TYPE_CHECKING:
     import torch
 
-    from streamxf.dcp.objects.policy import Objects
+    from streamxf.objects.policy import Objects
 
 
 def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chunk: Chunk) -> torch.Tensor:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from streamxf.dcp.verify import verify
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from cli.command import Run
-from streamxf.dcp.verify import verify
 
 LIMIT = 60.0
 SLOW = ["--chain", "zstd:level=19+checksum"]  # some seconds for a few MiB

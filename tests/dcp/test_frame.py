@@ -43,9 +43,7 @@ def as_torch_saves(tensor: torch.Tensor) -> bytes:
     return target.getvalue()
 
 
-@given(
-    dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 5), max_size=4).map(tuple), seed=st.integers(0, 9)
-)
+@given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 5), max_size=4).map(tuple), seed=st.integers(0, 9))
 def test_a_frame_is_what_torch_writes_for_the_tensor_itself(dtype: str, shape: tuple[int, ...], seed: int) -> None:
     tensor = filled(dtype, shape, seed)
     assert framed(tensor) == as_torch_saves(tensor)

@@ -13,9 +13,9 @@ from cli.command import runner
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify
-from streamxf.tools.diff.diff import diff
 from streamxf.convert.salvaged import salvage_to
 from streamxf.keys import write_key
+from streamxf.tools.diff.diff import diff
 
 from .helpers import KEY, Xor, data_files, rewrite_index, save
 

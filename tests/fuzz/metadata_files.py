@@ -9,9 +9,9 @@ import random
 from typing import Any
 
 from samples import KEY
+from streamxf.container.limits import METADATA_MAGIC
 
 from fuzz.target import Havoc
-from streamxf.container.limits import METADATA_MAGIC
 from streamxf.dcp.metadata import manifest as trailer
 from streamxf.descriptor import Descriptor
 from streamxf.errors import StreamxfError

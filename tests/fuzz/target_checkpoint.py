@@ -24,6 +24,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from forge import prefix_of
 from samples import KEY
+from streamxf.container.limits import MAGIC
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -31,7 +32,6 @@ from fuzz import containers, metadata_files
 from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.container.limits import MAGIC
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing

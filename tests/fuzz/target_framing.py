@@ -9,6 +9,11 @@ from collections.abc import Iterable
 import reference_decoder
 from forge import prefix_of, take_apart
 from samples import BLOCK, data_of, encode
+from streamxf.container.header import Header, Identity, Kind
+from streamxf.container.limits import HEADER_FIXED_BYTES
+from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End
+from streamxf.fileio.blocks import BlockReader, read_header, stream_info
+from streamxf.fileio.source import FileSlice
 
 from fuzz import containers
 from fuzz.oracle import Finding, agree, attempt
@@ -16,11 +21,6 @@ from fuzz.target import Havoc, Target
 from streamxf import ZStandard
 from streamxf.chain import Chain
 from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.header import Header, Identity, Kind
-from streamxf.container.limits import HEADER_FIXED_BYTES
-from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End
-from streamxf.fileio.blocks import BlockReader, read_header, stream_info
-from streamxf.fileio.source import FileSlice
 
 _NO_CODECS = prefix_of(b"")
 

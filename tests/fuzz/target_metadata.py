@@ -10,6 +10,8 @@ import reference_decoder
 import torch
 from reference_decoder import FormatError
 from samples import KEY
+from streamxf.container.limits import METADATA_MAGIC
+from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
@@ -17,10 +19,8 @@ from fuzz import metadata_files
 from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import Encrypt, ZStandard
-from streamxf.container.limits import METADATA_MAGIC
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.metadata import records
-from streamxf.dcp.metadata.manifest import FileFacts, Manifest
 from streamxf.keys import KeyRing
 
 _ID = "0123456789abcdef" * 2

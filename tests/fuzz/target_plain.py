@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable
 
 from samples import BLOCK, KEY, OneWay, data_of, encode, floats
+from streamxf.fileio.prefix import START_BYTES
 
 import streamxf
 from fuzz import containers, second
@@ -13,7 +14,6 @@ from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Target
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.errors import PolicyError
-from streamxf.fileio.prefix import START_BYTES
 
 _FLAGS_AT = 10
 

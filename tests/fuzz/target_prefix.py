@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from forge import prefix_of
 from samples import KEY
+from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
 
 from fuzz.oracle import agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import Encrypt
 from streamxf.chain import Chain
 from streamxf.descriptor import parse_parameters
-from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
 from streamxf.keys import KeyRing
 
 

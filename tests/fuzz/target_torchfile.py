@@ -22,6 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import zstandard
 from archives import behind, join, old_form, redirected, saved, take_apart
+from streamxf.formats.source import boxes_of
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -31,7 +32,6 @@ from fuzz.oracle import agree, attempt
 from fuzz.target import Havoc, Target
 from fuzz.target_checkpoint import loaded_into
 from streamxf.formats.opening import open_source
-from streamxf.formats.source import boxes_of
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 

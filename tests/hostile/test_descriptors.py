@@ -12,10 +12,10 @@ import pytest
 import torch
 from dcp.helpers import KEY, assert_same, full_chain, load, rewrite_metadata, save
 from forge import join_metadata, prefix_of, split_metadata, take_container_apart
+from streamxf.dcp.metadata.manifest import append_trailer, split
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp.metadata.manifest import append_trailer, split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.keys.datakey import DataKey

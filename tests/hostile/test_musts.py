@@ -14,10 +14,10 @@ import pytest
 import torch
 from dcp.helpers import KEY, OTHER_KEY, save
 from dcp.writers import save_as_ranks
+from streamxf.dcp.metadata.manifest import split
 
 import streamxf
 from streamxf import Encrypt, PrivateKey
-from streamxf.dcp.metadata.manifest import split
 from streamxf.descriptor import Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys.datakey import DataKey

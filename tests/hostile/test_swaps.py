@@ -26,16 +26,16 @@ from dcp.helpers import (
     save,
 )
 from forge import take_container_apart
+from streamxf.container.header import Identity, Kind
+from streamxf.dcp.tensors.framing import save_tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.container.header import Identity, Kind
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import file as metadata_file
 from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
 from streamxf.keys import KeyRing
 from streamxf.meter import Meter

@@ -29,7 +29,6 @@ from torch._weights_only_unpickler import Unpickler
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
-from dcp.helpers import KEY, Xor, assert_same, data_files, load, load_with, refused, save
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import ForeignError, MetadataError, ParameterError, PolicyError
 from streamxf.objects.policy import Objects

@@ -33,6 +33,7 @@ from samples import (
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, ZStandard
 
+
 def by_reference(file: bytes) -> bytes:
     """What the reference decoder makes of a file."""
     return read_plain(file, Reader([aes_key(KEY.reveal())] if keys_of(file) else []))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forge import prefix_of, take_apart
+from forge import take_apart
 from samples import READERS, data_of, encode
 
 from streamxf import LZ4, Checksum, ZStandard

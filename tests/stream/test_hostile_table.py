@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from streamxf.container.header import Header
+from streamxf.container.parser import NEED_DATA, Block, ContainerParser
+from streamxf.fileio import blocks
+from streamxf.fileio.blocks import INDEX_STEP, BlockReader, read_header
+from streamxf.fileio.source import FileSlice
 
 import streamxf
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.header import Header
-from streamxf.container.parser import NEED_DATA, Block, ContainerParser
 from streamxf.errors import ContainerError
-from streamxf.fileio import blocks
-from streamxf.fileio.blocks import INDEX_STEP, BlockReader, read_header
-from streamxf.fileio.source import FileSlice
 
 BLOCK = 2**16
 HEADER = Header(16, (), bytes(32))

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
-from streamxf.objects.policy import Objects
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, StreamxfError
 from streamxf.meter import Meter
+from streamxf.objects.policy import Objects
 
 PIECE_BYTES = 4 * 2**20
 

@@ -15,15 +15,15 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
 from streamxf.errors import AbortedError, StreamxfError, located
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
+from streamxf.objects.needs import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
+from streamxf.torchsave.archive import NotSavedByTorch
 
 RECORD_ATTRIBUTE = "streamxf_record"
 _REASONS = 3  # in a warning

@@ -20,8 +20,8 @@ from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.dcp.metadata import STORED_ATTRIBUTE
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import assemble, publish, take_record
-from streamxf.dcp.save.session import Save
+from streamxf.dcp.save.publishing import assemble, publish
+from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
 from streamxf.dcp.save.space import check_size
 from streamxf.dcp.save.storing import storing
 from streamxf.errors import ParameterError, StreamxfError
@@ -132,7 +132,7 @@ class _Session:
         except BaseException:
             storage.remove([name])
             raise
-        record = take_record(results[0].storage_data)
+        record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
         assert record is not None
         places = {}
         for result in results:

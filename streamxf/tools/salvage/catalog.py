@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_name, rank_of, read_metadata
+from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish.names import OWN_FILE, TORCH_FILE
 from streamxf.checkpoint.save_ids import UNKNOWN_RANKS
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import (
     IdentityError,
     KeyMissingError,
@@ -26,9 +26,9 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import Item, ObjectItem, Path, TensorItem
+from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.proportion import Budget
-from streamxf.tools.salvage.nest import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild
 from streamxf.tools.salvage.remains import Remains
 from streamxf.tools.salvage.result import Lost

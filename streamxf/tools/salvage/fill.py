@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor
 
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
+from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog
-from streamxf.tools.salvage.nest import nested
 from streamxf.tools.salvage.remains import memory_for
 from streamxf.tools.salvage.result import Lost, Salvaged
 

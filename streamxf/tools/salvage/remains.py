@@ -20,10 +20,10 @@ from streamxf.checkpoint.missing import no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import Box, BoxReader, itemsize_of
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.dcp.objects.policy import Objects
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.objects.policy import Objects
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
 from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks

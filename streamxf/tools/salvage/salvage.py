@@ -11,9 +11,9 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 from streamxf.checkpoint.access import Require
 from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.registry import access_with
 from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.salvage.catalog import open_catalog

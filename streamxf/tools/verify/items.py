@@ -185,7 +185,7 @@ class ItemChecker:
             return
         except UnsupportedError:
             """Only torch can tell what it is."""
-        from streamxf.dcp.objects.policy import Objects
+        from streamxf.objects.policy import Objects
 
         self._opening.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
         load_framed(Objects(), stream, blocks.size, item, chunk)

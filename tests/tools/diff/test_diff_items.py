@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.elements import Memory
 
-from streamxf.checkpoint import reading
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.diff import items
