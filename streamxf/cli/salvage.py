@@ -80,7 +80,7 @@ def salvage(
     Each item is checked as in a load, by itself; what is in the new checkpoint is what was saved. One or two items are
     in memory at a time. The damaged checkpoint stays as it is, and is read twice. It exits with 1 if anything is lost.
     """
-    from streamxf.convert.salvaged import salvage_to
+    from streamxf.tools.salvage.copying import salvage_to
 
     if writer_id and not without_metadata:
         raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
