@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_metadata, save
+from dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
 from dcp.writers import save_as_ranks
 from hostile.targets import BLOCK, Checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streamxf.dcp.verify.archive import check_records
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
@@ -29,6 +28,7 @@ from streamxf.errors import (
     PolicyError,
     StreamxfError,
 )
+from streamxf.tools.framed import check_records
 
 
 def state() -> dict[str, Any]:
@@ -172,11 +172,12 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_exchanged_entries(checkpoint: Path, keyed: bool) -> None:
     save({"a": torch.zeros(5), "b": torch.ones(5)}, checkpoint, full_chain() if keyed else [Checksum()])
 
-    def change(metadata: Any) -> None:
-        (one, first), (other, second) = metadata.storage_data.items()
-        metadata.storage_data = {one: second, other: first}
+    def change(index: Any) -> None:
+        first, second = (index["items"][name]["chunks"][0] for name in "ab")
+        for member in ("at", "bytes"):
+            first[member], second[member] = second[member], first[member]
 
-    rewrite_metadata(checkpoint, change)
+    rewrite_index(checkpoint, change)
     report = streamxf.verify(checkpoint, KEY if keyed else None)
     assert {(damage.item, damage.error) for damage in report.damaged} == {
         ("a", "IdentityError"),
@@ -185,18 +186,24 @@ def test_exchanged_entries(checkpoint: Path, keyed: bool) -> None:
     assert keyed is False or not streamxf.verify(checkpoint).ok
 
 
-def test_another_dtype_in_the_metadata(checkpoint: Path) -> None:
-    """The blocks are all intact; what they hold is not what the metadata says."""
-    for chain in ([Checksum()], []):
-        save({"a": torch.zeros(5000), "b": torch.ones(5)}, checkpoint, chain)
+@pytest.mark.parametrize(("chain", "error"), [([Checksum()], "IdentityError"), ([], "MetadataError")])
+def test_another_dtype_in_the_index(checkpoint: Path, chain: list[Any], error: str) -> None:
+    """The blocks are all intact; what they hold is not what the index says."""
+    save({"a": torch.zeros(5000), "b": torch.ones(5)}, checkpoint, chain)
+    rewrite_index(checkpoint, lambda index: index["items"]["a"].update(dtype="int32"))
+    report = streamxf.verify(checkpoint)
+    assert [(damage.item, damage.error) for damage in report.damaged] == [("a", error)]
 
-        def change(metadata: Any) -> None:
-            item = metadata.state_dict_metadata["a"]
-            item.properties.dtype = torch.int32
 
-        rewrite_metadata(checkpoint, change)
-        report = streamxf.verify(checkpoint)
-        assert [(damage.item, damage.error) for damage in report.damaged] == [("a", "MetadataError")]
+def test_another_dtype_in_a_pickle(checkpoint: Path) -> None:
+    dcp.save({"a": torch.zeros(5000), "b": torch.ones(5)}, storage_writer=WRITERS["stock checksum"](checkpoint))
+
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata["a"].properties.dtype = torch.int32
+
+    rewrite_pickle(checkpoint, change)
+    report = streamxf.verify(checkpoint)
+    assert [(damage.item, damage.error) for damage in report.damaged] == [("a", "MetadataError")]
 
 
 # -- what raises -----------------------------------------------------------------------------------
@@ -207,7 +214,7 @@ def test_what_keeps_it_from_looking(checkpoint: Path, tmp_path: Path) -> None:
         streamxf.verify(tmp_path / "nowhere")
     file = tmp_path / "file"
     file.write_bytes(b"")
-    with pytest.raises(NoCheckpointError, match="the file is no checkpoint"):
+    with pytest.raises(NoCheckpointError, match="the file is not a checkpoint"):
         streamxf.verify(file)
     save({"w": torch.zeros(5)}, checkpoint)
     with pytest.raises(KeyMissingError):
@@ -274,14 +281,14 @@ def test_checkpoints_of_other_writers(checkpoint: Path, writer: str) -> None:
     dcp.save(values, storage_writer=WRITERS[writer](checkpoint))
     report = streamxf.verify(checkpoint)
     assert report.ok, report
-    assert any("digests of the metadata" in sentence for sentence in report.unchecked)
+    assert any("digest of the metadata" in sentence for sentence in report.unchecked)
     bound = not any("exchanged" in sentence for sentence in report.unchecked)
     assert bound == (writer == "attached")
     (file,) = checkpoint.glob("*.distcp")
     data = file.read_bytes()
-    metadata = streamxf.FileSystemReader(checkpoint).read_metadata()
-    place = next(info for index, info in metadata.storage_data.items() if index.fqn == "w")
-    middle = place.offset + place.length // 2
+    with streamxf.Checkpoint(checkpoint) as found:
+        place = found.items["w"].places[0]
+    middle = place.at + place.size // 2
     file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     assert {damage.item for damage in streamxf.verify(checkpoint).damaged} == {"w"}
     for made in (data[:-1], data + b"x", b"", bytes(len(data))):
