@@ -111,11 +111,11 @@ def test_no_module_imports_itself_through_others():
     for path in SOURCES:
         own = {target for target in modules_imported(path) if (str(path), target) not in EXCEPTIONS}
         graph[module_of(path)] = own - {"streamxf", module_of(path)}
-    while leaves := [module for module, targets in graph.items() if not targets & graph.keys()]:
-        for module in leaves:
+    while ends := [module for module, targets in graph.items() if not targets & graph.keys()]:
+        for module in ends:
             del graph[module]
-    for module in reversed([*graph]):  # those that only lead to a circle
-        if not any(module in targets for targets in graph.values()):
+    while starts := graph.keys() - {target for targets in graph.values() for target in targets}:
+        for module in starts:
             del graph[module]
     assert not graph, f"circles among {sorted(graph)}"
 
@@ -125,7 +125,7 @@ def test_private_names_stay_in_their_package():
     for path in SOURCES:
         for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamxf."):
-                names = [alias.name for alias in node.names if alias.name.startswith("_")]
+                names = [alias.name for alias in node.names if alias.name[0] == "_" != alias.name[1]]
                 if names and (len(path.parts) == 1 or node.module.split(".")[1] != home_layer(path)):
                     found.append(f"{path}: {node.module}.{names[0]}")
     assert not found
