@@ -93,8 +93,8 @@ def test_five_hundred(several: Path) -> None:
 
 def test_what_was_not_checked_is_counted(one: Path, several: Path) -> None:
     assert str(streamxf.verify(one)).splitlines()[0] == (
-        "OK: no damage found (2 checks skipped: the vouchers of .metadata, which need a key; seals, tags and content of 1 "
-        "encrypted item, which need a key)"
+        "OK: no damage found (2 checks skipped: the vouchers of .metadata, which need a key; seals, tags and content of "
+        "1 encrypted item, which need a key)"
     )
     assert f"content of {MANY} encrypted items, which need a key)" in str(streamxf.verify(several))
 
