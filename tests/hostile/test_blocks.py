@@ -16,7 +16,7 @@ from samples import data_of
 from streamxf import Encrypt, ZStandard
 from streamxf.errors import AuthenticationError
 
-from .rows import Row, share
+from .rows import Row
 from .targets import BLOCK, Checkpoint, Container, PlainFile
 
 ROW = "reorder, duplicate, delete blocks"
@@ -84,7 +84,7 @@ def test_every_order_of_every_choice(row: Row, tmp_path: Path, reader: str) -> N
             container,
             (
                 ((order, full), rebuilt(container, order, full))
-                for order in share(orders(count), spared.get(count, 1))
+                for order in row.share(orders(count), spared.get(count, 1))
                 for full in (False, True)
             ),
         )
@@ -103,7 +103,7 @@ def test_duplicates(row: Row, tmp_path: Path, reader: str) -> None:
             for which in straight
             if place != which
         ]
-        made = share([(order, full) for order in repeats + replaced for full in (False, True)], count)
+        made = row.share([(order, full) for order in repeats + replaced for full in (False, True)], count)
         refuse_all(row, container, (((order, full), rebuilt(container, order, full)) for order, full in made))
 
 
@@ -194,7 +194,7 @@ def test_misplaced_blocks_without_a_key(row: Row, unkeyed: Callable[[int], Conta
         container = unkeyed(count)
         parts = take_container_apart(container.intact)
         crcs = [container.intact[head + 4 : head + 8] for head, _ in container.at.blocks]
-        for order in share(orders(count), {4: 2, 5: 10}.get(count, 1)):
+        for order in row.share(orders(count), {4: 2, 5: 10}.get(count, 1)):
             chosen = [parts.blocks[index] for index in order]
             kept = tuple(crcs[index] for index in order)
             for blocks in (tuple(chosen), relast(chosen)):

@@ -15,7 +15,7 @@ from forge import join_metadata, prefix_of, split_metadata, take_container_apart
 
 from streamxf import Checksum, ZStandard
 
-from .rows import ALL, Row, share
+from .rows import Row
 from .targets import Checkpoint, PlainFile
 
 ROW = "hostile descriptors"
@@ -152,7 +152,7 @@ def test_where_nobody_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: 
 def test_under_a_tag_that_matches(row: Row, tmp_path: Path, keyed: bool) -> None:
     target = Checkpoint(tmp_path / "own", keyed=keyed, chain=chain_of(keyed))
     honest = list(next(iter(target._reader.storage_data.values())).transform_descriptors)
-    for text in share(islice(hostile(honest), COUNT), 4):
+    for text in row.share(islice(hostile(honest), COUNT), 4):
         (texts,) = islice(replaced(honest, text), len(honest), None)
         for given in (texts, [text]):
 
@@ -184,7 +184,7 @@ def test_in_headers_and_prefixes(row: Row, keyed: bool, pipe: bool) -> None:
     honest = parts.chain.decode().split("\n")
     for number, text in enumerate(islice(hostile(honest), COUNT)):
         places = list(replaced(honest, text))
-        for texts in places if ALL else [places[number % len(places)]]:
+        for texts in places if row.every else [places[number % len(places)]]:
             chain = "\n".join(texts).encode("utf-8", "surrogatepass")
             if len(chain) < 2**16:
                 made = parts.change(chain=chain).container()

@@ -13,7 +13,7 @@ from forge import join_metadata, split_metadata, take_container_apart
 
 import streamxf
 
-from .rows import Row, share, six
+from .rows import Row, six
 from .targets import Checkpoint, content
 
 ROW = "salvage"
@@ -60,7 +60,7 @@ def test_bits_of_data(row: Row, target: Checkpoint, without_metadata: bool) -> N
         target.metadata_file.write_bytes(damaged)
     for container in target.containers():
         start, stop = target.places[container.name]
-        for number, altered in share(flips(container.intact, container.at.crcs if target.keys else frozenset()), 41):
+        for number, altered in row.share(flips(container.intact, container.at.crcs if target.keys else frozenset()), 41):
             mended = container.mended(altered) if target.keys else altered
             data = target.data[:start] + mended + target.data[stop:]
             case = f"{container.name}, bit {number}"
@@ -72,7 +72,7 @@ def test_bits_of_data(row: Row, target: Checkpoint, without_metadata: bool) -> N
 
 @pytest.mark.parametrize("without_metadata", [False, True])
 def test_bits_of_metadata(row: Row, target: Checkpoint, without_metadata: bool) -> None:
-    for number, altered in share(flips(target.metadata), 61):
+    for number, altered in row.share(flips(target.metadata), 61):
         row.refuse_or_equal(
             f"bit {number}", RIGHT, with_file, target, target.metadata_file, altered, without_metadata=without_metadata
         )
@@ -82,7 +82,7 @@ def test_metadata_that_somebody_made(row: Row, tmp_path: Path) -> None:
     """Without a key anybody can, so values may be anybody's; errors have types all the same, and memory an end."""
     target = Checkpoint(tmp_path / "checkpoint", state(), keyed=False)
     pickled, manifest = split_metadata(target.metadata)
-    for number, altered in share(flips(pickled), 23):
+    for number, altered in row.share(flips(pickled), 23):
         data = join_metadata(altered, manifest)
         row.refuse_or_equal(f"bit {number}", RIGHT, with_file, target, target.metadata_file, data, judge=False)
 

@@ -13,7 +13,7 @@ from samples import FULL
 
 from streamxf.errors import AuthenticationError, ContainerError
 
-from .rows import Row, share
+from .rows import Row
 from .targets import BLOCK, CHAINS, TEXT, Checkpoint, Container, PlainFile, on
 
 ROW = "truncate, append"
@@ -87,7 +87,7 @@ def test_data_whose_size_nobody_knows(row: Row, small: Checkpoint) -> None:
 @on("attached, keyed")
 def test_containers_that_the_metadata_follows(row: Row, small: Checkpoint) -> None:
     for container in small.containers():
-        for made in share(altered(container.intact), 2):
+        for made in row.share(altered(container.intact), 2):
             row.refuse(len(made), container.load, made)
 
 
