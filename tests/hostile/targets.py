@@ -156,11 +156,13 @@ class Checkpoint:
         if not more or not self.attached:
             return self.with_data(data)
         with self.told(
-            lambda info: replace(info, length=info.length + more)
-            if info.offset == start
-            else replace(info, offset=info.offset + more)
-            if info.offset > start
-            else info
+            lambda info: (
+                replace(info, length=info.length + more)
+                if info.offset == start
+                else replace(info, offset=info.offset + more)
+                if info.offset > start
+                else info
+            )
         ):
             return self.with_data(data)
 

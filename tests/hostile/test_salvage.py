@@ -60,7 +60,9 @@ def test_bits_of_data(row: Row, target: Checkpoint, without_metadata: bool) -> N
         target.metadata_file.write_bytes(damaged)
     for container in target.containers():
         start, stop = target.places[container.name]
-        for number, altered in row.share(flips(container.intact, container.at.crcs if target.keys else frozenset()), 41):
+        for number, altered in row.share(
+            flips(container.intact, container.at.crcs if target.keys else frozenset()), 41
+        ):
             mended = container.mended(altered) if target.keys else altered
             data = target.data[:start] + mended + target.data[stop:]
             case = f"{container.name}, bit {number}"
