@@ -1,4 +1,6 @@
-"""What the rows attack loads while nobody attacks it: a refusal is the fault's doing. So are CRCs that are computed again."""
+"""What the rows attack loads as long as it is intact, and with CRCs that were computed again: refusals are due to the
+faults alone.
+"""
 
 from __future__ import annotations
 

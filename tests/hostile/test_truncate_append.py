@@ -109,7 +109,7 @@ def test_plain_files(row: Row, codecs: str, pipe: bool) -> None:
             row.refuse(len(made), file.load, made)
 
 
-# -- with all CRCs, lengths, table and footer computed again ------------------------------------------------------------
+# -- with all CRCs, lengths, table and footer computed again ---------------------------------------------------------
 
 
 def keyed(folder: Path) -> Iterator[Container]:
