@@ -82,7 +82,7 @@ def test_bits_of_metadata(row: Row, target: Checkpoint, without_metadata: bool) 
 
 
 def test_forged_metadata(row: Row, tmp_path: Path) -> None:
-    """Without a key anyone can make it, so values may be anyone's; errors have types all the same, and memory an end."""
+    """Without a key anyone can make it, so values may be anyone's; but errors are typed, and memory is bounded."""
     target = Checkpoint(tmp_path / "checkpoint", state(), keyed=False)
     parts = split_metadata(target.metadata)
     for number, altered in row.share(flips(json.dumps(parts.index).encode()), 2):
