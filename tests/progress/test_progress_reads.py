@@ -10,8 +10,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
 from dcp.writers import save_as_ranks
-from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
 from tools.verify.remote import url_of
+from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
 
 import streamxf
 from streamxf import Checksum, FloatZip
