@@ -43,7 +43,8 @@ def interrupted(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a job in the background inherits that SIGINT is ignored
+        # a shell starts jobs in the background with SIGINT ignored
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     try:
         end = time.monotonic() + LIMIT
@@ -156,6 +157,7 @@ def test_a_process_that_ignores_hangups_goes_on_ignoring_them(weights: Path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts jobs in the background with SIGINT ignored
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     while process.poll() is None:

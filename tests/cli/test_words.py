@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from streamxf.cli.words import in_terminal_words
 
 from cli.command import Run
-from streamxf.cli.words import in_terminal_words
 
 
 @pytest.mark.parametrize(
