@@ -128,7 +128,7 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
         "add_recipient": lambda: streamxf.add_recipient(path, NEW, OLD),
         "remove_recipient": lambda: streamxf.remove_recipient(path, OLD, NEW.id),
         HYBRID: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], allow_unsigned=True),
-        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, vouch=True),
+        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, vouch=True, allow_unsigned=True),
     }
 
 
