@@ -13,7 +13,7 @@ from cli.command import runner
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify
-from streamxf.convert.salvaged import salvage_to
+from streamxf.tools.convert.salvaged import salvage_to
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
 
