@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
+    from streamxf.checkpoint.checkpoint import Checkpoint
+    from streamxf.checkpoint.handles import ObjectHandle, TensorHandle
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
@@ -81,6 +83,7 @@ _HOME = {
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
     "Change": "streamxf.tools.diff.difference",
+    "Checkpoint": "streamxf.checkpoint.checkpoint",
     "Checksum": "streamxf.codecs.checksum",
     "Chunk": "streamxf.format.items",
     "CleanReport": "streamxf.tools.clean",
@@ -106,6 +109,7 @@ _HOME = {
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
     "Lost": "streamxf.tools.salvage.result",
+    "ObjectHandle": "streamxf.checkpoint.handles",
     "ObjectItem": "streamxf.format.items",
     "Place": "streamxf.format.items",
     "PrivateKey": "streamxf.keys",
@@ -125,6 +129,7 @@ _HOME = {
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.tools.inspect.summary",
     "Tally": "streamxf.tools.inspect.tally",
+    "TensorHandle": "streamxf.checkpoint.handles",
     "TensorItem": "streamxf.format.items",
     "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
@@ -166,6 +171,7 @@ __all__ = [
     "BlockInfo",
     "Chain",
     "Change",
+    "Checkpoint",
     "Checksum",
     "Chunk",
     "CleanReport",
@@ -191,6 +197,7 @@ __all__ = [
     "LZ4",
     "LoadReport",
     "Lost",
+    "ObjectHandle",
     "ObjectItem",
     "Place",
     "PrivateKey",
@@ -210,6 +217,7 @@ __all__ = [
     "StreamxfError",
     "Summary",
     "Tally",
+    "TensorHandle",
     "TensorItem",
     "Unpacked",
     "UnsafeGlobals",
