@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -88,7 +89,7 @@ class MetadataFiles:
 
     def pack(self, sections: Sections, keys: KeySet) -> bytes:
         """The file with other keys; raises MetadataError if it would not be as readers expect."""
-        from streamxf.dcp.metadata import pickled
+        from streamxf.dcp.metadata import of_index
         from streamxf.dcp.save.publishing import descriptors_of
 
         index = Index.parse(sections.index)
@@ -96,7 +97,7 @@ class MetadataFiles:
         descriptors = descriptors_of(index, {writer.id: wrapped[writer.dek or b""] for writer in index.writers})
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others)
-        data = pack(pickled(index, descriptors, self._storage.given), bytes(sections.index), lines)
+        data = pack(pickle.dumps(of_index(index, descriptors, self._storage.given)), bytes(sections.index), lines)
         if len(data) > MAX_METADATA:
             raise MetadataError(
                 f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"
