@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
+from dcp.shards import rows, save_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
-from dcp.shards import rows, save_shards
 from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, ObjectItem, TensorItem, ZStandard
 from streamxf.errors import (
     ContainerError,
@@ -120,7 +120,7 @@ def test_every_dtype(writer: Any, framework: Any, dtype: torch.dtype, tmp_path: 
         if framework == "torch":
             assert_same(handle.read(), wanted)
             assert_same(handle[1:, ::2, -1], wanted[1:, ::2, -1])
-        elif dtype.itemsize == 1 and dtype.is_floating_point or dtype == torch.bfloat16:
+        elif (dtype.itemsize == 1 and dtype.is_floating_point) or dtype == torch.bfloat16:
             pytest.importorskip("ml_dtypes")
             assert str(handle.read().dtype) == str(dtype).removeprefix("torch.")
             assert handle.read().tobytes() == wanted.view(torch.uint8).numpy().tobytes()
