@@ -20,7 +20,7 @@ from torch.futures import Future
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.publish.present import check_free
@@ -30,10 +30,10 @@ from streamxf.dcp.border import told
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
+from streamxf.dcp.save.output import storing
 from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
-from streamxf.dcp.save.storing import storing
 from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
