@@ -15,6 +15,7 @@ from faults import forks
 from faults.forks import Outcome
 from faults.shim import ALL, Fault, Kind, Shim
 from faults.subjects import NEW, NEXT, OLD, Subject, whole_state
+from forge import split_metadata
 
 T = TypeVar("T")
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -191,15 +192,11 @@ class Bench:
 
     def leftovers(self) -> set[str]:
         """Files in the checkpoint's folder that none of its metadata names."""
-        from streamxf.dcp.metadata.manifest import split
-
         names = {file.name for file in self.path.iterdir()}
         metadata = {name for name in names if name.endswith(".metadata")}
         known = set(metadata)
         for name in metadata:
-            manifest = split((self.path / name).read_bytes()).manifest
-            assert manifest is not None
-            known |= set(manifest.files)
+            known |= {file["path"] for file in split_metadata((self.path / name).read_bytes()).index["files"]}
         return names - known
 
     def save_all(self, seed: int) -> list[Outcome]:

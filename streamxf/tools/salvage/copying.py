@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, ParameterError
