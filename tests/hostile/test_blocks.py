@@ -60,9 +60,15 @@ def sizes(parts: Parts, count: int) -> list[int]:
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
-    """Every order of every choice of blocks, but the one that is right."""
+    """Every order of every choice of blocks, but the one that is right. First comes one that only numbers tell apart:
+    the last block is where it was, and all sizes are.
+    """
+    exchanged = (1, 0, *range(2, count))
+    yield exchanged
     for size in range(1, count + 1):
-        yield from (order for order in permutations(range(count), size) if order != tuple(range(count)))
+        yield from (
+            order for order in permutations(range(count), size) if order not in (exchanged, tuple(range(count)))
+        )
 
 
 def rebuilt(container: Container, order: Sequence[int], full: bool = False) -> bytes:
@@ -90,6 +96,13 @@ def test_every_order_of_every_choice(row: Row, tmp_path: Path, reader: str) -> N
                 for full in (False, True)
             ),
         )
+
+
+def test_a_stream_that_was_cut_between_two_blocks(row: Row, tmp_path: Path) -> None:
+    """Its last block was not the last one when it was encrypted, which its tag shows."""
+    for count in (2, 3):
+        container = target("attached", count, tmp_path)
+        row.refuse(count, container.load, rebuilt(container, range(count - 1), full=True), kind=AuthenticationError)
 
 
 @pytest.mark.parametrize("reader", READERS)
