@@ -64,9 +64,9 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import Name
+    from streamxf.cli.folding import FoldedName
 
-    return Name(printable(text), style)
+    return FoldedName(printable(text), style)
 
 
 def report(text: str, good: bool, path: str) -> None:

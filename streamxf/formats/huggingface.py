@@ -33,7 +33,7 @@ ReadShard = Callable[[StoredFile, str], Shard]
 """From a file and its name to what is in it."""
 
 
-class Layout(NamedTuple):
+class HubLayout(NamedTuple):
     """Which files of a folder are the checkpoint.
 
     Attributes
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     shards: tuple[str, ...]
 
 
-def layout_of(names: Iterable[str]) -> Layout | None:
+def layout_of(names: Iterable[str]) -> HubLayout | None:
     """Find shards among the names of a folder; None if there are none."""
     names = sorted(names)
     for suffix in (SAFETENSORS, BIN):
@@ -63,17 +63,17 @@ def layout_of(names: Iterable[str]) -> Layout | None:
                 "folder of its own"
             )
         if indices:
-            return Layout(suffix, (usual or indices)[0], ())
+            return HubLayout(suffix, (usual or indices)[0], ())
         if suffix == SAFETENSORS:
             shards = tuple(name for name in names if name.endswith(suffix))
         else:
             shards = tuple(name for name in names if name == _LONE_BIN)
         if shards:
-            return Layout(suffix, None, shards)
+            return HubLayout(suffix, None, shards)
     return None
 
 
-def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
+def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
     """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
     if layout.index is None:
         return layout.shards
@@ -82,7 +82,7 @@ def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
 
 
 @collector_paused()
-def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
+def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
     """What a folder holds, and each of its shards.
 
     Raises

@@ -60,7 +60,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     return open_layout(storage, kind, access)
 
 
-def kind_of(storage: Storage) -> huggingface.Layout | Format:
+def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     """What a path holds; of a Hugging Face folder, which files. Raises as `open_source`."""
     if is_checkpoint(storage):
         return Format.DCP
@@ -73,7 +73,7 @@ def kind_of(storage: Storage) -> huggingface.Layout | Format:
     return layout
 
 
-def open_layout(storage: Storage, layout: huggingface.Layout, access: Access = _NOTHING) -> FileReader:
+def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
     read_shard = torchfile.read if layout.suffix == huggingface.BIN else safetensors.read
     contents, shards = huggingface.read(storage, layout, read_shard)

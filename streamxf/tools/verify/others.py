@@ -57,7 +57,7 @@ def check_file(call: Call) -> None:
     _check(call, storage, storage.name, check_torch if found is Format.TORCH else check_safetensors)
 
 
-def check_folder(call: Call, layout: huggingface.Layout) -> None:
+def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
     """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
     other. Raises as `check_file`.
     """
