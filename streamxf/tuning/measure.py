@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from streamxf.chain import Chain
 from streamxf.errors import CodecError, located
 from streamxf.progress import Progress
-from streamxf.tuning.bench import PlainRun, Clock, ChainRun
+from streamxf.tuning.bench import ChainRun, Clock, PlainRun
 from streamxf.tuning.sample import Sample
 
 REPEATS = 3
