@@ -80,7 +80,7 @@ def bench(
     from streamxf.keys import KeyRing
 
     if not os.path.isdir(at):
-        raise ParameterError(f"--at {at!r}: there is no such folder")
+        raise ParameterError(f"--at {at!r}: the folder does not exist")
     chains = chains_to_try(chain, encrypt)
     if path is None:
         state = random_weights(size)
@@ -177,4 +177,4 @@ def _print(path: str | None, at: str, found: list[_Found], best: _Found, runs: i
     out.print(f"\nrecommended: {best.label}")
     for each in found:
         if not each.timing.correct:
-            out.print(f"NOT GIVEN BACK BIT FOR BIT by {each.label}: do not save with it")
+            out.print(f"NOT REPRODUCED BIT FOR BIT by {each.label}: do not save with it")

@@ -21,8 +21,8 @@ ChainsOption = Annotated[
         "--chain",
         metavar="CHAIN",
         autocompletion=codecs_behind,
-        help="A chain to try, as in floatzip or zstd:level=3+checksum+encrypt; '' is none. May be given several times; "
-        "by default some of each kind.",
+        help="A chain to try, as in floatzip or zstd:level=3+checksum+encrypt; '' is no chain. May be given several "
+        "times; by default some of each kind.",
     ),
 ]
 EncryptOption = Annotated[
@@ -31,7 +31,7 @@ EncryptOption = Annotated[
 
 
 def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
-    """The chains of `texts`, or those that are tried by default. Those that encrypt do so under a key made for that."""
+    """The chains of `texts`, or the default candidates. Those that encrypt use a key that is made for the occasion."""
     from streamxf.chain import Chain
     from streamxf.codecs.encrypt import Encrypt
     from streamxf.errors import ParameterError

@@ -1,4 +1,4 @@
-"""A state dict of bounded size that stands for some data: what ``bench`` saves and loads."""
+"""A state dict of bounded size that represents some data: what ``bench`` saves and loads."""
 
 from __future__ import annotations
 
@@ -27,22 +27,17 @@ _SHARES = 8  # where there are enough tensors, none is more than this part of th
 def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
     """Tensors of a checkpoint of any format, up to `size` bytes of them, from all over it; of the largest ones, rows.
 
-    Parameters
-    ----------
-    progress : Progress, optional
-        Is told of their bytes.
-
     Raises
     ------
     ParameterError
-        If there is no tensor with data in it.
+        If it has no tensor with data.
     StreamxfError, OSError
         If it cannot be read.
     """
     with open_source(Storage.of(path), Access.of(keys)) as reader:
         boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
-            raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
+            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
         if progress is not None:
             progress.expect(sum(box.size for box in boxes))
         state: State = {}
@@ -87,7 +82,7 @@ def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
 
 
 def _level(sizes: list[int], total: int) -> float:
-    """What each may give at most for all to give `total` together, as far as there is so much."""
+    """The most that each may contribute for all to come to `total`; infinite if they have less together."""
     left: float = total
     for number, size in enumerate(sorted(sizes)):
         share = left / (len(sizes) - number)

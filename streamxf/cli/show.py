@@ -80,6 +80,15 @@ def report(text: str, good: bool, path: str) -> None:
         out.print(rest)
 
 
+def can_show(characters: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @contextmanager
 def progress(title: str, json: bool) -> Iterator[Progress | None]:
     """A bar, which appears on a terminal after a second; nothing with --json."""

@@ -60,16 +60,10 @@ def measure(
     from_disk: bool = False,
     progress: Progress | None = None,
 ) -> list[Timing]:
-    """Save and load `state` by every side in turn, `runs` times after one round of warming up.
+    """Save and load `state` by every side in turn, `runs` times after one round to warm up.
 
-    Parameters
-    ----------
-    folder : Path
-        For the checkpoints; what is left there is each side's last one, in a folder of the side's number.
-    from_disk : bool
-        Whether loads shall find nothing in the operating system's cache, as far as it can be asked to forget.
-    progress : Progress, optional
-        Is told of raw bytes, those of saves and of loads.
+    Each side's last checkpoint stays in `folder`, under the side's number. With `from_disk` the operating system is
+    asked to drop what it has cached before each load. `progress` is told of raw bytes, of saves and of loads.
     """
     raw = sum(tensor.nbytes for tensor in state.values())
     if progress is not None:

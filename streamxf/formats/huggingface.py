@@ -157,7 +157,7 @@ def _sizes(storage: Storage, shards: Iterable[str]) -> dict[str, int]:
 
 
 def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], dict[str, str]]:
-    """The shard of each tensor, and what the index says besides; nothing where there is no index."""
+    """The shard of each tensor, and the index's metadata; both are empty if there is no index."""
     if layout.index is None:
         return {}, {}
     with located(file=storage.full(layout.index)):

@@ -1,4 +1,4 @@
-"""`open_source`: what format a path holds is found out, and the fitting reader opened."""
+"""`open_source`: detects the format of a path, and opens the reader for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`FileReader`: a checkpoint of one or several files in which tensors stand as they are."""
+"""`FileReader`: a checkpoint of one or several files that store tensors uncompressed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_PLACE = 64  # what a place in a dict or a list takes besides its name, in characters
+_PLACE = 64  # characters that an entry of a dict or a list counts for, besides its name
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _SCALARS = (str, int, float, bool, bytes, type(None))
@@ -37,7 +37,7 @@ def read(file: StoredFile, name: str) -> Shard:
     Raises
     ------
     UnsupportedError
-        If it is of a kind that cannot be read here, or holds something else than a state dict.
+        If it is of a kind that cannot be read here, or does not hold a state dict.
     ContainerError
         If it is damaged.
     """
@@ -116,8 +116,8 @@ def _is_plain(value: Any) -> bool:
 class _Flattening:
     """Names what is in nested dicts and lists, as DCP does: dicts are entered, and lists that hold tensors or dicts.
 
-    Dicts and lists that share their parts, or hold themselves, can have any number of places, and one long key can
-    stand in each; so names are bounded in proportion to the pickle.
+    Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
+    be part of each; so names are bounded in proportion to the pickle.
     """
 
     def __init__(self, size: int) -> None:
@@ -155,8 +155,8 @@ class _Flattening:
             self._left -= _PLACE + longer
             if self._left < 0:
                 raise UnsupportedError(
-                    "the file's dicts and lists share their parts so often, or have such long keys, that there is no "
-                    "end to the names of what is in them: it is not a state dict"
+                    "the file's dicts and lists share their parts so often, or have such long keys, that the names of "
+                    "their contents are out of proportion: it is not a state dict"
                 )
             self._enter(each, (*path, step), longer)
 

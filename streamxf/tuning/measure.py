@@ -76,7 +76,7 @@ def _run(
     with located(item=block.part.name):
         result = bench.run(block, number, out)
         if out != block.data:
-            raise CodecError(f"the chain {str(chain)!r} does not give back what it was given; do not save with it")
+            raise CodecError(f"the chain {str(chain)!r} does not reproduce its input; do not save with it")
     return result
 
 

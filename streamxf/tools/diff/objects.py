@@ -66,7 +66,7 @@ class _Comparison:
         if size and id(value) in self._known:
             self._left -= size
             if self._left < 0:
-                raise Incomparable("it holds the same parts so often that comparing them takes too long")
+                raise Incomparable("it contains the same parts so often that comparing them takes too long")
         elif size:
             self._known.add(id(value))
 
@@ -90,7 +90,7 @@ class _Comparison:
 
 
 def _size_of(value: Any) -> int:
-    """What comparing it takes; nothing for numbers and short strings."""
+    """What comparing it costs; nothing for numbers and short strings."""
     if isinstance(value, list | tuple | Mapping | set | frozenset):
         return len(value)
     if isinstance(value, str | bytes | bytearray):
@@ -142,7 +142,7 @@ def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
 
 
 def _inside(place: str, key: Any) -> str:
-    """Of what is too long to be shown, only so much as shows that: keys may be as long as they like."""
+    """The place of an entry; one that is already too long to be shown does not grow: keys may have any length."""
     return place if len(place) > _SHOWN else f"{place}[{_shown(key)}]"
 
 
