@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -33,7 +34,8 @@ ReadShard = Callable[[StoredFile, str], Shard]
 """From a file and its name to what is in it."""
 
 
-class HubLayout(NamedTuple):
+@dataclass(frozen=True)
+class HubLayout:
     """Which files of a folder are the checkpoint.
 
     Attributes

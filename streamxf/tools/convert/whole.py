@@ -248,7 +248,7 @@ class _Files:
         kind = format_of(file, path)
         if kind is None or kind is Format.PLAIN:
             return None
-        return (torchfile if kind is Format.TORCH else safetensors).read(file, path)
+        return torchfile.read(file, path) if kind is Format.TORCH else safetensors.read(file, path)
 
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:

@@ -147,7 +147,8 @@ class DistanceCounter:
 
     def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
         """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
-        nan, other_nan = np.isnan(first), np.isnan(second)
+        nan: Any = np.isnan(first)
+        other_nan: Any = np.isnan(second)
         same: Any = (first == second) | (nan & other_nan)
         apart[same] = 0
         lengths = np.abs(apart)
