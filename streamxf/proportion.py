@@ -127,7 +127,7 @@ def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfErro
     if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
         raise error(
             f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
-            "its tensors explain; it was not read"
+            "its tensors need; it was not read"
         )
 
 

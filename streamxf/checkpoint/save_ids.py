@@ -53,6 +53,6 @@ def check_save_id(found: str, wanted: frozenset[str] | None) -> None:
     """
     if wanted is not None and found not in wanted:
         raise IdentityError(
-            f"this is the save {found}, expected is {', '.join(sorted(wanted))}: another checkpoint was put in its "
-            "place, or saved over it. Nothing was read of it, or changed"
+            f"this is the save {found}, and {', '.join(sorted(wanted))} was expected: another checkpoint was put in "
+            "its place, or saved over it. Nothing of it was read or changed"
         )

@@ -276,7 +276,7 @@ class Storage:
                 raw.seek(0)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
-                    raise UnsupportedError("the file does not know its size", file=self.full(name)) from error
+                    raise UnsupportedError("the file has no known size", file=self.full(name)) from error
                 raise
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 

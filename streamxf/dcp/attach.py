@@ -104,8 +104,8 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; what was "
-                "written says itself which chain it has"
+                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; the "
+                "checkpoint records its chain"
             )
         if require == "published":
             raise ParameterError(
@@ -118,8 +118,8 @@ def attach(
         target.transforms = _ReaderTransforms(known, access, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
-            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
-            "no place for extensions"
+            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
+            "takes no extensions"
         )
     return target
 

@@ -84,9 +84,9 @@ def items_of(
             )
         except KeyError:
             raise UnsupportedError(
-                "the metadata has a part of an item that was not stored, so the checkpoint would not be whole; nothing "
-                "was published. Save shards together with all other ranks (no_dist=False), or each rank for itself "
-                "with use_collectives=False",
+                "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
+                "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
+                "itself with use_collectives=False",
                 item=name,
             ) from None
         dtype = str(entry.properties.dtype).removeprefix("torch.")

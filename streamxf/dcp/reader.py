@@ -165,7 +165,9 @@ class ChainReaderMixin:
             If storage showed them different metadata, because it is being overwritten or does not tell the truth.
         """
         if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
-            raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
+            raise MetadataError(
+                "the ranks found the metadata of different saves; is another process saving to this folder?"
+            )
         return plans
 
     @told

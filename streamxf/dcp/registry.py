@@ -116,14 +116,14 @@ class Registry(ExtensionRegistry):
         foreign: list[str] = []
         for text in descriptors:
             if not isinstance(text, str):
-                raise DescriptorError("an item's descriptors are not text")
+                raise DescriptorError("an item's descriptors are not strings")
             name = text.partition("/")[0]
             if name in self.extensions and not self.codecs.knows(name):
                 foreign.append(text)
             elif foreign:
                 raise UnsupportedError(
-                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions "
-                    "stand before the first codec"
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
                 )
             else:
                 descriptor = Descriptor.parse(text)

@@ -312,7 +312,7 @@ def _transforms(chain: tuple[str, ...]) -> int:
     marked = [text.startswith("!") for text in chain]
     count = sum(marked)
     if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
-        raise ContainerError("the header's chain has a stream transform behind a codec, or with a reserved name")
+        raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
     return count
 
 

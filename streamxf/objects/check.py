@@ -129,7 +129,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         if full not in self._trusted():
             self.unknown.add(full)
         if full.rpartition(".")[0] in _BLOCKED:
-            self._refuse(f"torch takes nothing from the module of {shorten(ascii(full)[1:-1])}")
+            self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
         return Name(full)
 
     def persistent_load(self, pid: Any) -> Storage:

@@ -91,7 +91,7 @@ class PipeReader(io.RawIOBase):
             raise
         except BaseException:
             # what was read is half taken in, so the next read would not begin where this one did
-            self.error = AbortedError("reading failed before, and what arrives in order cannot be read again")
+            self.error = AbortedError("reading failed before, and a pipe cannot be read again")
             raise
         size = min(len(out), len(self._ready))
         out[:size] = self._ready[:size]

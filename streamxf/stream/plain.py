@@ -111,7 +111,7 @@ def open(
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
     if chain is not None:
-        raise ParameterError("streamxf.open: a file that is read says itself which chain it has; pass keys= only")
+        raise ParameterError("streamxf.open: a file records its own chain; to read it, pass keys= only")
     return _open_reader(path_or_file, KeyRing.of(keys), registry or CodecRegistry())
 
 

@@ -31,7 +31,7 @@ from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # how the names of files end that hold tensors, or say where they are
 _OF_DCP = (".distcp", ".metadata")
-_EXISTS = "it is there already; name another target, or allow to replace it (overwrite)"
+_EXISTS = "it is there already; name another target, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
@@ -53,8 +53,8 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
         return
     if plan.links:
         raise UnsupportedError(
-            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which a URL has no place for: "
-            "name a local target",
+            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be stored at a "
+            "URL: name a local target",
             file=target.given,
         )
     if not overwrite:
@@ -138,7 +138,7 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "this is a file, and a folder is to be written", str(target))
     names = os.listdir(target) if plan.folder else []
     if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
-        text = "the folder holds other things than a Hugging Face checkpoint; name another one"
+        text = "the folder has files that do not belong to a Hugging Face checkpoint; name another one"
         raise FileExistsError(errno.EEXIST, text, str(target))
 
 
