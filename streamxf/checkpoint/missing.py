@@ -32,7 +32,7 @@ def unfinished(names: Collection[str]) -> str | None:
 
 
 def resumable(leftovers: Collection[str]) -> list[str]:
-    """A line that says so if some leftovers are of an interrupted conversion, in place of the checkpoint beside."""
+    """A line that says so if some leftovers are of an interrupted conversion."""
     finished = sum(name.endswith(f".distcp{_SLIP}") for name in leftovers)
     if not finished:
         return []

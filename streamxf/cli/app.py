@@ -61,7 +61,7 @@ COMMANDS: tuple[tuple[ModuleType, str], ...] = (
 
 
 def _paragraphs(text: str) -> str:
-    """Text whose lines may be filled anew: only an empty line ends a paragraph."""
+    """Text whose lines may be refilled: only an empty line ends a paragraph."""
     return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
 
 

@@ -31,7 +31,7 @@ EncryptOption = Annotated[
 
 
 def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
-    """The chains of `texts`, or those that are tried by default. Those that encrypt do so under a key made for that."""
+    """The given chains, or those that are tried by default. Those that encrypt do so under a key made for that."""
     from streamxf.chain import Chain
     from streamxf.codecs.encrypt import Encrypt
     from streamxf.errors import ParameterError

@@ -36,7 +36,7 @@ def verify(
     compared; a .safetensors file has none, so only its header is checked. A folder of Hugging Face is checked shard by
     shard.
 
-    Without keys everything is checked that needs none; accidents are found, what somebody altered on purpose is not.
+    Without keys everything is checked that needs none; accidents are found, deliberate changes are not.
     """
     from streamxf.tools.verify.verify import verify as check
 

@@ -117,7 +117,7 @@ class Extensions:
 
     @property
     def hashed(self) -> bool:
-        """Whether containers carry a SHA-256 of each block, because somebody signs."""
+        """Whether containers carry a SHA-256 of each block, because the save is signed."""
         encryption = self.encryption
         return encryption is not None and encryption.hashed
 

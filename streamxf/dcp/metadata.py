@@ -262,7 +262,7 @@ def torch_properties(item: TensorItem) -> TensorProperties:
 
 
 class UnreadableMetadata(Metadata):
-    """Stands in for metadata that could not be read, and raises why as soon as anybody looks at it.
+    """Stands in for metadata that could not be read, and raises the reason as soon as it is used.
 
     DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that
     the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.

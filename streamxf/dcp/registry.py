@@ -98,7 +98,7 @@ class Registry(ExtensionRegistry):
     def split(
         self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
     ) -> tuple[list[Descriptor], list[str]]:
-        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
+        """Split an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
         extensions. Imports nothing.
 
         Raises
@@ -108,7 +108,7 @@ class Registry(ExtensionRegistry):
         DescriptorError
             If one is not well formed, or there are too many.
         UnsupportedError
-            If a foreign extension stands between or behind the codecs of the chain.
+            If a foreign extension is between or after the codecs of the chain.
         """
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")

@@ -308,7 +308,7 @@ def _is_keyed(chain: tuple[str, ...]) -> bool:
 
 @lru_cache(16)
 def _transforms(chain: tuple[str, ...]) -> int:
-    """How many stream transforms come first; raises ContainerError if one stands behind a codec."""
+    """How many stream transforms come first; raises ContainerError if one comes after a codec."""
     marked = [text.startswith("!") for text in chain]
     count = sum(marked)
     if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):

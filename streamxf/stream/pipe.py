@@ -1,7 +1,7 @@
 """`PipeReader`: the stream of a container that arrives in order and cannot be sought, such as a pipe or a socket.
 
 Blocks are decoded as they arrive, and the last one is held back until table, footer and the end of the source have
-checked out: until then nobody can know that the stream is whole.
+checked out: until then the stream may be incomplete.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def open(
         For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
     keys : Key, bytes, several of them or a KeyRing
         For reading what is encrypted, and for ``encrypt`` in a chain's text form. With keys, a file that is not
-        encrypted is refused, so that nobody can slip in something plain.
+        encrypted is refused, so that nothing unencrypted can be slipped in.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     registry : CodecRegistry, optional

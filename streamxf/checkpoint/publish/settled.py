@@ -1,4 +1,4 @@
-"""Files that nobody writes any more: where no lock keeps saves apart, what no metadata names may be named at once."""
+"""Files that are no longer written: where no lock keeps saves apart, what no metadata names may be named at once."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def transcode(
     NoSpaceError
         If the copy surely does not fit on the disk.
     MetadataError
-        If somebody replaced the source while it was read, with `in_place`.
+        If the source was replaced while it was read, with `in_place`.
     StreamxfError
         If anything about the source is not as it was saved. Nothing was published then.
     """

@@ -170,7 +170,7 @@ def _finish_folder(content: Path, plan: Plan) -> None:
 
 
 def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
-    """Let nobody read a folder or a file who could not read the one that it replaces."""
+    """Give a folder or a file the permissions of the one that it replaces."""
     names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
     for name in names:
         if (target / name).exists():
@@ -198,7 +198,7 @@ def _claimed(draft: Path) -> Iterator[Path]:
     """Make the folder `draft`, keep others from it until the end of the block, or of this process, and remove it then,
     unless something in it was replaced and is not carried over.
 
-    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
+    Only its owner can read it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
     AbortedError if another process has it, and FileExistsError if another user made it.
     """
     while True:

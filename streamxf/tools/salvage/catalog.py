@@ -231,7 +231,7 @@ def open_catalog(
 
 
 def _candidates(has_global: bool, ranks: list[int], rank: int | None) -> Sequence[int | None]:
-    """Whose metadata to look at; None stands for that of all."""
+    """Whose metadata to use; None for that of all."""
     if rank is None:
         return [None] if has_global else ranks
     if has_global or rank not in ranks:
