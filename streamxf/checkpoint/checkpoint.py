@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.framed import framed_elements
@@ -16,7 +16,6 @@ from streamxf.checkpoint.merging import merged
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader, itemsize_of
-from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem

@@ -20,13 +20,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage, StoredFile, check_local
 from streamxf.collector import collector_paused
 from streamxf.dcp.border import told

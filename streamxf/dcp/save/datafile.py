@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import STORED_ATTRIBUTE, Stored
 from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.save.sources import check_storable, dtype_name, has_elements, source_of
+from streamxf.dcp.save.sources import Streamed, check_storable, dtype_name, has_elements, source_of
 from streamxf.dcp.save.staging import Staging
-from streamxf.dcp.save.streamed import Streamed
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-from streamxf.checkpoint.access import Require
-from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.registry import access_with
 from streamxf.keys import KeyRing, KeysLike, TrustLike

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from streamxf.checkpoint.access import UNKNOWN_RANKS
 from streamxf.checkpoint.metadata import GLOBAL, Metadata, rank_of, read_metadata
 from streamxf.checkpoint.missing import unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.publish import names as files_of_writers
-from streamxf.checkpoint.save_ids import UNKNOWN_RANKS
 from streamxf.checkpoint.storage import storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import huggingface
