@@ -129,7 +129,7 @@ def held_bytes(file: Any, size: int) -> int:
 
 
 def held_at(path: str) -> int:
-    """The same of a local file; 0 for what is no regular file, or cannot be read."""
+    """The same of a local file; 0 if it is not a regular file, or cannot be read."""
     try:
         facts = os.stat(path)
         if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it

@@ -168,7 +168,7 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
                 raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
             data = file.read()
         if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
-            raise ContainerError("the index has more lists and objects than any model explains; it was not read")
+            raise ContainerError("the index has more lists and objects than any model needs; it was not read")
         try:
             content = json.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:

@@ -163,10 +163,10 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
     made = _defaults(keys) if chains is None else [Chain.of(chain, keys) for chain in chains]
     if not made:
         raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
-    names = [str(chain) for chain in made]
-    for name in names:
-        if names.count(name) > 1:
-            raise ParameterError(f"the candidate {name or 'no chain'!r} is in chains= twice")
+    texts = [str(chain) for chain in made]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
     if len({chain.encryption is None for chain in made}) > 1:
         raise ParameterError(
             "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "
