@@ -146,4 +146,4 @@ def _print(path: str | None, at: str, found: list[Timing], best: Timing, runs: i
     out.print(f"\nrecommended: {best.side or NO_CHAIN}")
     for each in found:
         if not each.correct:
-            out.print(f"NOT GIVEN BACK BIT FOR BIT by {each.side or NO_CHAIN}: do not save with it")
+            out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")

@@ -85,7 +85,7 @@ def inspect(
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
-    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
+    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
     from streamxf.tools.inspect.inspect import inspect as look
 
@@ -183,7 +183,7 @@ def _check_page(file: str) -> None:
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "there is a file that is not a page of HTML; it was left as it is", file)
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
 
 
 def _write_page(file: str, summary: Summary) -> None:

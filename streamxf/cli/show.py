@@ -123,4 +123,4 @@ def as_json(facts: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
