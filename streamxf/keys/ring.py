@@ -81,7 +81,7 @@ class KeyRing(Uncopied):
     def of(cls, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
         """Make a ring of whatever a ``keys=`` argument takes: nothing, one key, several, or a ring.
 
-        Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given beside a ring.
+        Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given with a ring.
         """
         if isinstance(keys, KeyRing):
             if _as_signers(trust) or allow_unsigned:

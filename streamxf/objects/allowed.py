@@ -39,7 +39,7 @@ def lent(entries: Set[Any]) -> Iterator[None]:
 
 
 def chosen() -> Set[str]:
-    """The names that someone gave to ``torch.serialization.add_safe_globals``.
+    """The names that were passed to ``torch.serialization.add_safe_globals``.
 
     What torch put there itself does not count: importing DCP makes it allow DeviceMesh, for instance, which opens
     sockets when it is made.

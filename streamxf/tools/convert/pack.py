@@ -69,8 +69,8 @@ def pack(
     of the file before them, as in ``optimizer.pt/state.0.exp_avg``. Permissions, empty folders and links within the
     folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
 
-    What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
-    files again, byte for byte. Of a nested state dict, names are those that ``dcp.save`` gives.
+    Everything else in the files is stored in items whose names begin with ``streamxf.source``, and `unpack` writes the
+    same files again, byte for byte. Names in nested state dicts are those of ``dcp.save``.
 
     A call that failed or was killed can be made again, and resumes, as with `transcode`.
 
@@ -81,8 +81,7 @@ def pack(
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`.
     exclude : sequence of str
-        Shell patterns: what has a path that matches one is left out of a folder. A folder that matches is left out with
-        all that is in it.
+        Shell patterns: paths in the folder that match one are left out; a folder with everything in it.
     follow_links : bool
         Whether a link to a file outside the folder is packed as that file, as in the hub's cache. By default it is
         refused.

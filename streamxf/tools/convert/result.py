@@ -36,7 +36,7 @@ class Converted:
         Of all items, in storage.
     seconds : float
     notes : tuple of str
-        In plain sentences, what else there is to know.
+        Further remarks, in sentences.
     """
 
     chain: str
@@ -107,7 +107,7 @@ class Unpacked:
         model that was written.
     seconds : float
     notes : tuple of str
-        In plain sentences, what else there is to know.
+        Further remarks, in sentences.
     """
 
     target: str

@@ -52,7 +52,7 @@ def transcode(
     file_size: int = FILE_SIZE,
     progress: Progress | None = None,
 ) -> Converted:
-    """Write a DCP checkpoint, streamxf's or another's, once more through another chain.
+    """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
     Items are copied as streams: workers decode and encode block by block, with all checks of a load, and no tensor is
     held whole, except one that a third party's stream transform made and that is more than its elements. Objects are
@@ -75,7 +75,7 @@ def transcode(
         does; the metadata has a CRC of each file.
     in_place : bool
         Write into the source's folder and replace it there, in one step for each metadata file. Whenever the process
-        is killed, the old checkpoint loads, or the new one. Needs room for both.
+        is killed, the old checkpoint loads, or the new one. Needs space for both.
     overwrite : bool
         Whether a checkpoint in the target may be replaced.
     encrypt_to : Key, bytes, location or several, optional

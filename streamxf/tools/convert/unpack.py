@@ -57,7 +57,7 @@ def unpack(
     state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
 
     The target takes its place when all of it is written; until then a local one is in a hidden folder next to it, which
-    only you can read. A call that failed or was killed starts over.
+    only you can read. It does not resume: a call after a failure starts over.
 
     Parameters
     ----------
@@ -68,20 +68,19 @@ def unpack(
     format : str, optional
         By default what the target's name says: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
         ``torch.save``; for any other name the format that was packed, or else a Hugging Face folder. The suffix of a
-        format that is not written here, ``.gguf`` say, is refused.
+        format that is not written here, such as ``.gguf``, is refused.
         ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
     prefix : str
-        Only items whose names begin with it are written, by the rest of their names: ``"model."`` takes the model out
+        Only items whose names begin with it are written, without it: ``"model."`` takes the model out
         of a training checkpoint.
     shard_size : int
         Bytes of tensors in one file of a Hugging Face folder.
     skip_objects : bool
-        Whether objects that are no tensors may be left out where the format has no place for them.
+        Whether non-tensor objects may be left out if the format has no place for them.
     overwrite : bool
-        Whether what is at the target may be replaced. Of a folder only a Hugging Face one may be; files in it that are
-        no weights stay.
+        Whether what is at the target may be replaced. Of a folder only a Hugging Face one may be; its other files stay.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
     storage_options, target_options : mapping, optional
@@ -92,7 +91,7 @@ def unpack(
     Returns
     -------
     Unpacked
-        Or, of ``"dcp"``, what `transcode` gives.
+        For ``"dcp"``, what `transcode` returns.
 
     Raises
     ------
