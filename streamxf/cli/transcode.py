@@ -54,8 +54,8 @@ def transcode(
 ) -> int:
     """Write a DCP checkpoint once more, through another chain.
 
-    Items are copied block by block, with all checks of a load; no tensor is held whole. Names, shards and objects stay
-    as they are.
+    Items are copied block by block, with all checks of a load. No tensor is held whole, except one that a stream
+    transform of torch's made. Names, shards and objects stay as they are.
 
     If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
     until the new one does; both need room until then.

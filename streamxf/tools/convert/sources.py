@@ -7,17 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from streamxf.checkpoint.opening import too_much
-from streamxf.checkpoint.transforms import Undone
-from streamxf.errors import ChecksumError, ContainerError, located
+from streamxf.errors import ChecksumError, located
 from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
 
 Fill = Callable[[memoryview], None]
-
-_STEP = 2**20
-_ENDS = 2**16  # bytes; torch writes about a thousand before the elements of a tensor alone, and as many behind them
 
 
 @dataclass(eq=False)
@@ -96,59 +91,5 @@ def checked(reads: Reads, crc: int) -> Reads:
     return Reads(reads.size, begin, reads.file, reads.item)
 
 
-def reads_once(stream: Undone, skip: int, size: int, file: str, item: str) -> Reads:
-    """What can be read only once, from its beginning to its end; `skip` bytes come before what is wanted."""
-    left = skip
-
-    def some(most: int) -> bytes:
-        part = stream.read(most)
-        if not part:
-            raise ContainerError("the item ends before the tensor does: it was cut, or changed while it was read")
-        return part
-
-    def begin(start: int, stop: int) -> Fill:
-        nonlocal left
-        while left:
-            left -= len(some(min(left, _STEP)))
-        data = memoryview(bytearray(stop - start))
-        done = 0
-        while done < len(data):
-            part = some(len(data) - done)
-            data[done : done + len(part)] = part
-            done += len(part)
-        return partial(_copy, data)
-
-    return Reads(size, begin, file, item)
-
-
 def _copy(data: memoryview, out: memoryview) -> None:
     out[:] = data
-
-
-class Ends:
-    """The beginning and the end of what can be read only once, as a file in which nothing can be read between them.
-
-    The stream is read to its end, and may have at most `limit` bytes; `size` is how many it has.
-    """
-
-    def __init__(self, stream: Undone, limit: int | None) -> None:
-        head, tail, self.size = b"", b"", 0
-        while part := stream.read(_STEP):
-            self.size += len(part)
-            if limit is not None and self.size > limit:
-                raise too_much(limit)
-            head = head if len(head) >= _ENDS else (head + part)[:_ENDS]
-            tail = (tail + part)[-_ENDS:]
-        self._parts = (0, head), (self.size - len(tail), tail)
-        self._position = 0
-
-    def seek(self, position: int) -> None:
-        self._position = position
-
-    def read(self, size: int) -> bytes:
-        for begin, data in self._parts:
-            start = self._position - begin
-            if start >= 0 and start + size <= len(data):
-                self._position += size
-                return data[start : start + size]
-        return b""

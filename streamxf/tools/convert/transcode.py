@@ -12,10 +12,10 @@ from typing import Any
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.framed import Framed, find_framed
+from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.metadata import Metadata, metadata_files
-from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.streamed import Streamed
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES, elements_size
@@ -30,7 +30,7 @@ from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
 from streamxf.tools.convert.destination import Destination, check_same, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
-from streamxf.tools.convert.sources import Ends, Reads, checked, reads_of, reads_once
+from streamxf.tools.convert.sources import checked, reads_of
 
 
 def transcode(
@@ -55,9 +55,9 @@ def transcode(
     """Write a DCP checkpoint, streamxf's or another's, once more through another chain.
 
     Items are copied as streams: workers decode and encode block by block, with all checks of a load, and no tensor is
-    held whole, except one that a third party's stream transform made and that is more than its elements. Objects are
-    not unpickled. Names, shards and what planners recorded stay as they are; where ranks have metadata of their own,
-    each keeps its own.
+    held whole, except one that a stream transform made, such as torch's ``ZStandard``. Objects are not unpickled.
+    Names, shards and what planners recorded stay as they are; where ranks have metadata of their own, each keeps its
+    own.
 
     Data files that are finished stay when the call fails or the process is killed, and the same call resumes from
     there. Where the chain encrypts, that needs a recipient's key that opens, too: with public keys alone it starts
@@ -162,37 +162,15 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
 
 
 def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
-    """An object as it is stored, or a shard: its elements, where they can be found."""
-    item, chunk, place = wanted.item, wanted.chunk, wanted.place
-    file, opener = checkpoint.file(place.file), checkpoint.opener(place)
+    """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
+    item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
+    file = checkpoint.full(wanted.place.file)
     dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
-    with located(file=file.name, item=item.name):
-        if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
-            elements = _plain_elements(opener, file, wanted, dtype, shape)
-            if elements is not None:
-                return Streamed(elements, Kind.TENSOR, dtype, shape)
-        return Streamed(reads_of(opener.open(file, wanted), file.name, item.name), wanted.kind, dtype, shape)
-
-
-def _plain_elements(
-    opener: ItemOpener, file: StoredFile, wanted: Wanted, dtype: str, shape: tuple[int, ...]
-) -> Reads | None:
-    """The elements of a tensor that torch saved, if it is no more than these, row-major."""
-    size, name = elements_size(dtype, shape), wanted.item.name
-
-    def found_in(stream: Any, length: int) -> Framed | None:
-        try:
-            found = find_framed(stream, length, dtype, shape)
-        except UnsupportedError:
-            return None
-        return found if found.tensor.is_row_major else None
-
-    once = opener.open_once(file, wanted)
-    if once is not None:
-        ends = Ends(once(), opener.limit(wanted))
-        with suppress(MetadataError):  # what is not known of it may be needed
-            if (found := found_in(ends, ends.size)) is not None:
-                return checked(reads_once(once(), found.start, size, file.name, name), found.crc)
-    blocks = opener.open(file, wanted)
-    found = found_in(StreamReader(blocks), blocks.size)
-    return checked(reads_of(blocks, file.name, name, found.start, size), found.crc) if found is not None else None
+    blocks = checkpoint.blocks(item, chunk)
+    if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
+        with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
+            found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
+            if found.tensor.is_row_major:
+                reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape))
+                return Streamed(checked(reads, found.crc), Kind.TENSOR, dtype, shape)
+    return Streamed(reads_of(blocks, file, name), wanted.kind, dtype, shape)
