@@ -13,7 +13,8 @@ import torch
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.metadata import GLOBAL, metadata_files, read_metadata
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish.names import made_by_writers
 from streamxf.checkpoint.storage import Storage
@@ -163,13 +164,10 @@ def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
     refuse_unused(unused)
     beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
-        known: set[str] = set()
-        for name in metadata_files(storage):
-            items = read_metadata(storage, name, Access(), listing=True).items
-            known |= {place.file for item in items.values() for place in item.places}
-        beside = [
-            path for path in beside if path not in known and not any(name.startswith(f"{path}/") for name in known)
-        ]
+        with Checkpoint.at(storage, Access(), listing=True) as checkpoint:
+            items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
+        known = {place.file for item in items for place in item.places}
+        beside = [path for path in beside if not any(f"{name}/".startswith(f"{path}/") for name in known)]
     if beside:
         more = f" and {len(beside) - _SHOWN:,} more" if len(beside) > _SHOWN else ""
         raise UnsupportedError(

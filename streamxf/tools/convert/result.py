@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from streamxf.wording import listed, many, printable, size_text
 
+_ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -72,18 +74,10 @@ class Converted:
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:
         """What several calls did for one checkpoint."""
-        return replace(
-            parts[0],
-            save_ids=tuple(save_id for part in parts for save_id in part.save_ids),
-            items=sum(part.items for part in parts),
-            files=sum(part.files for part in parts),
-            kept_files=sum(part.kept_files for part in parts),
-            discarded_files=sum(part.discarded_files for part in parts),
-            raw_bytes=sum(part.raw_bytes for part in parts),
-            stored_bytes=sum(part.stored_bytes for part in parts),
-            seconds=sum(part.seconds for part in parts),
-            notes=tuple(note for part in parts for note in part.notes),
-        )
+        done = parts[0]
+        for part in parts[1:]:
+            done = replace(done, **{name: getattr(done, name) + getattr(part, name) for name in _ADDED_UP})
+        return done
 
 
 @dataclass(frozen=True)
