@@ -47,14 +47,14 @@ def pack(
         typer.Option(
             "--exclude",
             metavar="PATTERN",
-            help="Paths to leave out of a folder, as 'optimizer.pt' or '*.log'; may be given several times.",
+            help="Paths in a folder to leave out, such as 'optimizer.pt' or '*.log'; may be given several times.",
         ),
     ] = None,
     follow_links: Annotated[
         bool,
         typer.Option(
             "--follow-links",
-            help="Pack links that lead to files outside of the folder as these files, as in the hub's cache.",
+            help="Pack links to files outside of the folder, as in the hub's cache, as these files.",
         ),
     ] = False,
     file_size: FileSizeOption = "256MiB",
@@ -66,10 +66,10 @@ def pack(
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
-    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, everything else
-    as bytes, and unpack writes it again, byte for byte. Links within the folder, empty folders and permissions are
-    kept. What cannot be restored is refused. Workers read and encode block by block, so memory does not depend on the
-    size of the model.
+    A folder is packed whole, with its subfolders: tensors as tensors, in whatever file they are, and everything else as
+    bytes. unpack writes it again, byte for byte. Links within the folder, empty folders and permissions are kept. What
+    could not be restored is refused. Workers read and encode block by block, so memory does not depend on the size of
+    the model.
 
     If the command fails or is killed, the same command resumes.
     """

@@ -52,13 +52,13 @@ def transcode(
     require: RequireOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Write a DCP checkpoint once more, through another chain.
+    """Copy a DCP checkpoint through another chain.
 
     Items are copied block by block, with all checks of a load. No tensor is held whole, except one that a stream
     transform of torch's made. Names, shards and objects stay as they are.
 
-    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
-    until the new one does; both need room until then.
+    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
+    one does, and there must be room for both.
     """
     from streamxf.tools.convert.transcode import transcode as write
 

@@ -27,9 +27,8 @@ def unpack(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what "
-            "TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a "
-            "folder, else a Hugging Face folder.",
+            help="safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default that "
+            "of TARGET's suffix (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed, else huggingface.",
         ),
     ] = None,
     only: Annotated[
@@ -39,16 +38,16 @@ def unpack(
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Only what is behind this prefix, by the rest of its name.")
+        str, typer.Option("--prefix", metavar="TEXT", help="Only items whose names begin with this, and without it.")
     ] = "",
     shard_size: Annotated[
         str, typer.Option("--shard-size", metavar="SIZE", help="Of tensors in one file of a Hugging Face folder.")
     ] = "5GB",
     skip_objects: Annotated[
-        bool, typer.Option("--skip-objects", help="Leave out what is no tensor, where the format has no place for it.")
+        bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is there; of folders only Hugging Face ones.")
+        bool, typer.Option("--overwrite", help="Replace the target; of folders only Hugging Face ones.")
     ] = False,
     key: KeyOption = None,
     trust: TrustOption = None,
@@ -59,10 +58,10 @@ def unpack(
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
     What pack made of a file or a folder becomes the same file or folder again, byte for byte. In another format, only
-    the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
-    of the model.
+    the model of a packed folder is written. Tensors are read and written block by block, so memory does not depend on
+    the size of the model.
 
-    TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts over.
+    TARGET appears when all of it is written. If the command fails or is killed, the same command starts over.
     """
     from streamxf.tools.convert.unpack import unpack as write
 

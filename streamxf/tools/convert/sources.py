@@ -1,4 +1,4 @@
-"""What is copied, as streams that are read while they are encoded, block by block, and never held whole."""
+"""Streams that are read while they are encoded, block by block, so that they are never held whole."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Fill = Callable[[memoryview], None]
 
 @dataclass(eq=False)
 class Reads:
-    """A `ByteSource` of ranges that are read one by one: from where each starts and stops, in order, `begin` gives
-    what fills memory with it, in any thread. Errors name `file` and `item`.
+    """A `ByteSource` of ranges that are read in order: `begin` returns, for a start and a stop, what fills memory with
+    that range, in any thread. Errors name `file` and `item`.
     """
 
     size: int
@@ -49,7 +49,7 @@ class _Reading:
 
 
 def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None) -> Reads:
-    """A stream, or a part of one. Ranges that are its blocks are decoded by whoever wants them."""
+    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them."""
     size = blocks.size - start if size is None else size
     if isinstance(blocks, BareBlocks):
         return Reads(size, blocks.part(start, size).range, file, item)
@@ -67,10 +67,10 @@ def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | N
 
 
 def checked(reads: Reads, crc: int) -> Reads:
-    """The same, compared with what ``torch.save`` noted as the CRC-32 of all of it, unless that is 0.
+    """The same, compared with the CRC-32 that ``torch.save`` noted for all of it, unless that is 0.
 
-    Torch never does so when it loads. Here it is the last chance: the copy gets checksums of its own, which would vouch
-    for damage from then on.
+    Torch never compares it when it loads. Here it is the last chance: the copy has checksums of its own, which would
+    match the damaged bytes.
     """
     if not crc:
         return reads

@@ -56,7 +56,7 @@ def test_stock_dcp(run, tmp_path, checkpoint):
         (["x.safetensors", "--shard-size", "much"], "'much' is no size"),
         (["x.safetensors", "--format", "zip"], "'zip'"),
         (["x.pt", "--only", "nothing"], "nothing to write"),
-        (["there.pt"], "it is there already"),
+        (["there.pt"], "the target exists"),
         (["folder", "--format", "torch", "--overwrite"], "not a regular file"),
         (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "other things"),
     ],
