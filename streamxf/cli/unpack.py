@@ -61,7 +61,7 @@ def unpack(
     the model of a packed folder is written. Tensors are read and written block by block, so memory does not depend on
     the size of the model.
 
-    TARGET appears when all of it is written. If the command fails or is killed, the same command starts over.
+    A local TARGET appears when all of it is written. If the command fails or is killed, the same command starts over.
     """
     from streamxf.tools.convert.unpack import unpack as write
 
