@@ -16,7 +16,7 @@ from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.streamed import Streamed
+from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Kind

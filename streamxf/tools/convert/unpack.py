@@ -56,8 +56,8 @@ def unpack(
     Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
     state dict nested as it was saved, and of a packed folder with a model only the model is written.
 
-    A local target appears when all of it is written; until then it is in a hidden folder beside it, which only this
-    user can read. When the call fails or the process is killed, the same call starts over.
+    A local target appears when all of it is written; until then it is in a hidden folder next to it, which only you
+    can read. When the call fails or the process is killed, the same call starts over.
 
     Parameters
     ----------

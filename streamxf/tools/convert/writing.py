@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.storing import storing
-from streamxf.dcp.save.volume import Volume
+from streamxf.dcp.save.output import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import layout_of
@@ -31,7 +31,7 @@ from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
 _OF_DCP = (".distcp", ".metadata")
-_EXISTS = "the target exists; name another one, or allow to replace it (overwrite)"
+_EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
