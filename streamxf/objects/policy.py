@@ -204,5 +204,10 @@ def _saved(made: Any) -> bytes:
     import torch
 
     file = io.BytesIO()
-    torch.save(made, file)
+    try:
+        torch.save(made, file)
+    except Exception as error:  # whatever classes of the caller's raise
+        raise MetadataError(
+            f"the object cannot be serialized again: {type(error).__name__}: {shorten(str(error), 300)}"
+        ) from error
     return file.getvalue()

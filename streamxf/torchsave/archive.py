@@ -6,6 +6,7 @@ is accepted: records stored as they are, each under its own name, whose director
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from typing import Any
@@ -14,7 +15,7 @@ PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
 _STEP = 2**20
-_NEAR_END = 4096  # bytes that are read at once: the directory of a small file is among them
+_AT_ONCE = 2**16  # bytes of a file that is read once
 _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
@@ -60,22 +61,30 @@ class Archive:
 
     def __init__(self, file: Any, size: int, max_records: int = MAX_RECORDS) -> None:
         self._file = file
+        if size <= _AT_ONCE:
+            self._file = io.BytesIO(self._read_at(0, size))
         if self._read_at(0, min(size, len(_BEGIN))) != _BEGIN:
             raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
-        near_end = self._read_at(max(0, size - _NEAR_END), min(size, _NEAR_END))
-        tail = near_end[-_TAIL:]
-        if len(tail) < _TAIL or tail[-_END.size :][:4] != b"PK\x05\x06" or _END.unpack_from(tail, _TAIL - _END.size)[-1]:
+        tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
+        if (
+            len(tail) < _TAIL
+            or tail[-_END.size :][:4] != b"PK\x05\x06"
+            or _END.unpack_from(tail, _TAIL - _END.size)[-1]
+        ):
             raise NotSavedByTorch("it does not end as a file of torch.save does")
         sign, _, *_, other_count, count, length, start = _END64.unpack_from(tail)
         locator_sign, _, at, _ = _LOCATOR.unpack_from(tail, _END64.size)
         stop = size - _TAIL
-        if (sign, locator_sign) != (b"PK\x06\x06", b"PK\x06\x07") or other_count != count or not at == stop == start + length:
+        if (
+            (sign, locator_sign) != (b"PK\x06\x06", b"PK\x06\x07")
+            or other_count != count
+            or not at == stop == start + length
+        ):
             raise NotSavedByTorch("its directory is not where torch.save puts it")
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
-        fits = length <= len(near_end) - _TAIL
         self._stop = start
-        self._places = _parse(near_end[-_TAIL - length : -_TAIL] if fits else self._read_at(start, length), count, start)
+        self._places = _parse(self._read_at(start, length), count, start)
         if PICKLE not in self._places:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
         self.sizes = {name: place[1] for name, place in self._places.items()}
