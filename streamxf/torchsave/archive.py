@@ -19,12 +19,12 @@ _AT_ONCE = 2**16  # bytes of a file that is read once
 _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
-_END = struct.Struct("<4s4H2IH")
+_END_BYTES = 22
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
 _LOCAL = struct.Struct("<4s22x2H")
-_TAIL = _END64.size + _LOCATOR.size + _END.size
+_TAIL = _END64.size + _LOCATOR.size + _END_BYTES
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
 
@@ -66,20 +66,12 @@ class Archive:
         if self._read_at(0, min(size, len(_BEGIN))) != _BEGIN:
             raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
         tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
-        if (
-            len(tail) < _TAIL
-            or tail[-_END.size :][:4] != b"PK\x05\x06"
-            or _END.unpack_from(tail, _TAIL - _END.size)[-1]
-        ):
+        if len(tail) < _TAIL or tail[-_END_BYTES:][:4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
             raise NotSavedByTorch("it does not end as a file of torch.save does")
-        sign, _, *_, other_count, count, length, start = _END64.unpack_from(tail)
+        sign, *_, other_count, count, length, start = _END64.unpack_from(tail)
         locator_sign, _, at, _ = _LOCATOR.unpack_from(tail, _END64.size)
-        stop = size - _TAIL
-        if (
-            (sign, locator_sign) != (b"PK\x06\x06", b"PK\x06\x07")
-            or other_count != count
-            or not at == stop == start + length
-        ):
+        signs, stop = (sign, locator_sign), size - _TAIL
+        if signs != (b"PK\x06\x06", b"PK\x06\x07") or other_count != count or not at == stop == start + length:
             raise NotSavedByTorch("its directory is not where torch.save puts it")
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
