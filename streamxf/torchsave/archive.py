@@ -85,7 +85,7 @@ class Archive:
         self.pickled = self._read(PICKLE)
         order = self._read(_BYTEORDER) if _BYTEORDER in self.sizes else b"little"  # before torch 2.1 there was none
         if order not in (b"little", b"big"):
-            raise NotSavedByTorch("its byte order is one that torch does not know")
+            raise NotSavedByTorch("its byte order is unknown")
         self.little = order == b"little"
 
     def find(self, name: str) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class Archive:
         offset, size, crc = self._places[name]
         header = self._read_at(offset, _LOCAL.size)
         if len(header) < _LOCAL.size or header[:4] != _BEGIN:
-            raise NotSavedByTorch("its directory names a record that is not there")
+            raise NotSavedByTorch("its directory names a record that is missing")
         _, name_size, extra_size = _LOCAL.unpack(header)
         begin: int = offset + _LOCAL.size + name_size + extra_size
         if begin + size > self._stop:
