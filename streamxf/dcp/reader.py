@@ -141,7 +141,7 @@ class ChainReaderMixin:
             metadata.raise_error()
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # somebody read it in another way
+        if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 

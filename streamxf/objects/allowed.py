@@ -45,7 +45,7 @@ def chosen() -> Set[str]:
     sockets when it is made.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None:  # and so nobody has
+    if torch is None:
         return frozenset()
     found = frozenset(torch.serialization.get_safe_globals()) - _lent
     return names_of(entry for entry in found if not _module_of(entry).startswith("torch."))

@@ -114,7 +114,7 @@ def recommend(
     clock: Clock = time.perf_counter,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """What `tune` does once its arguments are checked; `clock` gives seconds."""
+    """What `tune` does once its arguments are checked; `clock` returns seconds."""
     blocks = take_sample(source)
     if not blocks:
         raise ParameterError(
