@@ -172,7 +172,7 @@ def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
     assert len(folders) == 6
     for folder in folders:
         for require in ("bound", "encrypted"):
-            with refused(PolicyError, "not encrypted", "leave keys= out if you know that it was not encrypted"):
+            with refused(PolicyError, "not encrypted", "leave the keys out if you know that it was not encrypted"):
                 load(state, folder, KEY, require=require)
         with refused(PolicyError):
             load(state, folder, KEY)

@@ -74,7 +74,7 @@ def format_of_name(name: str) -> Format | None:
     if suffix in _FOREIGN:
         raise UnsupportedError(
             f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
-            "or a folder; format= writes one of these under any name",
+            "or a folder; or choose the format, which then has any name",
             file=name,
         )
     return _SUFFIXES.get(suffix)
@@ -115,7 +115,7 @@ def fresh(
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
             f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, which have a place "
-            "for them, choose items by only= or prefix=, or allow to leave objects out (skip_objects)"
+            "for them, choose items (only, prefix), or allow to leave objects out (skip_objects)"
         )
     _check_fit(tensors)
     metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
@@ -181,7 +181,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
     if strange:
         raise UnsupportedError(
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
-            "choose tensors by only="
+            "choose tensors (only)"
         )
     unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
     if unnamed:

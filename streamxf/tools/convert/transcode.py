@@ -110,7 +110,7 @@ def transcode(
         If anything about the source is not as it was saved. Nothing was published then.
     """
     if in_place == (target is not None):
-        raise ParameterError("give a target, or in_place=True to replace the source: one of the two")
+        raise ParameterError("give a target, or replace the source (in_place): one of the two")
     if target is not None and is_same(source, target):
         raise ParameterError("source and target are the same; to replace the source is what in_place is for")
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)

@@ -57,7 +57,7 @@ class Tree:
             more = f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else ""
             raise UnsupportedError(
                 f"the folder holds what cannot be packed and restored: {'; '.join(refused[:_SHOWN])}{more}. Leave it "
-                "out (exclude=); a link to a file can be packed as that file (follow_links)",
+                "out (exclude); a link to a file can be packed as that file (follow_links)",
                 file=storage.given,
             )
         return tree

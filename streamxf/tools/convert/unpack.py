@@ -118,7 +118,7 @@ def unpack(
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
     if asked is Format.DCP:
         if only or prefix:
-            raise ParameterError("a checkpoint of DCP is copied whole: leave only= and prefix= out")
+            raise ParameterError("a checkpoint of DCP is copied whole: only and prefix do not apply")
         return transcode(
             source,
             target,
