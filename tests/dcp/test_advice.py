@@ -51,7 +51,7 @@ def test_damaged_metadata(saved: Path) -> None:
     flip_bit(saved / ".metadata", -100)
     told = told_by(saved)
     assert f"[file {saved / '.metadata'}]\nnext: put back a copy of this file" in told
-    assert "without_metadata=True" in told
+    assert "`streamxf salvage --without-metadata`" in told
 
 
 def test_what_is_not_damage_has_no_such_advice(saved: Path) -> None:
