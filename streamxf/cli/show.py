@@ -1,4 +1,4 @@
-"""What commands print: tables and texts for people, JSON for scripts."""
+"""What commands print: tables and text for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+    """Print one JSON object: indented, unless it is so large that indenting takes long.
 
     docs/json-schema.json says what may be in it.
     """
@@ -114,4 +114,4 @@ def as_json(facts: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

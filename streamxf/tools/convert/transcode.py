@@ -105,7 +105,7 @@ def transcode(
     NoSpaceError
         If the copy surely does not fit on the disk.
     MetadataError
-        If somebody replaced the source while it was read, with `in_place`.
+        If the source was replaced while it was read, with `in_place`.
     StreamxfError
         If anything about the source is not as it was saved. Nothing was published then.
     """
@@ -145,8 +145,8 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
     def check() -> None:
         if in_place and storage.version(metadata.name) != version:
             raise MetadataError(
-                "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It was "
-                "left as it is; try again when that is over",
+                "the metadata was replaced meanwhile: another process saves to this folder, or changes its "
+                "recipients. It was left as it is; try again when that is over",
                 file=storage.full(metadata.name),
             )
         check_same(storage, before, versions())
