@@ -64,7 +64,7 @@ def bench(
     from streamxf.keys import KeyRing
 
     if not os.path.isdir(at):
-        raise ParameterError(f"--at {at!r}: there is no such folder")
+        raise ParameterError(f"--at {at!r}: the folder does not exist")
     chains = chains_to_try(chain, encrypt)
     if path is None:
         state = random_weights(size)

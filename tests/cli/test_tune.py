@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from typer import BadParameter
 
 from cli.command import Done, Run
-from streamxf.cli import chart, portion, timing, units
+from streamxf.cli import chart, portion, show, timing, units
 from streamxf.cli.__main__ import main
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
@@ -229,7 +229,7 @@ def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch
     class Ascii:
         encoding = "ascii"
 
-    monkeypatch.setattr(chart, "sys", type("module", (), {"stdout": Ascii}))
+    monkeypatch.setattr(show, "sys", type("module", (), {"stdout": Ascii}))
     _, line = chart.lines("title", [chart.Bar("a", 1.0, "1")], 40)
     assert line.isascii()
     assert "#" in line
