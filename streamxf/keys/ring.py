@@ -59,7 +59,7 @@ class KeyRing(Uncopied):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
         self._take(_distinct(as_providers(keys)), _as_signers(trust), allow_unsigned)
         if (self._trust or allow_unsigned) and not self._keys:
-            raise ParameterError("trust= and allow_unsigned= apply to what keys= open; pass keys= too")
+            raise ParameterError("trust and allow_unsigned apply to what keys open; pass keys, too")
 
     def _take(self, keys: tuple[KeyProvider, ...], trust: tuple[VerifyKey, ...], allow_unsigned: bool) -> Self:
         self._keys, self._trust, self._allow_unsigned = keys, trust, allow_unsigned

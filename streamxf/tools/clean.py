@@ -198,5 +198,5 @@ def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int |
 def _doubtful(reason: str) -> MetadataError:
     return MetadataError(
         f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
-        "like a leftover may belong to it. streamxf.verify says what is wrong, streamxf.salvage reads what is left"
+        "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is left"
     )

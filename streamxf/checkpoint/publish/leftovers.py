@@ -78,7 +78,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
         warnings.warn(
             f"the checkpoint is saved, but files of earlier saves could not be removed{plain}: "
             f"{', '.join(shown)}{more} ({next(iter(failed.values()))}). "
-            "Once that is mended, streamxf.clean removes them",
+            "Once that is mended, `streamxf clean` removes them",
             stacklevel=2,
         )
 

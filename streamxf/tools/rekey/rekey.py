@@ -64,7 +64,7 @@ def recipients(
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
-        raise ParameterError("expect_save_id= needs keys=: without a key anyone can write any save's id")
+        raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
     return _listed(holder_at(path, storage_options, access.expected_saves), access)
 
 

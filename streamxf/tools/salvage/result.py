@@ -60,7 +60,7 @@ class Lost:
         """What several ranks have, each another."""
         message = (
             "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
-            "pass rank= to choose one"
+            "choose one (rank)"
         )
         return cls(item, None, offset, size, IdentityError.__name__, message)
 

@@ -110,7 +110,7 @@ def verify(
         CheckpointCheck(call).run()
         return call.findings.report(perf_counter() - begin)
     if require is not None or expect_save_id is not None:
-        raise ParameterError("require= and expect_save_id= are for checkpoints of DCP, and this is not one")
+        raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     with located(file=call.storage.given):
         if layout is not None:
             check_folder(call, layout)
