@@ -26,10 +26,10 @@ from streamxf.stream.reader import read_all
 
 
 class Checkpoint(BoxReader):
-    """A checkpoint of DCP, opened to be read: its items, tensors and parts of tensors.
+    """A DCP checkpoint, opened for reading: its items, tensors and parts of tensors.
 
-    Only metadata is read when it is opened. `items` says what there is; ``checkpoint[name]`` gives a handle, of which a
-    slice reads the blocks that it needs and no more::
+    Only metadata is read when it is opened. `items` lists what there is; ``checkpoint[name]`` returns a handle, and
+    slicing it reads only the blocks that are needed::
 
         with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
             for name, item in checkpoint.items.items():
@@ -111,7 +111,7 @@ class Checkpoint(BoxReader):
         Parameters
         ----------
         listing : bool
-            Whether it is only to be looked at: then an encrypted one needs no keys, and nothing of it is authenticated.
+            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -146,7 +146,7 @@ class Checkpoint(BoxReader):
     # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
-        """A handle for an item, by which it is read; raises KeyError if there is none of that name."""
+        """A handle that reads an item; raises KeyError if no item has that name."""
         item = self.items[name]
         if isinstance(item, TensorItem):
             return TensorHandle(self, name, item, self.framework)
@@ -197,7 +197,7 @@ class Checkpoint(BoxReader):
             return self.access.objects.load(read_all(blocks), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
-        """What opens items of the metadata file that has this place."""
+        """The opener for items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
             self._openers[metadata.name] = ItemOpener(metadata, self.access, self.access.objects.limit)

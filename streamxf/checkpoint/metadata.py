@@ -60,7 +60,7 @@ class Metadata:
     modules : tuple of str
         Third-party packages that provide codecs.
     authenticated : bool
-        Whether somebody vouches for it: false where it is encrypted and there are no keys, and where nothing could.
+        Whether it was vouched for: false where it is encrypted and there are no keys, and where nothing can be.
     wrapped : mapping of bytes to str
         The wrapped data keys by their ids, that of the process that published first.
     vouchers : str
@@ -105,7 +105,7 @@ def read_metadata(
     name : str
         ``.metadata`` or ``__<rank>.metadata``.
     listing : bool
-        Whether it is only to be looked at: then an encrypted one needs no keys.
+        Whether it is only to be listed: then an encrypted one needs no keys.
     rank : int, optional
         Whose it must be, where the name is another one.
 
@@ -174,7 +174,7 @@ def metadata_in(
 def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
     if lines is None:
         raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not "
+            "the checkpoint is not encrypted, and keys were given; leave the keys out if you know that it was not "
             "encrypted"
         )
     try:
@@ -203,7 +203,7 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
-            "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
+            "altered: restore it. If torch's own writer did, leave the keys out if you know that it was not encrypted, "
             "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
     access.check_save(None)

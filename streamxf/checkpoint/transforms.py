@@ -56,7 +56,9 @@ class Undone:
                     "registry that knows it"
                 )
             if not hasattr(stream, "read"):
-                raise UnsupportedError(f"the stream transform {shorten(descriptor)!r} does not give a stream to read")
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
         self._stream = stream
 
     def read(self, size: int) -> bytes:
@@ -65,7 +67,7 @@ class Undone:
             return self._stream.read(size) or b""
         except (StreamxfError, MemoryError):
             raise
-        except Exception as error:  # whatever somebody else's transform raises
+        except Exception as error:  # whatever a third party's transform raises
             raise ContainerError(
                 f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
             ) from error

@@ -20,17 +20,16 @@ ChainsOption = Annotated[
         "--chain",
         metavar="CHAIN",
         autocompletion=options.codecs_behind,
-        help="A chain to try, as in floatzip or zstd:level=3+checksum+encrypt; '' is none. May be given several times; "
+        help="A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several "
+        "times; "
         "by default some of each kind.",
     ),
 ]
-EncryptOption = Annotated[
-    bool, typer.Option("--encrypt", help="Let the chains that are tried by default encrypt, too.")
-]
+EncryptOption = Annotated[bool, typer.Option("--encrypt", help="Let the default chains encrypt, too.")]
 
 
 def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
-    """The chains of `texts`, or those that are tried by default. Those that encrypt do so under a key made for that."""
+    """The given chains, or those that are tried by default. Those that encrypt do so under a key made for that."""
     from streamxf.chain import Chain
     from streamxf.codecs.encrypt import Encrypt
     from streamxf.errors import ParameterError
@@ -40,7 +39,7 @@ def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
     key = Key.generate()
     if texts:
         if encrypt:
-            raise ParameterError("--encrypt is for the chains that are tried by default; write +encrypt behind yours")
+            raise ParameterError("--encrypt is for the default chains; add +encrypt to yours")
         return [Chain.parse(text, key) for text in texts]
     return [Chain([*codecs, Encrypt(key)] if encrypt else codecs) for codecs in CANDIDATES]
 

@@ -39,13 +39,13 @@ def rekey(
     """Encrypt a checkpoint or a file for other keys, and for no one else.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is written again beside itself, without being decrypted, and takes its place in one step. Whoever could read before
-    may have kept what it takes to read the data as it is now.
+    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept what it takes
+    to read the data as it is now.
     """
     from streamxf.tools.rekey.rekey import rekey as change
 
     if key is None:
-        raise KeyMissingError("--key has to say what opens the checkpoint now: --key file:PATH")
+        raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
     written = change(
         path,
         key,
@@ -61,5 +61,5 @@ def rekey(
     elif written:
         show.console().print(f"rewritten: {', '.join(written)}")
     else:
-        show.console().print("nothing had to change: it was for these keys alone already")
+        show.console().print("nothing changed: it is already for these keys alone")
     return FINE

@@ -1,4 +1,4 @@
-"""What commands print: tables and texts for people, JSON for scripts."""
+"""What commands print: tables and text for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import Name
+    from streamxf.cli.folding import FoldedName
 
-    return Name(printable(text), style)
+    return FoldedName(printable(text), style)
 
 
 def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
@@ -87,6 +87,15 @@ def report(text: str, good: bool) -> None:
         out.print(rest)
 
 
+def can_show(characters: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @contextmanager
 def progress(title: str, json: bool) -> Iterator[Progress | None]:
     """A bar, which appears on a terminal after a second; nothing with --json."""
@@ -100,7 +109,7 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+    """Print one JSON object: indented, unless it is so large that indenting takes long.
 
     docs/json-schema.json says what may be in it.
     """
@@ -114,4 +123,4 @@ def as_json(facts: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

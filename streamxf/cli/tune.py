@@ -30,8 +30,8 @@ def tune(
             "--bandwidth",
             metavar="RATE",
             parser=units.rate,
-            help="Of the storage: 500MB/s, 2GB/s. By default that of the disk is measured: noise is written there for "
-            "two seconds.",
+            help="Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two "
+            "seconds.",
         ),
     ] = None,
     at: Annotated[
@@ -51,16 +51,14 @@ def tune(
 ) -> int:
     """Estimate which chain suits this data and this storage.
 
-    Chains code a sample of the data, of some MiB; what a save and a load of all of it would take follows from that and
-    from the bandwidth. bench really saves and loads.
+    Each chain codes a sample of the data, some MiB. From that and from the bandwidth follows what a save and a load of
+    all of it would take. bench really saves and loads.
     """
     from streamxf.keys import KeyRing
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
-        raise ParameterError(
-            "--at says where to measure the bandwidth, and --bandwidth gives it: leave one of them out"
-        )
+        raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
     chains = chains_to_try(chain, encrypt)
     ring = KeyRing.of(key, trust, allow_unsigned)
     rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
@@ -75,7 +73,7 @@ def tune(
 
 def _folder_of(path: str) -> str:
     if "://" in path or "::" in path:
-        raise ParameterError("the bandwidth of a URL is not measured: --bandwidth gives it, as in --bandwidth 500MB/s")
+        raise ParameterError("the bandwidth of a URL cannot be measured: pass it, such as --bandwidth 500MB/s")
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 

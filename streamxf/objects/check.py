@@ -2,7 +2,7 @@
 
 That unpickler decides which names a pickle may use, and hardly how: a few bytes can ask for a ``bytearray`` of any
 size, make a set of a tensor that is one number expanded to a million, resize a storage to whatever a tensor's shape
-says, or use as a key a tuple of tuples that share their parts, which takes for ever to hash. Here the same opcodes are
+says, or use as a key a tuple of tuples that share their parts, which takes forever to hash. Here the same opcodes are
 followed by Python's own unpickler, with `calls` in the place of what they name, and what they take is counted. An
 object that needs nothing of torch's and no class of the caller's is complete then, and torch never sees its pickle.
 """
@@ -43,7 +43,7 @@ def mapped(module: str, name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether everybody may use it."""
+    """Whether it is always allowed."""
     return name in VALUES or name in CALLS
 
 
@@ -61,7 +61,7 @@ class Check(_Unpickler):  # type: ignore[misc]
     stored : int
         Bytes that the item takes in storage.
     trusted : callable
-        Gives the names that the caller allows, whose calls are the caller's business.
+        Returns the names that the caller allows; their calls are not checked.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         if full not in self._trusted():
             self.unknown.add(full)
         if full.rpartition(".")[0] in _BLOCKED:
-            self._refuse(f"torch takes nothing from the module of {shorten(ascii(full)[1:-1])}")
+            self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
         return Name(full)
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -145,7 +145,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         return Storage(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """What a call gives; raises TooMuch if torch.save does not write it."""
+        """The result of a call; raises TooMuch if torch.save does not write it."""
         if not isinstance(function, Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:

@@ -35,8 +35,8 @@ def test_what_was_skipped_is_in_the_first_line(run: Run, tmp_path: Path):
     done = run("verify", tmp_path / "stock")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[0] == (
-        "OK: no damage found (2 checks skipped: the digest of the metadata, which only streamxf's writer makes; "
-        "whether any were exchanged of 2 items that are not bound to their places)"
+        "OK: no damage found (2 checks skipped: the digest of the metadata, which only streamxf's "
+        "writer makes; whether 2 items not bound to their places were exchanged)"
     )
 
 

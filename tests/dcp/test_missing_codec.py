@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cli.command import runner
-from streamxf.tools.convert.salvaged import salvage_to
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify

@@ -149,9 +149,7 @@ class Save:
         if names:
             text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
         for item, reason in list(reasons.items())[:_REASONS]:
-            text += (
-                f" {shown([item])} does not load then either: {reason}; store a list, a dict or a text in its place."
-            )
+            text += f" {shown([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
 
     def write_files(
@@ -214,7 +212,7 @@ class Save:
         path : str
             Relative to the checkpoint.
         resolve : callable
-            Gives an item's data, as `DataFile.write` takes it.
+            Returns an item's data, as `DataFile.write` takes it.
 
         Raises
         ------
