@@ -100,7 +100,7 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
 
 def _drawn(kind: Kind) -> SecretKey:
     from streamxf.keys import Key, PrivateKey, SigningKey
-    from streamxf.keys.pair import HYBRID, X25519
+    from streamxf.keys.derive import HYBRID, X25519
 
     if kind == "symmetric":
         return Key.generate()

@@ -73,7 +73,7 @@ def _key_at(location: str) -> Any:
 
 
 def _typed() -> Any:
-    from streamxf.keys.text import key_line, read_line
+    from streamxf.keys.line import key_line, read_line
 
     return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
 

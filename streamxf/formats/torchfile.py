@@ -47,7 +47,7 @@ def read(file: StoredFile, name: str) -> Shard:
         )
     stream = io.BufferedReader(SliceFile(file.slice(0, file.size)), 4096)
     try:
-        archive = Archive.read(stream, file.size, MAX_RECORDS)
+        archive = Archive(stream, file.size, MAX_RECORDS)
         if _OF_TORCHSCRIPT in archive.sizes:
             raise _torchscript()
         if not archive.little:
@@ -55,8 +55,8 @@ def read(file: StoredFile, name: str) -> Shard:
         root = read_outline(archive.pickled, archive.sizes).root
         flat = _Flattening(len(archive.pickled)).of(root)
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
-        begins = {record: archive.find(stream, record)[0] for record in records}
-        return _described(flat, begins, archive.find(stream, PICKLE)[0], name)
+        begins = {record: archive.find(record)[0] for record in records}
+        return _described(flat, begins, archive.find(PICKLE)[0], name)
     except RecursionError:
         raise _too_deep() from None
     except NotSavedByTorch as error:
