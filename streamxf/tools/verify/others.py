@@ -95,7 +95,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
 
 def _refuse_keys(call: Call) -> None:
     if len(call.access.keys):
-        raise PolicyError("this is not encrypted, and keys were given; leave keys= out if you know that it was not")
+        raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
 
 
 def check_safetensors(file: StoredFile, findings: Findings) -> None:
