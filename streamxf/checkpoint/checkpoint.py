@@ -150,8 +150,8 @@ class Checkpoint(BoxReader):
         """A handle for an item, by which it is read; raises KeyError if there is none of that name."""
         item = self.items[name]
         if isinstance(item, TensorItem):
-            return TensorHandle(self, item, self.framework)
-        return ObjectHandle(self, item)
+            return TensorHandle(self, name, item, self.framework)
+        return ObjectHandle(self, name, item)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.items)

@@ -38,11 +38,11 @@ class TensorHandle:
         How it was sharded, and where each shard is stored.
     """
 
-    def __init__(self, reader: BoxReader, item: TensorItem, framework: Framework) -> None:
+    def __init__(self, reader: BoxReader, name: str, item: TensorItem, framework: Framework) -> None:
         self._reader = reader
         self._item = item
         self._framework = framework
-        self.name: str = item.name
+        self.name = name
         self.dtype: str = item.dtype
         self.shape: tuple[int, ...] = item.shape
         self.chunks: tuple[Chunk, ...] = item.chunks
@@ -125,10 +125,10 @@ class ObjectHandle:
     name : str
     """
 
-    def __init__(self, reader: BoxReader, item: ObjectItem) -> None:
+    def __init__(self, reader: BoxReader, name: str, item: ObjectItem) -> None:
         self._reader = reader
         self._item = item
-        self.name: str = item.name
+        self.name = name
 
     @property
     def stored_bytes(self) -> int:
@@ -170,6 +170,8 @@ def _part(key: Any, size: int) -> int | range:
         if part.step < 0:
             raise IndexError("a step backwards is not supported, as in torch")
         return part
+    if isinstance(key, bool) or not hasattr(key, "__index__"):
+        raise IndexError(f"{key!r:.80} is not an integer, a slice or an ellipsis")
     place = key.__index__()
     if not -size <= place < size:
         raise IndexError(f"index {place} is out of bounds for a dimension of {size}")

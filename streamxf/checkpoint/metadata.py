@@ -19,6 +19,7 @@ from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from streamxf.proportion import check_whole
 
 GLOBAL = ".metadata"
 MAX_METADATA = 2**30
@@ -206,6 +207,7 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
             "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
     access.check_save(None)
+    check_whole(file.raw, file.size, file.size, MetadataError)
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
     return Metadata(name, rank, stock.items, None, stock.modules)

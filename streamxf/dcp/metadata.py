@@ -69,12 +69,7 @@ def items_of(
     UnsupportedError
         If something has no place in the index, or was not stored.
     """
-    places = {}
-    for result in results:
-        info = result.storage_data
-        framed, sha256 = getattr(info, STORED_ATTRIBUTE, usual)
-        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
-        places[result.index.fqn, result.index.offset] = place, framed
+    places = places_of(results, descriptors, usual)
     paths = content.planner_data if _has_paths(content) else {}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
@@ -84,7 +79,8 @@ def items_of(
                 items[name] = ObjectItem(name, places[name, None][0], path)
                 continue
             chunks = tuple(
-                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, chunk.offsets]) for chunk in entry.chunks
+                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, tuple(chunk.offsets)])
+                for chunk in entry.chunks
             )
         except KeyError:
             raise UnsupportedError(
@@ -96,6 +92,19 @@ def items_of(
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, _properties(entry.properties))
     return items
+
+
+def places_of(
+    results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
+) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
+    """Where results stand, and whether in torch.save's frame, by name and offset; arguments as for `items_of`."""
+    found = {}
+    for result in results:
+        info, offset = result.storage_data, result.index.offset
+        framed, sha256 = getattr(info, STORED_ATTRIBUTE, usual)
+        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
+        found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
+    return found
 
 
 def extra_of(content: Metadata) -> dict[str, Any]:

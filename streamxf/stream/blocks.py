@@ -67,7 +67,8 @@ class MemoryBlocks:
     """Bytes that are in memory already, as a single block: `data`."""
 
     def __init__(self, data: memoryview) -> None:
-        self.size = self.block_size = len(data)
+        self.size = len(data)
+        self.block_size = len(data) or 1
         self.count = 1
         self.data = data
 

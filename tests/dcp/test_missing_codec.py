@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from cli.command import runner
+from streamxf.tools.convert.salvaged import salvage_to
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify
-from streamxf.convert.salvaged import salvage_to
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
 

@@ -25,8 +25,8 @@ _LONGEST_PAUSE = 0.25
 
 
 @contextmanager
-def locked(storage: Storage) -> Iterator[bool]:
-    """Hold the folder's advisory lock; gives whether there is one.
+def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+    """Hold the folder's advisory lock, once nobody else does; gives whether there is one.
 
     The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
     of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
@@ -35,10 +35,11 @@ def locked(storage: Storage) -> Iterator[bool]:
     Raises
     ------
     AbortedError
-        If somebody else keeps it.
+        If another process keeps it for longer than `patience` seconds, by default `PATIENCE`.
     """
     local = storage.local
-    descriptor = _acquire(local) if local is not None and fcntl is not None else None
+    seconds = PATIENCE if patience is None else patience
+    descriptor = _acquire(local, seconds) if local is not None and fcntl is not None else None
     if descriptor is None or local is None:
         yield False
         return
@@ -56,9 +57,9 @@ def _open(folder: str) -> int | None:
         return None  # who may write to a folder need not be allowed to list it; if there is none, others say so
 
 
-def _acquire(folder: str) -> int | None:
+def _acquire(folder: str, patience: float) -> int | None:
     """The folder, open and locked; None if there are no locks there."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     pause = 0.001
     while (descriptor := _open(folder)) is not None:
         held = False
@@ -72,10 +73,11 @@ def _acquire(folder: str) -> int | None:
                 os.close(descriptor)
         if held:
             return descriptor
-        if time.monotonic() > end:
+        if not state and time.monotonic() > end:
             raise AbortedError(
-                f"another process has been publishing to {folder}, or cleaning it up, for {PATIENCE:.0f} seconds; "
-                "nothing was changed. Find that process, and try again when it is done"
+                f"another process is publishing to {folder}, or writing or cleaning up there"
+                f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
+                "it is done, or stop it, and try again"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

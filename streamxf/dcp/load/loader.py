@@ -28,7 +28,7 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError
+from streamxf.errors import MetadataError, StreamxfError, escaped
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
 
@@ -219,7 +219,7 @@ class noted:
         if isinstance(error, StreamxfError):
             error.locate(file=self._file, item=self._item)
         elif isinstance(error, Exception) and not getattr(error, "__notes__", None):
-            error.add_note(f"while reading item {self._item} of file {self._file}")
+            error.add_note(escaped(f"while reading item {self._item} of file {self._file}"))
 
 
 def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:

@@ -29,6 +29,8 @@ from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, Memor
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
 
+_PIECE = 2**20  # bytes that a stream without blocks is given at a time
+
 
 @dataclass(eq=False, slots=True)
 class _Leaving:
@@ -84,7 +86,7 @@ class DataFile:
         self._meter = meter
         self._progress = progress
         self._pipeline: Pipeline[Encoded] = Pipeline()
-        self._leaving: deque[_Leaving] = deque()  # one entry for each block in the pipeline
+        self._leaving: deque[tuple[_Leaving, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._staging = Staging(1 << block_log2)
         self._usual = Stored(framed=not extensions.in_blocks)
         self.results: list[WriteResult] = []
@@ -134,20 +136,19 @@ class DataFile:
         )
         leaving = _Leaving(item, encoder, kind is Kind.FRAMED, self._share_of(item, source.size))
         for job, size in encoder.jobs(source):
-            self._leaving.append(leaving)
+            self._leaving.append((leaving, size))
             small = size <= ON_THE_SPOT
             self._store(self._pipeline.put(job(), size) if small else self._pipeline.submit(job, size))
 
     def _store(self, blocks: Iterable[Encoded]) -> None:
         """Write finished blocks, which come in the order in which they were submitted."""
         for block in blocks:
-            leaving = self._leaving.popleft()
-            before = leaving.encoder.stored_size
+            leaving, size = self._leaving.popleft()
             for part in leaving.encoder.framed(block):
                 self._output.write(part)
             block.release()
             if leaving.share is not None:
-                leaving.share.advance(leaving.encoder.stored_size - before)
+                leaving.share.advance(size)
             if block.last:
                 encoder = leaving.encoder
                 sha256 = encoder.table_digest if self._extensions.hashed else None
@@ -174,7 +175,8 @@ class DataFile:
             block_log2=self._block_log2,
             meter=self._meter,
         )
-        counted = _Counted(target.stream)
+        share = self._share_of(item, 0 if is_tensor else _size_of(data))
+        counted = _Counted(target.stream, share)
         try:
             if isinstance(data, Streamed):
                 data.write_framed(counted)
@@ -186,7 +188,6 @@ class DataFile:
         except BaseException:
             target.abort()
             raise
-        share = self._share_of(item, counted.size)
         leaving = _Leaving(item, cast("Any", None), is_tensor, share)
         self._note(leaving, counted.size, self._output.size - start, Stored(is_tensor, None))
 
@@ -212,25 +213,30 @@ class DataFile:
 
 
 class _Counted:
-    """A stream for ``torch.save``: it writes all of what it is given, and keeps count and the first error, of which
-    torch makes something else.
+    """A stream for ``torch.save``: it writes all that it is given in pieces, and keeps count and the first error, which
+    torch turns into another one.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], share: Share | None) -> None:
         self._stream = stream
+        self._share = share
         self.size = 0
         self.error: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
-        size = memoryview(data).nbytes
+        view = memoryview(data).cast("B")
         try:
-            if self._stream.write(data) not in (size, None):  # some streams return nothing
-                raise OSError("a stream transform took only a part of what was written to it")
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                if self._stream.write(piece) not in (len(piece), None):  # some streams return nothing
+                    raise OSError("a stream transform accepted only part of what was written to it")
+                if self._share is not None:
+                    self._share.advance(len(piece))
         except BaseException as error:
             self.error = self.error or error
             raise
-        self.size += size
-        return size
+        self.size += len(view)
+        return len(view)
 
     def flush(self) -> None:
         """The file is flushed once, when all of its items are written."""
@@ -270,6 +276,10 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )
+
+
+def _size_of(data: Any) -> int:
+    return data.source.size if isinstance(data, Streamed) else data.getbuffer().nbytes
 
 
 def planned_bytes(item: WriteItem) -> int:

@@ -90,10 +90,7 @@ def prepare(
     flat = list(results)
     found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
     records = tuple(record for record in found if record is not None)
-    transforms = tuple(extension.get_descriptor() for extension in extensions.foreign)
-    chain = tuple(map(str, extensions.chain.descriptors))
-    usual = Stored(framed=not extensions.in_blocks)
-    items = items_of(content, flat, (*(f"!{text}" for text in transforms), *chain), usual)
+    items = items_of(content, flat, extensions.recorded, Stored(framed=not extensions.in_blocks))
     return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id)
 
 

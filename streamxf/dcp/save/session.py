@@ -17,7 +17,7 @@ from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile
-from streamxf.errors import AbortedError, StreamxfError, located
+from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
 from streamxf.objects.needs import quick_needs, shown
@@ -189,7 +189,7 @@ class Save:
                 output.finish()
         except BaseException as error:
             if not isinstance(error, StreamxfError):
-                error.add_note(f"while {place} was written to file {path}")
+                error.add_note(escaped(f"while {place} was written to file {path}"))
             self.fail(error)
             file.cancel()
             raise

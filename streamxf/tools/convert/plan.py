@@ -244,7 +244,7 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     if added := [item for item in items if item not in known]:
         raise MetadataError(
             f"{many(len(added), 'item')} of the checkpoint, {shorten(added[0])} first, were not in the files that were "
-            "packed; ask for another format",
+            "packed, and have no place there; choose what to write into a new file (only=)",
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
@@ -276,8 +276,8 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
         item = items.get(tensor.name)
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
-                f"the tensor is gone, or has another dtype or shape than when {shorten(path)} was packed; ask for "
-                "another format",
+                f"the tensor is missing, or has another dtype or shape than when {shorten(path)} was packed, so that "
+                "file cannot be restored; choose what to write into a new one (only=)",
                 item=shorten(tensor.name),
             )
         runs.append(Run(tensor.start, item, tensor.order))

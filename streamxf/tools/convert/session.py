@@ -18,14 +18,13 @@ from torch.distributed.checkpoint.planner import WriteItem
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
-from streamxf.dcp.metadata import STORED_ATTRIBUTE
+from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
 from streamxf.dcp.save.space import check_size
 from streamxf.dcp.save.storing import storing
 from streamxf.errors import ParameterError, StreamxfError
-from streamxf.format.items import Place
 from streamxf.progress import Progress
 from streamxf.tools.convert.conversion import Conversion, Data, Part
 from streamxf.tools.convert.destination import Destination
@@ -134,12 +133,8 @@ class _Session:
             raise
         record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
         assert record is not None
-        places = {}
-        for result in results:
-            info = result.storage_data
-            stored, offset = getattr(info, STORED_ATTRIBUTE), tuple(result.index.offset or ())
-            place = Place(name, info.offset, info.length, self._save.extensions.recorded, stored.sha256)
-            places[result.index.fqn, offset] = place, stored.framed
+        extensions = self._save.extensions
+        places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
         return _Leaving(Finished(record, places), parts, synced)
 
     def _sync(self, raw: IO[bytes]) -> Future[None]:

@@ -24,7 +24,7 @@ from streamxf.tools.convert.conversion import Part
 _NO_RANK = 2**31 - 1
 _SUFFIX = ".slip"
 
-Key = tuple[str, tuple[int, ...]]
+Key = tuple[str, tuple[int, ...] | None]
 """The name of an item, and of a tensor the offset of a shard."""
 
 
@@ -52,7 +52,7 @@ def placed(items: Iterable[Item], places: Mapping[Key, tuple[Place, bool]]) -> d
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):
-            made[item.name] = replace(item, place=places[item.name, ()][0])
+            made[item.name] = replace(item, place=places[item.name, None][0])
             continue
         stored = ((chunk, places.get((item.name, chunk.offset))) for chunk in item.chunks)
         chunks = tuple(Chunk(chunk.offset, chunk.shape, *found) for chunk, found in stored if found is not None)
@@ -94,14 +94,14 @@ def finished_files(
 
 def _key(part: Part) -> Key:
     chunk = part[0].chunk
-    return part[0].item.name, chunk.offset if chunk is not None else ()
+    return part[0].item.name, chunk.offset if chunk is not None else None
 
 
 def _places(items: Iterable[Item]) -> dict[Key, tuple[Place, bool]]:
     found: dict[Key, tuple[Place, bool]] = {}
     for item in items:
         if isinstance(item, ObjectItem):
-            found[item.name, ()] = item.place, False
+            found[item.name, None] = item.place, False
         else:
             found |= {(item.name, chunk.offset): (chunk.place, chunk.framed) for chunk in item.chunks}
     return found

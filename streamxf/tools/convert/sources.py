@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,13 +125,13 @@ def _copy(data: memoryview, out: memoryview) -> None:
     out[:] = data
 
 
-class Ends(io.RawIOBase):
-    """The beginning and the end of what can be read only once, and its size; between them nothing can be read. The
-    stream is read to its end, and may have at most `limit` bytes.
+class Ends:
+    """The beginning and the end of what can be read only once, as a file in which nothing can be read between them.
+
+    The stream is read to its end, and may have at most `limit` bytes; `size` is how many it has.
     """
 
     def __init__(self, stream: Undone, limit: int | None) -> None:
-        super().__init__()
         head, tail, self.size = b"", b"", 0
         while part := stream.read(_STEP):
             self.size += len(part)
@@ -140,24 +139,16 @@ class Ends(io.RawIOBase):
                 raise too_much(limit)
             head = head if len(head) >= _ENDS else (head + part)[:_ENDS]
             tail = (tail + part)[-_ENDS:]
-        self._head, self._tail = head, tail
+        self._parts = (0, head), (self.size - len(tail), tail)
         self._position = 0
 
-    def readable(self) -> bool:
-        return True
+    def seek(self, position: int) -> None:
+        self._position = position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}
-        self._position = base[whence] + offset
-        return self._position
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Nothing where it is not known."""
-        start, stop = self._position, self.size if size is None or size < 0 else min(self._position + size, self.size)
-        begin = self.size - len(self._tail)
-        if stop <= len(self._head):
-            part = self._head[start:stop]
-        else:
-            part = self._tail[start - begin : stop - begin] if start >= begin else b""
-        self._position += len(part)
-        return part
+    def read(self, size: int) -> bytes:
+        for begin, data in self._parts:
+            start = self._position - begin
+            if start >= 0 and start + size <= len(data):
+                self._position += size
+                return data[start : start + size]
+        return b""

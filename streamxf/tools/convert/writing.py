@@ -16,26 +16,21 @@ from pathlib import Path
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.storing import storing
 from streamxf.dcp.save.volume import Volume
 from streamxf.descriptor import shorten
-from streamxf.errors import AbortedError, NoSpaceError, UnsupportedError
+from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import layout_of
 from streamxf.progress import Progress
 from streamxf.tools.convert.layout import pieces
 from streamxf.tools.convert.plan import INDEX, Plan
 from streamxf.wording import size_text
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # how the names of files end that hold tensors, or say where they are
 _OF_DCP = (".distcp", ".metadata")
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF})
 _EXISTS = "it is there already; name another target, or allow to replace it (overwrite)"
 
 
@@ -206,48 +201,18 @@ def _claimed(draft: Path) -> Iterator[Path]:
     Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
     AbortedError if another process has it, and FileExistsError if another user made it.
     """
-    descriptor = None
-    while descriptor is None:
+    while True:
         draft.mkdir(mode=0o700, exist_ok=True)
-        descriptor = _locked(draft) if fcntl is not None else -1
-    try:
-        yield draft
-    finally:
-        if not (draft / "replaced").exists():
-            shutil.rmtree(draft, ignore_errors=True)
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _locked(draft: Path) -> int | None:
-    """The folder, open and locked; None if its owner was done meanwhile, and removed it."""
-    if draft.is_symlink():
-        raise _foreign(draft)
-    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            raise _foreign(draft)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AbortedError(
-                f"another process is writing to this target, in {draft}; wait until it is done, or stop it"
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        if os.path.samestat(os.fstat(descriptor), os.stat(draft)):
-            kept, descriptor = descriptor, -1
-            return kept
-    except FileNotFoundError:
-        pass
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    return None
-
-
-def _foreign(draft: Path) -> FileExistsError:
-    """In a folder that all may write to, its name is known beforehand, and links in it could lead anywhere."""
-    text = "the target would be written here first, and this is a link or somebody else's: remove it, or name another"
-    return FileExistsError(errno.EEXIST, f"{text} target", str(draft))
+        with locked(Storage.of(draft), patience=0.0):
+            if not os.path.lexists(draft):  # its owner was done meanwhile, and removed it
+                continue
+            if draft.is_symlink() or (os.name != "nt" and draft.stat().st_uid != os.geteuid()):
+                # in a folder that all may write to, its name is known beforehand, and links in it could lead anywhere
+                text = "the target would be written here first, and this is a link or another user's: remove it, or "
+                raise FileExistsError(errno.EEXIST, f"{text}name another target", str(draft))
+            try:
+                yield draft
+            finally:
+                if not (draft / "replaced").exists():
+                    shutil.rmtree(draft, ignore_errors=True)
+            return

@@ -150,7 +150,7 @@ def test_a_draft_of_somebody_else_is_not_used(tmp_path: Path, packed: Path, monk
     (content / "out.safetensors").symlink_to(tmp_path / "victim")
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        with pytest.raises(FileExistsError, match="somebody else's"):
+        with pytest.raises(FileExistsError, match="another user's"):
             unpack(packed, tmp_path / "out.safetensors")
     (tmp_path / ".linked.safetensors.part").symlink_to(content.parent)
     with pytest.raises(FileExistsError, match="a link"):

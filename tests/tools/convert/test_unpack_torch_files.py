@@ -131,7 +131,7 @@ def test_another_format_than_the_packed_one(tmp_path):
         ({"w": torch.arange(5.0)}, "another dtype or shape"),
         ({"w": torch.arange(4)}, "another dtype or shape"),
         ({"w": 5}, "another dtype or shape"),
-        ({"w": None}, "gone"),
+        ({"w": None}, "missing"),
         ({"more": 1}, "were not in the files"),
         ({REST: torch.zeros(10, dtype=torch.uint8)}, "do not stand where they stood"),
         ({REST: None}, "do not stand where they stood"),

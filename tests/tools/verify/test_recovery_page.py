@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
+PAGE = Path(__file__).parents[3] / "docs" / "recovery.md"
 _FENCE = re.compile(r'^```(?P<language>\w+)(?: title="[^"]*")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
