@@ -50,7 +50,7 @@ def _folder() -> Path:
 def run(data: bytes) -> None:
     with unpacked(data) as folder:
         for keys, reader in (KEY, second.HOLDER), (None, second.ANYONE):
-            found, error = attempt(lambda keys=keys: _read(folder, keys))
+            found, error = attempt(lambda keys=keys: streams_of(folder, keys))
             second.compare(found, error, lambda reader=reader: _by_reference(folder, reader))
             _load(folder, keys, found)
 
@@ -83,7 +83,7 @@ def _names(metadata: bytes) -> set[str]:
         return set()
 
 
-def _read(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
+def streams_of(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
     """All streams of a checkpoint."""
     found: dict[str, Any] = {}
     with streamxf.Checkpoint(folder, keys=keys, framework="numpy") as checkpoint:
@@ -114,6 +114,7 @@ def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | Non
     target = {name: _blank(item) for name, item in items.items()}
     loaded, _ = attempt(lambda: loaded_into(target, folder, keys))
     if streams is None:
+        agree(loaded is None, "DCP loads a checkpoint of which not all streams can be read")
         return
     for name, item in items.items() if loaded is not None else ():
         if not isinstance(item, ObjectItem) and not any(chunk.framed for chunk in item.chunks) and item.size:

@@ -12,7 +12,7 @@ import streamxf
 from fuzz import target_checkpoint
 from fuzz.oracle import agree, attempt
 from fuzz.target import Target
-from fuzz.target_checkpoint import unpacked
+from fuzz.target_checkpoint import streams_of, unpacked
 
 
 def run(data: bytes) -> None:
@@ -23,8 +23,9 @@ def run(data: bytes) -> None:
             _check(whole)
             _check(parts)
             report, _ = attempt(lambda keys=keys: streamxf.verify(folder, keys))
-            if report is not None and not report.damaged and whole is not None:
-                agree(not whole.missing, "verify finds no damage, and salvage does")
+            if report is not None and not report.damaged and not report.unchecked:
+                streams, error = attempt(lambda keys=keys: streams_of(folder, keys))
+                agree(streams is not None, f"verify finds no damage, and not everything can be read: {error}")
             attempt(lambda keys=keys: str(streamxf.clean(folder, keys=keys, dry_run=True)))
         metadata = (folder / ".metadata").read_bytes()
         (folder / ".metadata").write_bytes(metadata[:-1])
