@@ -167,7 +167,7 @@ def check_installed() -> None:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether somebody sees what is written to `stream`; it may be None, closed, or anything that somebody put in the
+    """Whether `stream` is a terminal; it may be None, closed, or anything that was put in the
     place of ``sys.stderr``.
     """
     try:

@@ -183,7 +183,7 @@ class Budget:
         self._held.remove(job)
 
     def reset_peak(self) -> None:
-        """Start to count the peaks anew."""
+        """Reset the peaks."""
         with self._lock:
             self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
 
@@ -193,7 +193,7 @@ class Engine:
 
     The threads are plain daemons over a queue, not a `ThreadPoolExecutor`: that takes no work while the interpreter
     exits, though saves in the background may still be under way; it holds a lock while it takes work, on which a signal
-    handler that saves would wait for ever; and it queues a job even when it fails because no thread can be started.
+    handler that saves would wait forever; and it queues a job even when it fails because no thread can be started.
     """
 
     def __init__(self, workers: int) -> None:

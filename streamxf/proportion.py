@@ -127,7 +127,7 @@ def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfErro
     if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
         raise error(
             f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
-            "its tensors explain; it was not read"
+            "its tensors need; it was not read"
         )
 
 
@@ -145,7 +145,7 @@ def held_bytes(file: Any, size: int) -> int:
 
 
 def held_at(path: str) -> int:
-    """The same of a local file; 0 for what is no regular file, or cannot be read."""
+    """The same of a local file; 0 if it is not a regular file, or cannot be read."""
     try:
         facts = os.stat(path)
         if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from streamxf.checkpoint.save_ids import SaveIds, as_save_ids, check_save_id
 from streamxf.checkpoint.transforms import Transform, known_transform
-from streamxf.errors import ParameterError, PolicyError
+from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
 from streamxf.registry import CodecRegistry
+
+SaveIds = str | Collection[str] | None
+"""The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
+
+UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
+"""What cannot be checked without these ids, where ranks have metadata of their own."""
+
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
@@ -76,7 +84,7 @@ class Access:
         if require is not None and not len(ring):
             raise ParameterError(f"require={require!r} needs keys=: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
-        saves = as_save_ids(expect_save_id)
+        saves = _save_ids(expect_save_id)
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
 
     @cached_property
@@ -101,4 +109,23 @@ class Access:
                 f"the save {', '.join(sorted(self.expected_saves))} is expected, and this metadata has no index that "
                 "says which save it is; leave expect_save_id= out to read it"
             )
-        check_save_id(save_id, self.expected_saves)
+        if save_id not in self.expected_saves:
+            raise IdentityError(
+                f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
+                "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
+            )
+
+
+def _save_ids(given: SaveIds) -> frozenset[str] | None:
+    if given is None:
+        return None
+    found = (given,) if isinstance(given, str) or not isinstance(given, Collection) else tuple(given)
+    if not found:
+        raise ParameterError("expect_save_id= is empty, so no save would be the right one; leave it out for any")
+    for save_id in found:
+        if not isinstance(save_id, str) or _ID.fullmatch(save_id) is None:
+            raise ParameterError(
+                f"expect_save_id={save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as writer.save_id "
+                "gives it"
+            )
+    return frozenset(found)

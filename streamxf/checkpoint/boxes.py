@@ -13,7 +13,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """The part of a stored array that is to be read.
 
     Attributes
@@ -32,7 +32,7 @@ class Wanted:
     stop: int
 
     @classmethod
-    def of(cls, shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> Wanted | None:
+    def of(cls, shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> Selection | None:
         """The box at `offsets` of the size `lengths`; None if it is empty, or not inside of the array."""
         if not len(shape) == len(offsets) == len(lengths):
             return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.framed import framed_elements
@@ -16,7 +16,6 @@ from streamxf.checkpoint.merging import merged
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader, itemsize_of
-from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -112,7 +111,7 @@ class Checkpoint(BoxReader):
         Parameters
         ----------
         listing : bool
-            Whether it is only to be looked at: then an encrypted one needs no keys, and nothing of it is authenticated.
+            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -147,7 +146,7 @@ class Checkpoint(BoxReader):
     # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
-        """A handle for an item, by which it is read; raises KeyError if there is none of that name."""
+        """A handle that reads an item; raises KeyError if no item has that name."""
         item = self.items[name]
         if isinstance(item, TensorItem):
             return TensorHandle(self, name, item, self.framework)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamxf.checkpoint.boxes import Wanted
+from streamxf.checkpoint.boxes import Selection
 from streamxf.stream.blocks import Blocks
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ class Elements:
         out : array
             Of the shape `lengths`, and of any dtype of `itemsize` bytes; any strides.
         """
-        wanted = Wanted.of(self.shape, offset, lengths)
+        wanted = Selection.of(self.shape, offset, lengths)
         if wanted is None:  # it has no elements
             return
         begin = self.origin + wanted.start * self.itemsize
@@ -77,7 +77,7 @@ class Elements:
                 yield partial(self._scatter, decode, length, start, wanted, out), length
 
     def _scatter(
-        self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Wanted, out: Array
+        self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Selection, out: Array
     ) -> None:
         buffer = _buffers.take(length)
         data = memoryview(buffer)[:length]
@@ -96,7 +96,7 @@ class Elements:
 
 
 def unsigned(itemsize: int) -> np.dtype[Any]:
-    """A dtype for elements of that many bytes that are moved and not looked at."""
+    """A dtype for elements of that many bytes that are only moved."""
     return _UNSIGNED[itemsize]
 
 

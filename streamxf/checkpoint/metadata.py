@@ -60,7 +60,7 @@ class Metadata:
     modules : tuple of str
         Third-party packages that provide codecs.
     authenticated : bool
-        Whether somebody vouches for it: false where it is encrypted and there are no keys, and where nothing could.
+        Whether it was vouched for: false where it is encrypted and there are no keys, and where nothing can be.
     wrapped : mapping of bytes to str
         The wrapped data keys by their ids, that of the process that published first.
     vouchers : str
@@ -105,7 +105,7 @@ def read_metadata(
     name : str
         ``.metadata`` or ``__<rank>.metadata``.
     listing : bool
-        Whether it is only to be looked at: then an encrypted one needs no keys.
+        Whether it is only to be listed: then an encrypted one needs no keys.
     rank : int, optional
         Whose it must be, where the name is another one.
 

@@ -1,8 +1,9 @@
-"""What a folder lies on: which file system, and whether processes on other machines may see the same folder."""
+"""What a folder lies on: which file system, what is free there, and whether other machines may see the same folder."""
 
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _OF_ONE_MACHINE = frozenset(
         "",  # where the system does not tell
     }
 )
+
+_PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "exfat"})
+"""They store each byte of a file. Others may compress, or may lie on one that does."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,46 @@ def mounted(device: int) -> tuple[str, str]:
                 kind, source = system.split()[:2]
                 return kind, source
     return "", ""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A file system, as one process sees it.
+
+    Attributes
+    ----------
+    name : tuple of str
+        Two processes that have the same write to the same file system. Not always the other way round.
+    free : int
+        Bytes that this process may still fill.
+    plain : bool
+        Whether files take what they are long; if not, they may take less.
+    """
+
+    name: tuple[str, ...]
+    free: int
+    plain: bool
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> Volume | None:
+        """That of a folder; None where the system cannot tell what is free."""
+        if not hasattr(os, "statvfs"):  # Windows
+            return None
+        try:
+            facts, device = os.statvfs(folder), os.stat(folder).st_dev
+        except OSError:
+            return None
+        if not facts.f_blocks:  # a file system that has no size, and says 0 for all of it
+            return None
+        blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
+        kind, source = mounted(device)
+        name = (kind, source) if kind in SHARED else (_machine(), str(device))
+        return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
+
+
+def _machine() -> str:
+    """What no other running machine has: containers on several may have one host name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()

@@ -149,7 +149,7 @@ class ItemOpener:
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
     def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
-        """The same for who has the item's stored bytes."""
+        """The same for a caller that has the item's stored bytes."""
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks

@@ -203,7 +203,7 @@ def itemsize_of(item: TensorItem) -> int:
 
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
-    """An array for elements of a tensor, which are moved and not looked at.
+    """An array for elements of a tensor, which are only moved.
 
     Raises
     ------

@@ -59,7 +59,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
     file = io.BytesIO(pickled)
     with collector_paused():
         try:
-            content = _Unpickler(file).load()
+            content = _StockUnpickler(file).load()
         except MetadataError:
             raise
         except Exception as error:  # whatever a damaged pickle makes the unpickler raise
@@ -76,14 +76,14 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
 # -- unpickling ----------------------------------------------------------------------------------------------
 
 
-class _Frozen(type):
+class _Sealed(type):
     """A class that a pickle cannot change."""
 
     def __setattr__(cls, name: str, value: object) -> NoReturn:
         raise MetadataError("the metadata changes a class: it is hostile")
 
 
-class _Record(metaclass=_Frozen):
+class _Record(metaclass=_Sealed):
     """Stands for an instance of one of DCP's classes, and holds its state."""
 
     __slots__ = ("state",)
@@ -104,7 +104,7 @@ class _MemoryFormat(NamedTuple):
     value: int
 
 
-class _Call:
+class _Callable:
     """Stands for something that a pickle calls; made for each file, so that what a pickle does to it does not last."""
 
     __slots__ = ("_call",)
@@ -121,7 +121,7 @@ def _ignore(*parts: object) -> None:
 
 
 _CLASSES = {
-    name: _Frozen(name, (_Record,), {"__slots__": ()})
+    name: _Sealed(name, (_Record,), {"__slots__": ()})
     for name in (
         *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
@@ -143,10 +143,10 @@ _CALLS = _NAMED | _PATHS
 _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
 
 
-class _Unpickler(pickle.Unpickler):
+class _StockUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (call := _CALLS.get((module, name))) is not None:
-            return _Call(call)
+            return _Callable(call)
         if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):
             return _Dtype(name)
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):

@@ -200,8 +200,8 @@ class Storage:
     def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
         """The names directly in the folder, without those of folders, each with its size in bytes.
 
-        The size is None for what is not a regular file, a link say, and where the file system does not tell. A folder
-        that is not there has no files.
+        The size is None for what is not a regular file, such as a link, and where the file system reports none. A
+        folder that is not there has no files.
 
         Parameters
         ----------
@@ -276,7 +276,7 @@ class Storage:
                 raw.seek(0)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
-                    raise UnsupportedError("the file does not know its size", file=self.full(name)) from error
+                    raise UnsupportedError("the file has no known size", file=self.full(name)) from error
                 raise
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
@@ -356,7 +356,7 @@ class Storage:
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def version(self, name: str = "") -> object:
-        """What changes when anybody writes to a file of this folder, or to this file itself, or replaces it.
+        """A value that changes when a file of this folder, or this file itself, is written to or replaced.
 
         Times of writing alone would not do: programs that copy files set them back.
         """

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 from streamxf.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -25,8 +23,8 @@ EXAMPLES = (
 
 
 def diff(
-    a: PathArgument,
-    b: PathArgument,
+    a: options.Path,
+    b: options.Path,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,13 +45,13 @@ def diff(
             "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
         ),
     ] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
@@ -72,8 +70,8 @@ def diff(
             found = compare(
                 a,
                 b,
-                keys=keys_at(key),
-                trust=keys_at(trust),
+                keys=key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 encrypted=(not plain_a, not plain_b),
@@ -115,13 +113,10 @@ def _print(found: Difference, top: int) -> None:
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-    from rich.text import Text
-
-    from streamxf.wording import printable
 
     table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
     for change in changed[:top]:
-        table.add_row(show.name(change.name), *(Text(printable(cell)) for cell in _cells(change)))
+        show.row(table, show.name(change.name), *_cells(change))
     show.console().print(table)
     if len(changed) > top:
         show.console().print(f"{len(changed) - top:,} more changed")

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import TensorItem
 
@@ -40,7 +38,7 @@ def _chosen(text: str | None) -> str | None:
 
 
 def inspect(
-    path: PathArgument,
+    path: options.Path,
     tree: Annotated[bool, typer.Option("--tree", help="Group by module; layers that are alike share a line.")] = False,
     depth: Annotated[
         int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, only so many levels of modules.")
@@ -73,11 +71,11 @@ def inspect(
             "several with commas. Implies --values.",
         ),
     ] = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    json: options.Json = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
@@ -94,20 +92,19 @@ def inspect(
     if html is not None:
         _check_page(html)
     values = values or fail_on is not None
-    keys, trusted = keys_at(key), keys_at(trust)
     try:
         with show.progress("Counting values", json or not values) as bar:
             summary = look(
                 path,
-                keys,
-                trust=trusted,
+                key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 values=values,
                 progress=bar,
             )
     except UnsupportedError:
-        plain = _plain(path, keys, trusted, allow_unsigned)
+        plain = _plain(path, key, trust, allow_unsigned)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
         _show_plain(plain, json)

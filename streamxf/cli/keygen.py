@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.options import JsonOption
 from streamxf.errors import KeyFileError, ParameterError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def keygen(
         bool,
         typer.Option("--passphrase", help="Protect the file by a passphrase; STREAMXF_PASSPHRASE gives it unasked."),
     ] = False,
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> int:
     """Make a new key.
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import facts, show
+from streamxf.cli import facts, options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    JsonOption,
-    KeyOption,
-    PathArgument,
-    RequireOption,
-    SaveIdOption,
-    SignerOption,
-    TargetArgument,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -35,8 +21,8 @@ EXAMPLES = (
 
 
 def salvage(
-    path: PathArgument,
-    target: TargetArgument,
+    path: options.Path,
+    target: options.Target,
     partial: Annotated[
         bool, typer.Option("--partial", help="Take tensors of which only some shards are whole: the rest is zero.")
     ] = False,
@@ -65,15 +51,15 @@ def salvage(
             "several.",
         ),
     ] = None,
-    chain: ChainOption = None,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    expect_save_id: SaveIdOption = None,
-    json: JsonOption = False,
+    chain: options.Chain = None,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    expect_save_id: options.SaveIds = None,
+    json: options.Json = False,
 ) -> int:
     """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
 
@@ -84,18 +70,15 @@ def salvage(
 
     if writer_id and not without_metadata:
         raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
-    options: dict[str, Any] = {
-        "encrypt_to": keys_at(encrypt_to),
-        "signer": key_at(signer),
-        "keys": keys_at(key),
-        "trust": keys_at(trust),
-    }
     with show.progress("Salvaging", json) as bar:
         found, written = salvage_to(
             path,
             target,
             chain,
-            **options,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
@@ -113,5 +96,5 @@ def _print(path: str, target: str, found: Salvaged, written: Converted | None, j
     if json:
         show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)})
         return
-    show.report(str(found), not found.damaged, path)
+    show.report(str(found), not found.damaged)
     show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

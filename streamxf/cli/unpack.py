@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 
 EXAMPLES = (
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
@@ -20,7 +18,7 @@ EXAMPLES = (
 
 
 def unpack(
-    source: PathArgument,
+    source: options.Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False, help="What to write, or its URL.")],
     format: Annotated[
         Literal["safetensors", "torch", "huggingface", "dcp"] | None,
@@ -50,11 +48,11 @@ def unpack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is there; of folders only Hugging Face ones.")
     ] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    json: options.Json = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
@@ -76,8 +74,8 @@ def unpack(
             shard_size=units.size(shard_size),
             skip_objects=skip_objects,
             overwrite=overwrite,
-            keys=keys_at(key),
-            trust=keys_at(trust),
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             progress=bar,

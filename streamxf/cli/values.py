@@ -97,7 +97,7 @@ class Rows:
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
         row = (*more, *(figures[place] for place in self._shown), bars)
-        self._table.add_row(show.name(name, style), *(Text(cell, style=style) for cell in row))
+        show.row(self._table, show.name(name, style), *row, style=style)
 
     def print(self) -> None:
         """Print it."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import Require
-from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike

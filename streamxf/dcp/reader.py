@@ -20,13 +20,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.save_ids import SaveIds
 from streamxf.checkpoint.storage import Storage, StoredFile, check_local
 from streamxf.collector import collector_paused
 from streamxf.dcp.border import told
@@ -113,7 +112,7 @@ class ChainReaderMixin:
 
         Notes
         -----
-        For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
+        For metadata that is there but cannot be used, the result raises the reason as soon as it is used: DCP
         would take an exception here for a missing file, and its reason would be lost.
         """
         self.save_id = None
@@ -161,7 +160,7 @@ class ChainReaderMixin:
 
     @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same save, as far as the planner has not made their plans anew.
+        """Check that all ranks read the same save, unless the planner has made new plans.
 
         Raises
         ------
@@ -169,12 +168,14 @@ class ChainReaderMixin:
             If storage showed them different metadata, because it is being overwritten or does not tell the truth.
         """
         if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
-            raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
+            raise MetadataError(
+                "the ranks found the metadata of different saves; is another process saving to this folder?"
+            )
         return plans
 
     @told
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the plan's items. After an error the targets hold anything: old values, new ones, or a mixture.
+        """Read the plan's items. After an error the targets may hold old values, new ones, or a mixture.
 
         Raises
         ------
@@ -373,7 +374,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
-        For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
+        For what is encrypted. With keys, what is not encrypted is refused, so that nothing unencrypted can be slipped
+        in.
     trust : VerifyKey or location, or several
         Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
         here, so must everything else.
@@ -383,7 +385,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
     weights_only : bool
-        Whether items that are no tensors are limited to what ``torch.load(weights_only=True)`` allows. False lets
+        Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use besides.

@@ -98,7 +98,7 @@ class Registry(ExtensionRegistry):
     def split(
         self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
     ) -> tuple[list[Descriptor], list[str]]:
-        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
+        """Split an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
         extensions. Imports nothing.
 
         Raises
@@ -108,7 +108,7 @@ class Registry(ExtensionRegistry):
         DescriptorError
             If one is not well formed, or there are too many.
         UnsupportedError
-            If a foreign extension stands between or behind the codecs of the chain.
+            If a foreign extension is between or after the codecs of the chain.
         """
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
@@ -116,14 +116,14 @@ class Registry(ExtensionRegistry):
         foreign: list[str] = []
         for text in descriptors:
             if not isinstance(text, str):
-                raise DescriptorError("an item's descriptors are not text")
+                raise DescriptorError("an item's descriptors are not strings")
             name = text.partition("/")[0]
             if name in self.extensions and not self.codecs.knows(name):
                 foreign.append(text)
             elif foreign:
                 raise UnsupportedError(
-                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions "
-                    "stand before the first codec"
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
                 )
             else:
                 descriptor = Descriptor.parse(text)

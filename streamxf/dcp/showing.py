@@ -35,8 +35,8 @@ def check_progress(progress: ProgressLike) -> ProgressLike:
 
 @contextmanager
 def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
-    """Who is to be told: the object itself, a bar for True, or nobody. The bar is on rank 0, and where there are no
-    ranks.
+    """The object that reports progress: the given one, a bar for True, or None. The bar is on rank 0, and where there
+    are no ranks.
     """
     if not isinstance(progress, bool):
         yield progress

@@ -13,14 +13,14 @@ from typing import Any
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.publish.present import check_free
@@ -33,8 +33,6 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
-from streamxf.dcp.save.storing import storing
-from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -123,7 +121,7 @@ class ChainWriterMixin:
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
+        """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -172,15 +170,15 @@ class ChainWriterMixin:
         )
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
-        def write(name: str, items: list[WriteItem]) -> list[WriteResult]:
-            return self._write_file(save, name, items, planner)
+        def opening(name: str) -> Any:
+            return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
 
         begin = perf_counter()
         try:
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                results = write_all(write, files, self.thread_count, save)
+                results = save.write_files(files, self.thread_count, opening, planner.resolve_data)
             self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException as error:
@@ -251,13 +249,6 @@ class ChainWriterMixin:
         if needed and needed not in self._warned:
             self._warned.add(needed)
             warnings.warn(text, stacklevel=2)
-
-    def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        with storing(self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")) as raw:
-            results = save.write_file(raw, name, items, planner.resolve_data)
-            begin = perf_counter()
-        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
-        return results
 
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):

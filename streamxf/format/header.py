@@ -308,11 +308,11 @@ def _is_keyed(chain: tuple[str, ...]) -> bool:
 
 @lru_cache(16)
 def _transforms(chain: tuple[str, ...]) -> int:
-    """How many stream transforms come first; raises ContainerError if one stands behind a codec."""
+    """How many stream transforms come first; raises ContainerError if one comes after a codec."""
     marked = [text.startswith("!") for text in chain]
     count = sum(marked)
     if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
-        raise ContainerError("the header's chain has a stream transform behind a codec, or with a reserved name")
+        raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
     return count
 
 

@@ -117,7 +117,7 @@ class ContainerParser:
 
     @property
     def rest(self) -> bytes:
-        """Bytes that were fed and not used; once `complete`, those behind the container."""
+        """Bytes that were fed and not used; once `complete`, those after the container."""
         return bytes(self._buffer)
 
     def finish(self) -> None:

@@ -113,4 +113,4 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
             f"{'their' if len(files) > 1 else 'its'} own."
         )
     if copies := sum(name != item.name for name, item in checkpoint.items.items()):
-        yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank stands behind these names."
+        yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

@@ -171,7 +171,7 @@ def _read_index(storage: Storage, name: str) -> tuple[dict[str, str], dict[str, 
             raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
         data = file.slice(0, file.size).read_at(0, file.size)
     if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
-        raise ContainerError("the index has more lists and objects than any model explains; it was not read")
+        raise ContainerError("the index has more lists and objects than any model needs; it was not read")
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -35,7 +35,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     access : Access
         With what keys, and on what terms, checkpoints of DCP are read, and objects of all formats are unpickled.
     listing : bool
-        Whether it is only to be looked at: then an encrypted checkpoint needs no keys, and is not authenticated.
+        Whether it is only to be listed: then an encrypted checkpoint needs no keys, and is not authenticated.
 
     Raises
     ------

@@ -82,7 +82,7 @@ def parse(data: bytes) -> dict[str, Any]:
     if not data.startswith(b"{"):
         raise ContainerError("the header does not begin with '{', as every safetensors file's does")
     if data.count(b"{") + data.count(b"[") > 16 + len(data) // _BYTES_EACH:
-        raise ContainerError("the header has more lists and objects than tensors explain; it was not read")
+        raise ContainerError("the header has more lists and objects than tensors need; it was not read")
     try:
         content = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:

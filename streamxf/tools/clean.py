@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, metadata_files, rank_of, read_metadata
+from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_files, rank_of, read_metadata
 from streamxf.checkpoint.missing import no_metadata, resumable, unfinished
-from streamxf.checkpoint.publish.leftovers import leftovers
+from streamxf.checkpoint.publish.leftovers import DAY, leftovers, settled
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.publish.names import rank_of as rank_in
-from streamxf.checkpoint.publish.settled import DAY, settled
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError, located
 from streamxf.keys import KeysLike, TrustLike
@@ -124,8 +123,8 @@ def clean(
     with locked(storage) as alone:
         names = _metadata_files(storage)
         files = storage.names()
-        by_name = {name: _named_files(storage, name, access, files) for name in names}
-        named = {*names}.union(*by_name.values())
+        read = {name: _read(storage, name, access) for name in names}
+        named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
         kept = sorted(files.keys() - named - set(found))
@@ -134,7 +133,7 @@ def clean(
         recent = [name for name in found if name not in old]
         found = [name for name in found if name in old]
         for name in names if found and not alone else ():
-            if _named_files(storage, name, access, files) != by_name[name]:
+            if _read(storage, name, access) != read[name]:
                 raise MetadataError(
                     "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; "
                     "try again when that is over",
@@ -171,22 +170,25 @@ def _metadata_files(storage: Storage) -> list[str]:
         raise type(error)(f"{error.message}. {reason}", file=error.file) from error
 
 
-def _named_files(storage: Storage, name: str, access: Access, files: Mapping[str, int | None]) -> set[str]:
-    """The data files that a metadata file names, once all of them were found."""
+def _read(storage: Storage, name: str, access: Access) -> Metadata:
     try:
-        metadata = read_metadata(storage, name, access, listing=True)
+        return read_metadata(storage, name, access, listing=True)
     except PolicyError as error:
         raise PolicyError(f"{error.message}. Nothing was removed", file=error.file) from None
+
+
+def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int | None]) -> set[str]:
+    """The data files that a metadata file names, once all of them were found."""
     ends: dict[str, int] = {path: facts.size for path, facts in metadata.files.items()}
     for item in metadata.items.values() if metadata.index is None else ():
         for place in item.places:
             ends[place.file] = max(ends.get(place.file, 0), place.at + place.size)
-    with located(file=storage.full(name)):
+    with located(file=storage.full(metadata.name)):
         for path, end in ends.items():
             if "/" in path:
                 continue  # nothing in folders is ever removed
             if path not in files:
-                raise _doubtful(f"it names {path}, which is not there")
+                raise _doubtful(f"it names {path}, which is missing")
             size = files[path]
             if size is not None and (size < end or (metadata.index is not None and size != end)):
                 raise _doubtful(f"{path} has {size} bytes, which is not what it says")

@@ -90,7 +90,7 @@ class Archive:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
         sizes = {name: size for name, (_, size, _) in places.items()}
         if sum(sizes.values()) > start:
-            raise NotSavedByTorch("its records lie over one another")
+            raise NotSavedByTorch("its records overlap")
         little = _order_in(file, places, start) == b"little"
         return cls(_read_record(file, places[PICKLE], start), sizes, little, places, start)
 
@@ -132,7 +132,7 @@ class Archive:
         while done < len(out):
             count = file.readinto(out[done:])
             if not count:
-                raise NotSavedByTorch("it ends inside of a record")
+                raise NotSavedByTorch("it ends inside a record")
             done += count
 
 
@@ -179,7 +179,7 @@ def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
         if _WIDE in (size, packed, offset):
             size, packed, offset = _widen(directory[extra_at : extra_at + extra_size], size, packed, offset)
         if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
-            raise NotSavedByTorch("a record of it is compressed, which torch.save does to none")
+            raise NotSavedByTorch("a record of it is compressed, which torch.save never does")
         if offset + _LOCAL.size + name_size + size > stop:
             raise NotSavedByTorch("a record of it reaches beyond its end")
         key = name.lower()  # torch looks them up without regard to case
@@ -210,7 +210,7 @@ def _order_in(file: Any, places: dict[str, _Place], stop: int) -> bytes:
         return b"little"
     order = _read_record(file, places[_BYTEORDER], stop)
     if order not in (b"little", b"big"):
-        raise NotSavedByTorch("it has an order of bytes that torch does not know")
+        raise NotSavedByTorch("its byte order is unknown")
     return order
 
 
@@ -222,7 +222,7 @@ def _begin_of(file: Any, place: _Place, stop: int) -> int:
     offset, size, _ = place
     header = _read_at(file, offset, _LOCAL.size)
     if len(header) < _LOCAL.size or header[:4] != _BEGIN:
-        raise NotSavedByTorch("its directory names a record that is not there")
+        raise NotSavedByTorch("its directory names a record that is missing")
     *_, name_size, extra_size = _LOCAL.unpack(header)
     begin: int = offset + _LOCAL.size + name_size + extra_size
     if begin + size > stop:

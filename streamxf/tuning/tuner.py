@@ -166,7 +166,7 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
     texts = [str(chain) for chain in made]
     for text in texts:
         if texts.count(text) > 1:
-            raise ParameterError(f"the candidate {text or 'no chain'!r} stands twice in chains=")
+            raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
     if len({chain.encryption is None for chain in made}) > 1:
         raise ParameterError(
             "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "

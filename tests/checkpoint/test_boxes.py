@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.checkpoint.boxes import Box, Wanted, boxes_of_run, contiguous_strides
+from streamxf.checkpoint.boxes import Box, Selection, boxes_of_run, contiguous_strides
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -29,11 +29,11 @@ def runs(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> Wanted:
+def wanted(draw: st.DrawFn) -> Selection:
     shape = draw(shapes)
     offsets = [draw(st.integers(0, size - 1)) for size in shape]
     lengths = [draw(st.integers(1, size - at)) for size, at in zip(shape, offsets, strict=True)]
-    made = Wanted.of(shape, offsets, lengths)
+    made = Selection.of(shape, offsets, lengths)
     assert made is not None
     return made
 
@@ -52,7 +52,7 @@ def test_a_run_is_split_into_boxes_in_order(run: tuple[tuple[int, ...], int, int
 
 
 @given(wanted(), st.data())
-def test_the_parts_of_runs_are_what_is_wanted(box: Wanted, data: st.DataObject) -> None:
+def test_the_parts_of_runs_are_what_is_wanted(box: Selection, data: st.DataObject) -> None:
     """However the run is cut, each wanted element comes once, and nothing else."""
     right = elements(box.shape, box.box)
     assert (box.start, box.stop) == (right[0], right[-1] + 1)
@@ -73,7 +73,7 @@ def test_the_parts_of_runs_are_what_is_wanted(box: Wanted, data: st.DataObject) 
     [((0, 0), (0, 5)), ((0, 0), (4, 6)), ((-1, 0), (2, 5)), ((3, 0), (2, 5)), ((0,), (4,)), ((0, 0, 0), (4, 5, 1))],
 )
 def test_a_box_that_is_empty_or_does_not_fit_is_none(offsets: tuple[int, ...], lengths: tuple[int, ...]) -> None:
-    assert Wanted.of((4, 5), offsets, lengths) is None
+    assert Selection.of((4, 5), offsets, lengths) is None
 
 
 @given(st.lists(st.integers(0, 4), max_size=5))

@@ -16,7 +16,7 @@ import pytest
 from streamxf.checkpoint import mounts
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import lock
-from streamxf.checkpoint.publish.settled import DAY, settled
+from streamxf.checkpoint.publish.leftovers import DAY, settled
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
 

@@ -442,4 +442,4 @@ def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(content()))
     os.truncate(tmp_path / ".metadata", MAX_METADATA + 1)
     with pytest.raises(MetadataError, match=f"{MAX_METADATA} are allowed"):
-        streamxf.FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+        streamxf.Checkpoint(tmp_path)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,18 +255,3 @@ class _XorReader(io.RawIOBase):
         data = self._input.read(len(buffer))
         buffer[: len(data)] = data.translate(self._table)
         return len(data)
-
-
-# -- the second decoder --------------------------------------------------------------------------
-
-
-def reference_decoder() -> Any:
-    """tests/reference_decoder.py, which is no part of any package."""
-    path = Path(__file__).parents[1] / "reference_decoder.py"
-    spec = importlib.util.spec_from_file_location("streamxf_reference_decoder", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name while it is being executed
-    spec.loader.exec_module(module)
-    return module

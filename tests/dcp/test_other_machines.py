@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
 def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://meanwhile"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    clean_module = streamxf.dcp.clean
+    clean_module = import_module("streamxf.tools.clean")
     settled = clean_module.settled
 
     def late(*arguments: Any) -> Any:

@@ -56,7 +56,7 @@ def test_bytes_and_items(tmp_path: Path, chain: str, threads: int) -> None:
     names = {codec.name for codec in extensions if isinstance(codec, streamxf.Codec)}
     assert set(report.codec_seconds) == names
     assert all(seconds > 0 for seconds in report.codec_seconds.values())
-    assert (report.peak_blocks > 1) == bool(names)
+    assert (report.peak_blocks > 0) == bool(names)
     json.dumps(report.to_dict(), allow_nan=False)
     assert "3" in str(report).splitlines()[1]
 

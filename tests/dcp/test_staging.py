@@ -22,8 +22,7 @@ import streamxf
 from streamxf import Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
 from streamxf.coder import StreamCoder
 from streamxf.dcp.save import datafile, sources, staging
-from streamxf.dcp.save.ring import Buffer, Ring
-from streamxf.dcp.save.staging import SMALL, DeviceSource, Staging
+from streamxf.dcp.save.staging import SMALL, Buffer, DeviceSource, Ring, Staging
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.stream.container import BlockReader, read_header, stream_info

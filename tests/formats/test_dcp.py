@@ -147,7 +147,7 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
             assert reader.load_object(f"only.{rank}") == rank
     assert contents.notes == (
         "It was saved without collectives: 3 ranks with metadata of their own.",
-        "4 items of a name that lower ranks use, too: the rank stands behind these names.",
+        "4 items of a name that lower ranks use, too: the rank is appended to these names.",
     )
 
 

@@ -1,15 +1,16 @@
-"""One file replaced in one step, so that who reads sees the old one or the new one, whole."""
+"""One file replaced in one step, so that readers see the old one or the new one; and what has to reach the disk besides
+its bytes: the names in its folder, and the folder's own name.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from streamxf.checkpoint.publish.durable import sync_folder
 
 ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Storage where a put replaces an object in one step."""
@@ -18,6 +19,11 @@ RENAMES = frozenset({"sftp", "ssh"})
 """Where a rename does, by the extension posix-rename@openssh.com."""
 
 Check = Callable[[], object]
+
+# Network file systems among them cannot sync a folder, and some let nobody open it: then its names are as durable as
+# the file system makes them by itself. Anything else, EIO above all, is an error.
+_CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS})
+_MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 
 
 def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None:
@@ -94,3 +100,40 @@ def _share_like(path: Path, descriptor: int) -> None:
             except OSError:
                 mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
     os.fchmod(descriptor, mode)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Bring the names in a folder to the disk, where its file system can do that.
+
+    Raises
+    ------
+    OSError
+        If the disk did not take them.
+    """
+    if os.name == "nt":  # Windows cannot open a folder to sync it
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _MAY_NOT:
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
+    """Those of `folder` and the folders above it that are not there yet, the uppermost last."""
+    path = Path(os.path.abspath(folder))
+    return [place for place in (path, *path.parents) if not place.exists()]
+
+
+def sync_names_of(folders: Iterable[Path]) -> None:
+    """Bring the names of folders themselves to the disk; raises as `sync_folder`."""
+    for parent in dict.fromkeys(folder.parent for folder in folders):
+        sync_folder(parent)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.publish.names import DRAFT, OWN_FILE, made_by_writers, rank_of
-from streamxf.checkpoint.publish.settled import DAY, settled
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 
+DAY = 86_400.0
+"""Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
+
 _SHOWN = 5
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
 
 
 def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) -> list[str]:
@@ -37,7 +45,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
 def find_leftovers(
     storage: Storage, files: Iterable[str], named: Collection[str], rank: int | None, locked: bool
 ) -> list[str]:
-    """What a save that is about to be published will leave behind, asked for before that.
+    """What a save that is about to be published will make superfluous.
 
     Parameters
     ----------
@@ -58,7 +66,7 @@ def find_leftovers(
 
 
 def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
-    """Remove what a save that was published just now leaves behind.
+    """Remove the leftovers of a save that was just published.
 
     Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
     """
@@ -82,3 +90,42 @@ def _files_of(storage: Storage, name: str) -> Collection[str]:
     except (StreamxfError, OSError):
         return ()  # it is damaged, or there is none
     return index.files.keys() if index is not None else ()
+
+
+def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
+    """Those of the files `names` that were last written at least `age` seconds ago.
+
+    A file of which the storage does not tell is not among them, unless `age` is 0.
+    """
+    if not age or not names:
+        return set(names)
+    now = time.time()
+    local = storage.local
+    listed = {} if local is not None else _listed(storage)
+    found = set()
+    for name in names:
+        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or nobody can tell
+            if local is not None:
+                written = os.lstat(os.path.join(local, name)).st_mtime
+            elif (
+                told := next((listed[name][key] for key in _WRITTEN if key in listed.get(name, ())), None)
+            ) is not None:
+                written = _seconds(told)
+            else:  # a request for each
+                written = _seconds(storage.filesystem.modified(storage.inner(name)))
+            if now - written >= age:
+                found.add(name)
+    return found
+
+
+def _listed(storage: Storage) -> dict[str, Mapping[str, Any]]:
+    """What a listing tells of each file. A file system that remembers the one of a moment ago asks for none."""
+    entries = storage.filesystem.ls(storage.path, detail=True)
+    return {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
+
+
+def _seconds(written: Any) -> float:
+    """A moment as a file system of fsspec's gives it, in seconds since 1970."""
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    return written.timestamp() if isinstance(written, datetime) else float(written)

@@ -76,7 +76,7 @@ def check_present(
     if missing:
         raise AbortedError(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
-            "this folder was published meanwhile, or somebody cleaned it up. This one was not published, and what is "
+            "this folder was published meanwhile, or it was cleaned up. This one was not published, and what is "
             "there stays as it is. Save into a folder of its own",
             file=storage.full(missing[0]),
         )

@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import STORED_ATTRIBUTE, Stored
 from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.save.sources import check_storable, dtype_name, has_elements, source_of
+from streamxf.dcp.save.sources import Streamed, check_storable, dtype_name, has_elements, source_of
 from streamxf.dcp.save.staging import Staging
-from streamxf.dcp.save.streamed import Streamed
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
@@ -272,7 +271,7 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
         return
     if data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes:
         raise UnsupportedError(
-            f"the planner gave a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
+            f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )

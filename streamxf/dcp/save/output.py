@@ -1,12 +1,13 @@
-"""One data file that is being written: its position, its size and its digest."""
+"""A data file that is being written: its size and digest, and that nothing of it is stored after an error."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import UnsupportedOperation
 from time import perf_counter
-from typing import IO
+from typing import IO, Any
 
 import crc32c
 from typing_extensions import Buffer
@@ -81,3 +82,45 @@ class OutputFile:
             ):  # an object store has no descriptor: closing the file stores it
                 os.fsync(self._raw.fileno())
         self._meter.io(perf_counter() - begin)
+
+
+@contextmanager
+def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
+    """Open a file for writing; after an error an upload that was begun is aborted.
+
+    A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
+    of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
+
+    Parameters
+    ----------
+    opening : context manager
+        Opens the file, and closes it.
+    """
+    stream: Any = None
+    discarded = False
+    try:
+        with opening as stream:
+            try:
+                yield stream
+            except BaseException as error:
+                discarded = True
+                _discard(stream, error)
+                raise
+    except BaseException as error:
+        if stream is not None and not discarded:  # it could not be closed
+            _discard(stream, error)
+        raise
+
+
+def _discard(stream: Any, error: BaseException) -> None:
+    if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, the ones that upload
+        return
+    try:
+        stream.discard()
+    except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
+        error.add_note(
+            f"the upload of this file could not be aborted ({type(reason).__name__}: {reason}); the store may keep its "
+            "parts until a rule for incomplete uploads removes them"
+        )
+    finally:
+        stream.closed = True  # or it would be completed with what there is

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import IO, Any
 
 import torch
@@ -16,7 +18,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
-from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.save.output import OutputFile, storing
+from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
@@ -146,10 +149,56 @@ class Save:
         if names:
             text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
         for item, reason in list(reasons.items())[:_REASONS]:
-            text += (
-                f" {shown([item])} does not load then either: {reason}; store a list, a dict or a text in its place."
-            )
+            text += f" {shown([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
+
+    def write_files(
+        self,
+        files: Iterable[tuple[str, list[WriteItem]]],
+        threads: int,
+        opening: Callable[[str], AbstractContextManager[Any]],
+        resolve: Callable[[WriteItem], Any],
+    ) -> list[WriteResult]:
+        """Write files, each with its items, in up to `threads` threads, this one among them; returns when all have
+        stopped.
+
+        Parameters
+        ----------
+        opening : callable
+            From a file's name to a context manager that opens it for writing.
+        resolve : callable
+            As in `write_file`.
+
+        Raises
+        ------
+        BaseException
+            The first failure, in any thread. An interrupt of this thread is one, too.
+        """
+        waiting = deque(files)
+        results: dict[str, list[WriteResult]] = {name: [] for name, _ in waiting}
+
+        def work() -> None:
+            while not self.failed:
+                try:
+                    name, items = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    with storing(opening(name)) as raw:
+                        results[name] = self.write_file(raw, name, items, resolve)
+                        begin = perf_counter()
+                    self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+                except BaseException as error:
+                    self.fail(error)
+
+        side_by_side(work, min(threads, len(waiting)), self.fail)
+        cause = self.take_cause()
+        if cause is not None:
+            try:
+                raise cause
+            finally:
+                del cause  # or it would lead to itself, and live until the garbage is collected
+        return [result for each in results.values() for result in each]
 
     def write_file(
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import torch
 from streamxf.buffers import flat_view
 from streamxf.checkpoint.boxes import boxes_of_run
 from streamxf.checkpoint.elements import Array, unsigned
+from streamxf.dcp.frame import frame_of
 from streamxf.dcp.save.staging import Staging
 from streamxf.errors import UnsupportedError
 from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.header import Kind
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
+_STEP = 2**20
 _PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -39,8 +43,7 @@ def check_storable(tensor: torch.Tensor) -> None:
     """Raise UnsupportedError for a tensor that DCP cannot save, or that has no data."""
     if tensor.device.type == "meta":
         raise UnsupportedError(
-            "the tensor is on the device 'meta', so it has no data to save; give it memory first (to_empty), and its "
-            "values"
+            "the tensor is on the device 'meta', so it has no data to save; allocate it first (to_empty), and fill it"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(
@@ -128,3 +131,36 @@ def array_of(tensor: torch.Tensor) -> Array:
     """
     size = tensor.element_size()
     return tensor.view(_PLAIN[size]).numpy().view(unsigned(size))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An item whose bytes come from elsewhere while it is saved, so that it is never held whole.
+
+    Attributes
+    ----------
+    source : ByteSource
+    kind : Kind
+        What it is: a tensor's elements, a framed tensor, or an object.
+    dtype : str
+        Of a tensor.
+    shape : tuple of int
+        Of the shard.
+    """
+
+    source: ByteSource
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+    def write_framed(self, target: Any) -> None:
+        """Write it as torch's own writer would: elements with torch.save's frame around them."""
+        prefix = suffix = b""
+        if self.kind is Kind.TENSOR:
+            prefix, suffix = frame_of(self.dtype, self.shape)
+        target.write(prefix)
+        for start in range(0, self.source.size, _STEP):
+            load = self.source.load(start, min(start + _STEP, self.source.size))
+            target.write(load.take(lambda size: memoryview(bytearray(size))))
+            load.release()
+        target.write(suffix)

@@ -22,10 +22,10 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
+from streamxf.checkpoint.mounts import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import identity_of, planned_bytes
 from streamxf.dcp.save.sources import has_elements, memory_of
-from streamxf.dcp.save.volume import Volume
 from streamxf.errors import NoSpaceError
 from streamxf.format.header import Kind
 from streamxf.stream.encoder import ContainerEncoder
@@ -146,7 +146,7 @@ def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) 
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
         f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
-        "room. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
+        "space. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
         file=os.fspath(folder),
     )
 

@@ -1,22 +1,71 @@
 """`Staging`: tensors on an accelerator go to the host block by block, while blocks before them are being encoded.
 
-The copies run on a stream of their own, into pinned memory, and a block is encoded as soon as the event behind its copy
+The copies run on a stream of their own, into pinned memory, and a block is encoded as soon as the event after its copy
 has come. Which buffer may be filled again, and when, is the business of `Ring`; only `CudaCopies` calls the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 import torch
 
 from streamxf import engine
 from streamxf.buffers import flat_view
-from streamxf.dcp.save.ring import Buffer, Ring
 from streamxf.stream.encoder import Load
 
 SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory for one block.
+
+    Attributes
+    ----------
+    memory : memoryview
+    handle : object
+        The same memory, for whoever copies into it.
+    """
+
+    memory: memoryview
+    handle: Any
+
+
+class Ring:
+    """Buffers that are made when they are first needed, and lent out again when they come back.
+
+    One thread takes them; any thread gives them back.
+
+    Parameters
+    ----------
+    make : callable
+        Makes a buffer.
+    count : int
+        The most that are made.
+    """
+
+    def __init__(self, make: Callable[[], Buffer], count: int) -> None:
+        self._make = make
+        self._left = count
+        self._free: SimpleQueue[Buffer] = SimpleQueue()
+
+    def take(self) -> Buffer:
+        """A buffer that nobody uses; waits for one where all are lent out."""
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            if self._left:
+                self._left -= 1
+                return self._make()
+            return self._free.get()
+
+    def give(self, buffer: Buffer) -> None:
+        """Say that `buffer` may be filled again."""
+        self._free.put(buffer)
 
 
 class Copies(Protocol):

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from streamxf.checkpoint.opening import Wanted
 from streamxf.dcp.metadata import torch_properties
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.streamed import Streamed
+from streamxf.dcp.save.sources import Streamed
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import MAX_RANK_CHUNKS
 from streamxf.tools.convert.destination import Destination

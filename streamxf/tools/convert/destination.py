@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.publish.durable import missing_folders, sync_names_of
+from streamxf.checkpoint.publish.commit import missing_folders, sync_names_of
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.publishing import warn_unless_in_one_step
@@ -52,7 +52,7 @@ class Destination:
         warn_unless_in_one_step(storage, stacklevel=4)
         return cls(storage, Extensions.of(chain), block_log2_of(block_size), overwrite)
 
-    def check(self, cure: str = "name another target, or allow to replace it (overwrite)") -> None:
+    def check(self, cure: str = "name another target, or replace it (overwrite)") -> None:
         """Refuse to write where there is something that may not be replaced: raises NotADirectoryError for a file, and
         FileExistsError for a checkpoint, of which `cure` says what to do.
         """

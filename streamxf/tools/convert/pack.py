@@ -17,7 +17,7 @@ from streamxf.checkpoint.metadata import GLOBAL, metadata_files, read_metadata
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish.names import made_by_writers
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.streamed import Streamed
+from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import TensorItem

@@ -115,7 +115,7 @@ def fresh(
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
             f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, which have a place "
-            "for them, choose items by only= or prefix=, or allow to leave objects out (skip_objects)"
+            "for them, choose items by only= or prefix=, or leave objects out (skip_objects)"
         )
     _check_fit(tensors)
     metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
@@ -285,9 +285,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
         at = tensor.start + item.size
     made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
-        raise MetadataError(
-            f"the tensors of {shorten(path)} do not stand where they stood when it was packed", item=ITEM
-        )
+        raise MetadataError(f"the tensors of {shorten(path)} are not where they were when it was packed", item=ITEM)
     return made
 
 

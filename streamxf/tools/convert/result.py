@@ -103,7 +103,7 @@ class Unpacked:
     restored : bool
         Whether these are the files that were packed, byte for byte.
     left_out : tuple of str
-        Objects that are not in them, because the format has no place for objects; and files that were packed beside the
+        Objects that are not in them, because the format has no place for objects; and files that were packed with the
         model that was written.
     seconds : float
     notes : tuple of str

@@ -20,10 +20,10 @@ from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes
+from streamxf.dcp.save.output import storing
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
 from streamxf.dcp.save.space import check_size
-from streamxf.dcp.save.storing import storing
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.progress import Progress
 from streamxf.tools.convert.conversion import Conversion, Data, Part

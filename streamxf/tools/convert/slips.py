@@ -1,8 +1,8 @@
 """Slips: what is noted of each data file that is finished, so that a process that was killed need not start over.
 
-A slip stands beside its file until the whole is published, and goes with what else is left over then. It has the form
+A slip is kept next to its file until everything is published, and is then removed with other leftovers. It has the form
 of a metadata file of one rank, that of a rank which no process has, without a pickle. So what reads metadata reads it,
-with every check, and where the data is encrypted nobody can have made it who has no key.
+with every check, and where the data is encrypted, only someone with a key can have made it.
 """
 
 from __future__ import annotations

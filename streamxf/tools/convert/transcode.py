@@ -16,7 +16,7 @@ from streamxf.checkpoint.framed import Framed, find_framed
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.storage import Storage, StoredFile
-from streamxf.dcp.save.streamed import Streamed
+from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Kind
@@ -105,7 +105,7 @@ def transcode(
     NoSpaceError
         If the copy surely does not fit on the disk.
     MetadataError
-        If somebody replaced the source while it was read, with `in_place`.
+        If the source was replaced while it was read, with `in_place`.
     StreamxfError
         If anything about the source is not as it was saved. Nothing was published then.
     """
@@ -145,8 +145,8 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
     def check() -> None:
         if in_place and storage.version(metadata.name) != version:
             raise MetadataError(
-                "the metadata was replaced meanwhile: somebody saves to this folder, or changes its recipients. It was "
-                "left as it is; try again when that is over",
+                "the metadata was replaced meanwhile: another process saves to this folder, or changes its "
+                "recipients. It was left as it is; try again when that is over",
                 file=storage.full(metadata.name),
             )
         check_same(storage, before, versions())

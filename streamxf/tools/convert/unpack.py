@@ -56,8 +56,8 @@ def unpack(
     Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
     state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
 
-    The target takes its place when all of it is written; until then a local one is in a hidden folder beside it, which
-    nobody else may read. A call that failed or was killed starts over.
+    The target takes its place when all of it is written; until then a local one is in a hidden folder next to it, which
+    only you can read. A call that failed or was killed starts over.
 
     Parameters
     ----------

@@ -252,9 +252,7 @@ class _Files:
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:
             if is_kept(name):
-                raise ParameterError(
-                    f"the checkpoint has an item {printable(name)!r}, a name that pack uses for what it keeps"
-                )
+                raise ParameterError(f"the checkpoint has an item {printable(name)!r}, a name that pack reserves")
             if name in self.items:
                 raise UnsupportedError(
                     f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.publish.durable import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.storing import storing
-from streamxf.dcp.save.volume import Volume
+from streamxf.dcp.save.output import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import layout_of
@@ -31,7 +31,7 @@ from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # how the names of files end that hold tensors, or say where they are
 _OF_DCP = (".distcp", ".metadata")
-_EXISTS = "it is there already; name another target, or allow to replace it (overwrite)"
+_EXISTS = "it is there already; name another target, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
@@ -53,8 +53,8 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
         return
     if plan.links:
         raise UnsupportedError(
-            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which a URL has no place for: "
-            "name a local target",
+            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be stored at a "
+            "URL: name a local target",
             file=target.given,
         )
     if not overwrite:
@@ -138,7 +138,7 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "this is a file, and a folder is to be written", str(target))
     names = os.listdir(target) if plan.folder else []
     if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
-        text = "the folder holds other things than a Hugging Face checkpoint; name another one"
+        text = "the folder has files that do not belong to a Hugging Face checkpoint; name another one"
         raise FileExistsError(errno.EEXIST, text, str(target))
 
 
@@ -170,7 +170,7 @@ def _finish_folder(content: Path, plan: Plan) -> None:
 
 
 def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
-    """Let nobody read a folder or a file who could not read the one that it replaces."""
+    """Give a folder or a file the permissions of the one that it replaces."""
     names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
     for name in names:
         if (target / name).exists():
@@ -198,7 +198,7 @@ def _claimed(draft: Path) -> Iterator[Path]:
     """Make the folder `draft`, keep others from it until the end of the block, or of this process, and remove it then,
     unless something in it was replaced and is not carried over.
 
-    Nobody else may look into it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
+    Only its owner can read it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
     AbortedError if another process has it, and FileExistsError if another user made it.
     """
     while True:

@@ -92,7 +92,7 @@ class Difference:
     notes : tuple of str
         In plain sentences, what a reader should know.
     not_compared : tuple of str
-        What else the two paths hold: files beside tensors, say.
+        Other contents of the two paths, such as files beside tensors.
     """
 
     first: str

@@ -66,7 +66,7 @@ class _Comparison:
         if size and id(value) in self._known:
             self._left -= size
             if self._left < 0:
-                raise Incomparable("it holds the same parts so often that comparing them takes too long")
+                raise Incomparable("its parts are shared so often that comparing them would take too long")
         elif size:
             self._known.add(id(value))
 
@@ -111,7 +111,7 @@ def _of_values(first: Any, second: Any, place: str) -> str | None:
     if not single and not isinstance(first, _PLAIN) and cast(Any, type(first)).__eq__ is object.__eq__:
         if first is second:
             return None
-        raise Incomparable(f"objects of {_kind(first)} do not say when they are equal")
+        raise Incomparable(f"objects of {_kind(first)} cannot be compared")
     if first == second or (first != first and second != second):
         return None
     return _said(place, f"{_shown(first)} became {_shown(second)}")

@@ -103,7 +103,7 @@ def number_of(part: str) -> int | None:
 
 
 def _ordered(children: dict[str, _Node]) -> list[tuple[str, _Node]]:
-    """Numbers by their values: some formats sort names as texts."""
+    """Numbers by their values: some formats sort names as strings."""
     numbers = {part: number_of(part) for part in children}
     if any(number is None for number in numbers.values()):
         return list(children.items())

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.access import Access, SaveIds
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, ParameterError, located
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike

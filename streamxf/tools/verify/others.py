@@ -90,7 +90,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
         if share is not None:
             share.finish()
     except FileNotFoundError:
-        findings.damage(ContainerError("the index names this file, and it is not there"), name)
+        findings.damage(ContainerError("the index names this file, which is missing"), name)
     except (OSError, ForeignError) as error:
         findings.damage(error, name)
     call.findings.add(findings)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.save_ids import SaveIds
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import huggingface
@@ -58,7 +57,7 @@ def verify(
         The checkpoint's folder or file, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. Without them everything is checked that needs no key: sizes, digests, structure and the
-        CRC of each block, which show accidents, but not what somebody altered on purpose.
+        CRC of each block, which find accidents, but not deliberate changes.
     trust, allow_unsigned, require
         As in `FileSystemReader`.
     expect_save_id : str or several, optional

@@ -58,7 +58,7 @@ def test_stock_dcp(run, tmp_path, checkpoint):
         (["x.pt", "--only", "nothing"], "nothing to write"),
         (["there.pt"], "it is there already"),
         (["folder", "--format", "torch", "--overwrite"], "not a regular file"),
-        (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "other things"),
+        (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "do not belong"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -74,7 +74,7 @@ def twice_in_a_file(kept: dict[str, Any]) -> None:
 NOTHING = [[], [], None]
 OUT = "does not belong in the folder"
 LEADS_OUT = "leads out of the folder"
-ELSEWHERE = "do not stand where they stood"
+ELSEWHERE = "are not where they were"
 FORGED: dict[str, tuple[Forge, str]] = {
     "up": (file_named("../evil"), OUT),
     "from the root": (file_named("/tmp/evil"), OUT),
