@@ -92,12 +92,8 @@ class Job(Generic[T]):
             self._over.acquire()
 
     def result(self, timeout: float = -1) -> T:
-        """Wait for the call, and return or raise what it did.
-
-        Raises
-        ------
-        TimeoutError
-            If it is not over after `timeout` seconds.
+        """Wait for the call, and return or raise what it did. Raises TimeoutError if it is not over after `timeout`
+        seconds.
         """
         if not self.finished and not self._over.acquire(timeout=timeout):
             raise TimeoutError(f"the job did not end within {timeout} s")

@@ -25,7 +25,6 @@ class Share:
     ----------
     progress : Progress
         Expects `size` already.
-    size : int
     """
 
     __slots__ = ("_left", "_lock", "_progress")
@@ -56,7 +55,6 @@ class Shares:
 
     Parameters
     ----------
-    progress : Progress
     sizes : dict
         What to expect of each item; it is used up.
     """
