@@ -56,7 +56,8 @@ class Descriptor:
 
     @classmethod
     def parse(cls, text: str) -> Descriptor:
-        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format allows.
+        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format
+        allows.
         """
         bound, marker, fragment = text.partition("#")
         if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:

@@ -113,7 +113,8 @@ class ContainerParser:
         return bytes(self._buffer)
 
     def finish(self) -> None:
-        """Say that no more bytes will come. Raises ContainerError if the container is not complete, or bytes follow it.
+        """Say that no more bytes will come. Raises ContainerError if the container is not complete, or bytes follow
+        it.
         """
         if not self.complete:
             raise ContainerError("the container is truncated: its end is missing")

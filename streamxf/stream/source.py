@@ -33,7 +33,8 @@ class PositionalFile(Protocol):
 
 
 class _LocalFile:
-    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at once.
+    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at
+    once.
     """
 
     parallel = True
