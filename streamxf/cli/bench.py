@@ -38,13 +38,11 @@ def bench(
         ),
     ] = None,
     at: Annotated[
-        str, typer.Option("--at", metavar="FOLDER", help="Where to save; a folder is made there, and removed again.")
+        str, typer.Option("--at", metavar="FOLDER", help="Where to save; a temporary folder is made there.")
     ] = ".",
     size: Annotated[
         int,
-        typer.Option(
-            "--size", metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB; it is in memory."
-        ),
+        typer.Option("--size", metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB."),
     ] = "256MiB",  # type: ignore[assignment]  # a parser reads the default, too
     runs: Annotated[int, typer.Option("--runs", min=1, metavar="N", help="Timed saves and loads of each chain.")] = 3,
     threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="The writer's thread_count.")] = 1,
@@ -55,11 +53,11 @@ def bench(
     allow_unsigned: options.Unsigned = False,
     json: options.Json = False,
 ) -> int:
-    """Really save and load some data through several chains, and say which suits it and this disk.
+    """Save and load some data through several chains, and recommend one for this data and disk.
 
     The chains take turns, and medians count. Saves are synced to the disk, and loads read from it, not from the cache.
-    Every load is compared bit for bit. While it runs it needs the disk that its saves take, twice the memory of --size,
-    and nothing else should be busy.
+    Every load is compared bit for bit. It needs disk space for its saves and memory for twice --size, and nothing else
+    should be running.
     """
     from streamxf.cli.portion import portion_of, random_weights
     from streamxf.cli.timing import measure

@@ -20,13 +20,12 @@ ChainsOption = Annotated[
         "--chain",
         metavar="CHAIN",
         autocompletion=options.codecs_behind,
-        help="A chain to try, as in floatzip or zstd:level=3+checksum+encrypt; '' is none. May be given several times; "
+        help="A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several "
+        "times; "
         "by default some of each kind.",
     ),
 ]
-EncryptOption = Annotated[
-    bool, typer.Option("--encrypt", help="Let the chains that are tried by default encrypt, too.")
-]
+EncryptOption = Annotated[bool, typer.Option("--encrypt", help="Let the default chains encrypt, too.")]
 
 
 def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:

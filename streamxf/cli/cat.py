@@ -38,10 +38,10 @@ def cat(
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
 ) -> int:
-    """Decode a file that streamxf.open wrote, and write what it holds to the standard output.
+    """Decode a file that streamxf.open wrote, to the standard output.
 
-    Each block is checked before it is written. Where one is damaged the command ends there with exit code 1, so what
-    was written before is the beginning of what was stored.
+    Each block is checked before it is written. At a damaged block the command ends with exit code 1, and what was
+    written so far is intact.
     """
     from streamxf.errors import located
     from streamxf.keys import KeyRing

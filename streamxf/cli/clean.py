@@ -25,15 +25,17 @@ EXAMPLES = (
 
 def clean(
     path: options.Path,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Remove nothing; say what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")
+    ] = False,
     min_age: Annotated[
         float | None,
         typer.Option(
             "--min-age",
             metavar="TIME",
             parser=units.seconds,
-            help="How long nobody may have written to a file for it to be a leftover: 90s, 30m, 2h, 1d. By default 0 "
-            "where a lock keeps saves away meanwhile, and 1d elsewhere: object stores, network file systems.",
+            help="The minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and "
+            "1d elsewhere: object stores, network file systems.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
@@ -42,10 +44,10 @@ def clean(
     allow_unsigned: options.Unsigned = False,
     json: options.Json = False,
 ) -> int:
-    """Remove what saves that failed, or were killed, left in a checkpoint's folder.
+    """Remove what failed and killed saves left in a checkpoint's folder.
 
-    It says which files these are, and asks first. What the checkpoint consists of stays, and so does what no writer of
-    checkpoints makes. The next save removes leftovers, too. Where a checkpoint is not whole nothing is removed.
+    It lists these files, and asks first. The checkpoint's own files stay, and so do files that no writer makes. The
+    next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
     """
     from streamxf.tools.clean import clean as tool
 

@@ -28,16 +28,20 @@ def diff(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
+            "--only",
+            metavar="PATTERN",
+            help="Only items whose names match, such as '*.weight'; may be given several times.",
         ),
     ] = None,
     prefix_a: Annotated[
         str,
-        typer.Option("--prefix-a", metavar="TEXT", help="Only what A has behind this prefix, by the rest of its name."),
+        typer.Option(
+            "--prefix-a", metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."
+        ),
     ] = "",
     prefix_b: Annotated[str, typer.Option("--prefix-b", metavar="TEXT", help="The same for B.")] = "",
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="How many items of a kind to list; --json has all.")
+        int, typer.Option("--top", metavar="N", min=0, help="How many items of each kind to list; --json has all.")
     ] = 20,
     values: Annotated[
         bool,

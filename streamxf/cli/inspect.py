@@ -39,9 +39,9 @@ def _chosen(text: str | None) -> str | None:
 
 def inspect(
     path: options.Path,
-    tree: Annotated[bool, typer.Option("--tree", help="Group by module; layers that are alike share a line.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Group by module; equal layers share a line.")] = False,
     depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, only so many levels of modules.")
+        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, the number of levels of modules.")
     ] = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=0, help="How many of the largest tensors to list.")
@@ -50,7 +50,7 @@ def inspect(
     html: Annotated[
         str | None,
         typer.Option(
-            "--html", metavar="FILE", help="Write a page to look at: a treemap of sizes, and the ratio layer by layer."
+            "--html", metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."
         ),
     ] = None,
     values: Annotated[
@@ -79,11 +79,11 @@ def inspect(
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
-    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, a folder of Hugging Face, or a file
-    that streamxf.open wrote. Only metadata is read, so it takes a moment, and no keys are needed. With --values, all
-    tensors are read as well.
+    It may be a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
+    file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read as
+    well.
 
-    Ratio is stored bytes over bytes in memory, of tensors.
+    The ratio is stored bytes divided by bytes in memory, of tensors.
 
     Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
     """

@@ -41,19 +41,22 @@ def keygen(
         typer.Option(
             "--public",
             metavar="FILE",
-            help="The file for the public half of a pair; by default beside the secret one, with the ending .pub.",
+            help="The file for the public half of a pair; by default next to the secret one, with the suffix .pub.",
         ),
     ] = None,
     passphrase: Annotated[
         bool,
-        typer.Option("--passphrase", help="Protect the file by a passphrase; STREAMXF_PASSPHRASE gives it unasked."),
+        typer.Option(
+            "--passphrase",
+            help="Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE.",
+        ),
     ] = False,
     json: options.Json = False,
 ) -> int:
     """Make a new key.
 
-    The secret goes into the file, readable for you only, and nowhere else. Keep a copy in a safe place: without its key
-    a checkpoint is lost.
+    The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
+    its key a checkpoint is lost.
     """
     from streamxf.cli.keys import new_passphrase
     from streamxf.keys.file import write_key

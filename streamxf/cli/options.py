@@ -73,8 +73,8 @@ Chain = Annotated[
         "--chain",
         metavar="CHAIN",
         autocompletion=codecs_behind,
-        help="The codecs to store with, as in floatzip, zstd:level=3+checksum or floatzip+encrypt; '' stores without "
-        "any. By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+        help="The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
+        "default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
     ),
 ]
 EncryptTo = Annotated[
@@ -86,13 +86,13 @@ EncryptTo = Annotated[
         help="A key that may read what is written; may be given several times.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
 FileSize = Annotated[
     str,
     typer.Option(
         "--file-size",
         metavar="SIZE",
-        help="What goes into one data file, before the chain: as much has to be done again after a kill.",
+        help="Bytes in one data file, before the chain: at most as much is done again after a kill.",
     ),
 ]
 Key = Annotated[
@@ -103,14 +103,14 @@ Key = Annotated[
         parser=key,
         metavar="LOCATION",
         envvar=KEYS_VARIABLE,
-        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, the place of an installed provider, or prompt. "
-        "May be given several times. Never the key itself: other users can read arguments.",
+        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
+        "May be given several times. Never the key itself: other users could read it.",
     ),
 ]
 Trust = Annotated[
     list[Any] | None,
     typer.Option(
-        "--trust", parser=key, metavar="LOCATION", help="The public key of who may have signed it (file:..., env:...)."
+        "--trust", parser=key, metavar="LOCATION", help="The public key of a trusted signer (file:..., env:...)."
     ),
 ]
 Unsigned = Annotated[
@@ -133,10 +133,10 @@ Signer = Annotated[
 ]
 Vouch = Annotated[
     bool,
-    typer.Option("--vouch", help="Answer for a checkpoint that anybody can have written, since nobody signed it."),
+    typer.Option("--vouch", help="Vouch for a checkpoint that anyone could have written, since it is not signed."),
 ]
 SaveIds = Annotated[
     list[str] | None,
-    typer.Option("--expect-save-id", metavar="ID", help="The only save that this may be."),
+    typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

@@ -30,14 +30,14 @@ def pack(
         typer.Option(
             "--exclude",
             metavar="PATTERN",
-            help="Paths to leave out of a folder, as 'optimizer.pt' or '*.log'; may be given several times.",
+            help="Paths to leave out of a folder, such as 'optimizer.pt' or '*.log'; may be given several times.",
         ),
     ] = None,
     follow_links: Annotated[
         bool,
         typer.Option(
             "--follow-links",
-            help="Pack links that lead to files outside of the folder as these files, as in the hub's cache.",
+            help="Pack links to files outside the folder as these files, as in the hub's cache.",
         ),
     ] = False,
     file_size: options.FileSize = "256MiB",

@@ -39,8 +39,8 @@ def rekey(
     """Encrypt a checkpoint or a file for other keys, and for no one else.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is written again beside itself, without being decrypted, and takes its place in one step. Whoever could read before
-    may have kept what it takes to read the data as it is now.
+    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept what it takes
+    to read the data as it is now.
     """
     from streamxf.tools.rekey.rekey import rekey as change
 

@@ -24,7 +24,7 @@ def salvage(
     path: options.Path,
     target: options.Target,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take tensors of which only some shards are whole: the rest is zero.")
+        bool, typer.Option("--partial", help="Include tensors of which only some shards are intact: the rest is zero.")
     ] = False,
     rank: Annotated[
         int | None,
@@ -32,14 +32,16 @@ def salvage(
     ] = None,
     merge_ranks: Annotated[
         bool,
-        typer.Option("--merge-ranks", help="Where each rank has metadata of its own: you know all are of one save."),
+        typer.Option(
+            "--merge-ranks", help="Where each rank has metadata of its own: you know that all belong to one save."
+        ),
     ] = False,
     without_metadata: Annotated[
         bool,
         typer.Option(
             "--without-metadata",
-            help="Where the metadata cannot be used, look for items in the data files. You then vouch that none of "
-            "them is missing, and none is a stranger's.",
+            help="Find items in the data files, if the metadata cannot be used. You then vouch that no data file is "
+            "missing, and that none was added.",
         ),
     ] = False,
     writer_id: Annotated[
@@ -61,10 +63,10 @@ def salvage(
     expect_save_id: options.SaveIds = None,
     json: options.Json = False,
 ) -> int:
-    """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
+    """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
 
-    Each item is checked as in a load, by itself; what is in the new checkpoint is what was saved. One or two items are
-    in memory at a time. The damaged checkpoint stays as it is, and is read twice. It exits with 1 if anything is lost.
+    Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
+    memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
     """
     from streamxf.convert.salvaged import salvage_to
 

@@ -36,13 +36,13 @@ def transcode(
     require: options.Require = None,
     json: options.Json = False,
 ) -> int:
-    """Write a DCP checkpoint once more, through another chain.
+    """Copy a DCP checkpoint through another chain.
 
     Items are copied block by block, with all checks of a load; no tensor is held whole. Names, shards and objects stay
     as they are.
 
     If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
-    until the new one does; both need room until then.
+    until the new one does; both need space until then.
     """
     from streamxf.tools.convert.transcode import transcode as write
 

@@ -30,8 +30,8 @@ def tune(
             "--bandwidth",
             metavar="RATE",
             parser=units.rate,
-            help="Of the storage: 500MB/s, 2GB/s. By default that of the disk is measured: noise is written there for "
-            "two seconds.",
+            help="Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two "
+            "seconds.",
         ),
     ] = None,
     at: Annotated[
@@ -51,8 +51,8 @@ def tune(
 ) -> int:
     """Estimate which chain suits this data and this storage.
 
-    Chains code a sample of the data, of some MiB; what a save and a load of all of it would take follows from that and
-    from the bandwidth. bench really saves and loads.
+    Each chain codes a sample of the data, some MiB. From that and from the bandwidth follows what a save and a load of
+    all of it would take. bench really saves and loads.
     """
     from streamxf.keys import KeyRing
     from streamxf.tuning.tuner import tune as estimate

@@ -33,20 +33,25 @@ def unpack(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
+            "--only",
+            metavar="PATTERN",
+            help="Only items whose names match, such as '*.weight'; may be given several times.",
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Only what is behind this prefix, by the rest of its name.")
+        str,
+        typer.Option(
+            "--prefix", metavar="TEXT", help="Only items with this prefix, which is removed from their names."
+        ),
     ] = "",
     shard_size: Annotated[
-        str, typer.Option("--shard-size", metavar="SIZE", help="Of tensors in one file of a Hugging Face folder.")
+        str, typer.Option("--shard-size", metavar="SIZE", help="Bytes of tensors in one file of a Hugging Face folder.")
     ] = "5GB",
     skip_objects: Annotated[
-        bool, typer.Option("--skip-objects", help="Leave out what is no tensor, where the format has no place for it.")
+        bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is there; of folders only Hugging Face ones.")
+        bool, typer.Option("--overwrite", help="Replace an existing target; of folders only Hugging Face ones.")
     ] = False,
     key: options.Key = None,
     trust: options.Trust = None,

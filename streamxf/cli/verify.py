@@ -23,10 +23,10 @@ def verify(
     """Read every byte of a checkpoint or file, and say what is damaged.
 
     A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
-    compared; a .safetensors file has none, so only its header is checked. A folder of Hugging Face is checked shard by
+    compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
     shard.
 
-    Without keys everything is checked that needs none; accidents are found, deliberate changes are not.
+    Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
     """
     from streamxf.tools.verify.verify import verify as check
 
