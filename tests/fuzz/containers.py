@@ -20,10 +20,11 @@ from streamxf.buffers import Scratch
 from streamxf.chain import Chain
 from streamxf.codec import Codec, StreamInfo
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import ENCRYPT
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
+from streamxf.registry import CodecRegistry
 
 CHAINS = (
     "",
@@ -39,6 +40,8 @@ CHAINS = (
 EXTREMES = (0, 1, 2, 7, 8, 15, 16, 17, 24, 31, 32, 255, 256, 65535, 65536, 65537, 1 << 20, 1 << 31, 1 << 32, 1 << 48)
 UNPARSED = (struct.error, IndexError, ValueError, OverflowError, StreamxfError)
 
+_REGISTRY = CodecRegistry()
+
 Blocks = list[tuple[bool, bytes]]
 
 
@@ -52,7 +55,8 @@ class _Coding:
     @classmethod
     def of(cls, parts: Parts) -> _Coding:
         texts = parts.chain.decode("ascii").split("\n") if parts.chain else []
-        codecs = tuple(Chain.from_descriptors(texts, data_key_of(parts)))
+        key = data_key_of(parts)
+        codecs = tuple(_REGISTRY.build(one, key) for one in map(Descriptor.parse, texts))
         at = next((at for at, codec in enumerate(codecs) if codec.name == ENCRYPT), len(codecs))
         return cls(codecs[:at], codecs[at:])
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from forge import prefix_of, seal_of
 from reference_keys import parse_vouchers, parse_wrapped
 from samples import KEY
-from sealing import DEK, KEY as SECRET, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
+from sealing import DEK, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
+from sealing import KEY as SECRET
 
 from fuzz import second
 from fuzz.oracle import agree, attempt
