@@ -107,7 +107,7 @@ class Job(Generic[T]):
         return cast("T", result)
 
 
-class Tally:
+class _Tally:
     """What jobs hold of one thing, by job.
 
     Each change is one call into C. An entry goes by itself when its job is no more.
@@ -142,8 +142,8 @@ class Budget:
         self.limit_bytes = size
         # reentrant: the garbage collector, or a signal's handler, may use a stream in the middle of `take`
         self._lock = threading.RLock()
-        self._unfinished = Tally()
-        self._held = Tally()
+        self._unfinished = _Tally()
+        self._held = _Tally()
         self.peak_jobs = 0
         self.peak_bytes = 0
 

@@ -87,13 +87,10 @@ class StoredFile:
             )
         return FileSlice(self.access, at, size)
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes that the file takes on the disk, holes left out; its size where that is not known."""
-        try:
-            return min(self.size, os.fstat(self.raw.fileno()).st_blocks * 512)
-        except (OSError, AttributeError):
-            return self.size
+    def read(self, at: int = 0, size: int | None = None) -> bytes:
+        """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
+        size = self.size - at if size is None else size
+        return self.slice(at, size).read_at(0, size)
 
 
 @dataclass(frozen=True)

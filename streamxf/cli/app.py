@@ -60,8 +60,8 @@ def command_line() -> Any:
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["--help", "-h"]},
-        help="See, check, convert and move checkpoints of PyTorch Distributed Checkpoint.",
-        epilog="Exit codes: 0 fine; 1 damaged, different or failed; 2 it could not begin with what it was given.",
+        help="Inspect, check and convert checkpoints of PyTorch Distributed Checkpoint.",
+        epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 it could not start.",
     )
     app.callback()(_options)
     for panel, modules in PANELS.items():

@@ -64,7 +64,7 @@ def bench(
     from streamxf.keys import KeyRing
 
     if not os.path.isdir(at):
-        raise ParameterError(f"--at {at!r}: there is no such folder")
+        raise ParameterError(f"--at {at!r}: the folder does not exist")
     chains = chains_to_try(chain, encrypt)
     if path is None:
         state = random_weights(size)
@@ -146,4 +146,4 @@ def _print(path: str | None, at: str, found: list[Timing], best: Timing, runs: i
     out.print(f"\nrecommended: {best.side or NO_CHAIN}")
     for each in found:
         if not each.correct:
-            out.print(f"NOT GIVEN BACK BIT FOR BIT by {each.side or NO_CHAIN}: do not save with it")
+            out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")

@@ -39,7 +39,7 @@ def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
     key = Key.generate()
     if texts:
         if encrypt:
-            raise ParameterError("--encrypt is for the chains that are tried by default; write +encrypt behind yours")
+            raise ParameterError("--encrypt is for the default chains; add +encrypt to yours")
         return [Chain.parse(text, key) for text in texts]
     return [Chain([*codecs, Encrypt(key)] if encrypt else codecs) for codecs in CANDIDATES]
 

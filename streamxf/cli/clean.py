@@ -54,7 +54,9 @@ def clean(
     remove = partial(tool, path, keys=key, trust=trust, allow_unsigned=allow_unsigned, min_age=min_age)
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
-        raise ParameterError("nothing is removed unasked: --yes removes, --dry-run says what would be removed")
+        raise ParameterError(
+            "nothing is removed without confirmation: --yes removes, --dry-run lists what would be removed"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report
         report = remove(dry_run=dry_run or asks)

@@ -65,7 +65,7 @@ def diff(
     from; it says what was not compared. An item that cannot be read is listed with the reason, and the others are
     compared.
 
-    Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
+    Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
     """
     from streamxf.tools.diff.diff import diff as compare
 

@@ -85,7 +85,7 @@ def inspect(
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
-    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
+    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
     from streamxf.tools.inspect.inspect import inspect as look
 
@@ -107,12 +107,21 @@ def inspect(
         plain = _plain(path, key, trust, allow_unsigned)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
-        _show_plain(plain, json)
+        if json:
+            show.as_json(plain.as_dict())
+        else:
+            from streamxf.cli import figures
+
+            figures.plain(plain)
         return FINE
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
-    module = _tree(summary) if tree else None
+    module = None
+    if tree:
+        from streamxf.tools.inspect.tree import tree_of
+
+        module = tree_of(summary.contents.items.values())
     if html is not None:
         _write_page(html, summary)
     if json:
@@ -141,7 +150,7 @@ def inspect(
 
 
 def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
-    """What is in a file that streamxf.open wrote; None if it is none."""
+    """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
@@ -152,21 +161,6 @@ def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSumma
     if kind_of(storage) is not Format.PLAIN:
         return None
     return PlainSummary.read(storage, KeyRing.of(keys, trust, allow_unsigned))
-
-
-def _show_plain(plain: PlainSummary, json: bool) -> None:
-    if json:
-        show.as_json(plain.as_dict())
-        return
-    from streamxf.cli import figures
-
-    figures.plain(plain)
-
-
-def _tree(summary: Summary) -> Module:
-    from streamxf.tools.inspect.tree import tree_of
-
-    return tree_of(summary.contents.items.values())
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
@@ -189,10 +183,11 @@ def _check_page(file: str) -> None:
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "there is a file that is not a page of HTML; it was left as it is", file)
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
 
 
 def _write_page(file: str, summary: Summary) -> None:
+    from streamxf.buffers import write_all
     from streamxf.stream.draft import Draft
     from streamxf.tools.inspect.page.page import page_of
 
@@ -200,7 +195,7 @@ def _write_page(file: str, summary: Summary) -> None:
     draft = Draft(file)
     written = False
     try:
-        draft.file.write(text)
+        write_all(draft.file, memoryview(text))
         written = True
     finally:
         draft.finish(written)

@@ -64,7 +64,7 @@ def keygen(
     other = _public_place(file, kind, public)
     for place in (file, other):
         if place is not None and os.path.lexists(place):
-            raise KeyFileError("there is a file already, and a key file is never overwritten; name another", file=place)
+            raise KeyFileError("the file exists, and a key file is never overwritten; name another", file=place)
     key = _drawn(kind)
     half = _half_of(key)
     write_key(file, key, new_passphrase(file) if passphrase else None)
@@ -100,7 +100,7 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
 
 def _drawn(kind: Kind) -> SecretKey:
     from streamxf.keys import Key, PrivateKey, SigningKey
-    from streamxf.keys.pair import HYBRID, X25519
+    from streamxf.keys.derive import HYBRID, X25519
 
     if kind == "symmetric":
         return Key.generate()

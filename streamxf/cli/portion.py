@@ -30,7 +30,7 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
     with open_source(Storage.of(path), Access.of(keys)) as reader:
         boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
-            raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
+            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
         if progress is not None:
             progress.expect(sum(box.size for box in boxes))
         state: State = {}

@@ -49,7 +49,7 @@ def recipients(
     from streamxf.tools.rekey.rekey import recipients as listed
 
     if key is None and (add or remove):
-        raise KeyMissingError("--key has to say what opens the checkpoint: --key file:PATH")
+        raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
     less = [entry if _is_id(entry) else key_at(entry) for entry in remove or ()]
     if add:
         add_recipient(

@@ -45,7 +45,7 @@ def rekey(
     from streamxf.tools.rekey.rekey import rekey as change
 
     if key is None:
-        raise KeyMissingError("--key has to say what opens the checkpoint now: --key file:PATH")
+        raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
     written = change(
         path,
         key,
@@ -61,5 +61,5 @@ def rekey(
     elif written:
         show.console().print(f"rewritten: {', '.join(written)}")
     else:
-        show.console().print("nothing had to change: it was for these keys alone already")
+        show.console().print("nothing changed: it is already for these keys alone")
     return FINE

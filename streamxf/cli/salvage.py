@@ -71,7 +71,9 @@ def salvage(
     from streamxf.convert.salvaged import salvage_to
 
     if writer_id and not without_metadata:
-        raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
+        raise ParameterError(
+            "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
+        )
     with show.progress("Salvaging", json) as bar:
         found, written = salvage_to(
             path,

@@ -63,9 +63,9 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import Name
+    from streamxf.cli.folding import FoldedName
 
-    return Name(printable(text), style)
+    return FoldedName(printable(text), style)
 
 
 def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
@@ -85,6 +85,15 @@ def report(text: str, good: bool) -> None:
     out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
     if rest:
         out.print(rest)
+
+
+def can_show(characters: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -114,4 +123,4 @@ def as_json(facts: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -54,7 +54,7 @@ class Timing:
 def measure(
     state: State, sides: Sequence[Side], folder: Path, runs: int, *, progress: Progress | None = None
 ) -> list[Timing]:
-    """Save and load `state` by every side in turn, `runs` times after one round of warming up.
+    """Save and load `state` by every side in turn, `runs` times after one round to warm up.
 
     Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget.
 

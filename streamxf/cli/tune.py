@@ -58,9 +58,7 @@ def tune(
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
-        raise ParameterError(
-            "--at says where to measure the bandwidth, and --bandwidth gives it: leave one of them out"
-        )
+        raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
     chains = chains_to_try(chain, encrypt)
     ring = KeyRing.of(key, trust, allow_unsigned)
     rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
@@ -75,7 +73,7 @@ def tune(
 
 def _folder_of(path: str) -> str:
     if "://" in path or "::" in path:
-        raise ParameterError("the bandwidth of a URL is not measured: --bandwidth gives it, as in --bandwidth 500MB/s")
+        raise ParameterError("the bandwidth of a URL cannot be measured: pass it, such as --bandwidth 500MB/s")
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 

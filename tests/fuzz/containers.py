@@ -1,7 +1,8 @@
 """Mutations of a plain file, or of a container alone, by someone who has the key: all that is computed is right again.
 
 A file is taken apart, its encryption is taken off, a few things are changed, and it is packed again with new CRCs,
-seal, tags and vouchers. Blocks are changed at any depth of their chain: as they are stored, or within their compression.
+seal, tags and vouchers. Blocks are changed at any depth of their chain: as they are stored, or within their
+compression.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints to begin with: those of the test vectors that hold, and can be read without a key or with `samples.KEY`."""
+"""Seeds: the checkpoints of the test vectors that hold, and can be read without a key or with `samples.KEY`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from streamxf.format.dtypes import elements_size
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Contents, Format
-from streamxf.formats.opening import BEGINNING, LOOKED_FOR, format_of, open_layout, open_source
+from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.stream.blocks import BareBlocks
@@ -245,9 +245,10 @@ class _Files:
         """What is in a file; None if it is of no format that has tensors."""
         if path in self._stored:
             return _shards_in(file, path, self._stored[path])
-        beginning = file.slice(0, min(BEGINNING, file.size)).read_at(0, min(BEGINNING, file.size))
-        kind = format_of(beginning, file.size, path)
-        return (torchfile if kind is Format.TORCH else safetensors).read(file, path) if kind is not None else None
+        kind = format_of(file, path)
+        if kind is None or kind is Format.PLAIN:
+            return None
+        return torchfile.read(file, path) if kind is Format.TORCH else safetensors.read(file, path)
 
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:

@@ -58,14 +58,8 @@ class Distance:
 
 
 class DistanceCounter:
-    """Adds up how far two tensors are apart.
-
-    Parameters
-    ----------
-    first, second : str
-        Their dtypes. If they are not the same, both have to be numbers (`is_number`).
-    statistics : bool
-        Whether to collect statistics of the differences, too; that takes about as long again.
+    """Adds up how far two tensors of these dtypes are apart; dtypes that are not the same are both of numbers
+    (`is_number`). Statistics of the differences take about as long again.
     """
 
     def __init__(self, first: str, second: str, statistics: bool = False) -> None:
@@ -153,7 +147,8 @@ class DistanceCounter:
 
     def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
         """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
-        nan, other_nan = np.isnan(first), np.isnan(second)
+        nan: Any = np.isnan(first)
+        other_nan: Any = np.isnan(second)
         same: Any = (first == second) | (nan & other_nan)
         apart[same] = 0
         lengths = np.abs(apart)

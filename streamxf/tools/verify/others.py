@@ -18,10 +18,9 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.items import Item, TensorItem
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import BEGINNING, format_of, open_layout
+from streamxf.formats.opening import format_of, open_layout
 from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.verify.file import Call, guarded, pieces_of
@@ -43,13 +42,11 @@ def check_file(call: Call) -> None:
     """
     storage = call.storage
     with storage_errors(storage.given), storage.open() as file:
-        size = file.size
-        beginning = file.slice(0, min(BEGINNING, size)).read_at(0, min(BEGINNING, size))
-    if beginning.startswith(PLAIN_MAGIC):
+        found = format_of(file, storage.name)
+    if found is Format.PLAIN:
         _check(call, storage, storage.name, lambda file, findings: check_plain(file, call.access, findings))
         return
     _refuse_keys(call)
-    found = format_of(beginning, size, storage.name)
     if found is None:
         raise NoCheckpointError(
             "the file is not a checkpoint: it begins neither as one of streamxf.open, nor as a .safetensors file, nor "
@@ -58,7 +55,7 @@ def check_file(call: Call) -> None:
     _check(call, storage, storage.name, check_torch if found is Format.TORCH else check_safetensors)
 
 
-def check_folder(call: Call, layout: huggingface.Layout) -> None:
+def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
     """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
     other. Raises as `check_file`.
     """

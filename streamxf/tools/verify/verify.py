@@ -98,7 +98,7 @@ def verify(
 
         access = access_with(registry, ring, require=require, expect_save_id=expect_save_id)
     call = Call(Storage.of(path, storage_options), access, check_expansion(max_expansion), progress)
-    layout: huggingface.Layout | None = None
+    layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):
             is_folder = call.storage.is_folder()

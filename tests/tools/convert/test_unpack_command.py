@@ -53,7 +53,7 @@ def test_stock_dcp(run, tmp_path, checkpoint):
     ("arguments", "text"),
     [
         (["x.safetensors"], "1 object"),
-        (["x.safetensors", "--shard-size", "much"], "'much' is no size"),
+        (["x.safetensors", "--shard-size", "much"], "'much' is not a size"),
         (["x.safetensors", "--format", "zip"], "'zip'"),
         (["x.pt", "--only", "nothing"], "nothing to write"),
         (["there.pt"], "it is there already"),

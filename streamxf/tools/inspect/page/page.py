@@ -69,5 +69,5 @@ def _digest(text: str) -> str:
 
 
 def _json(data: object) -> str:
-    """JSON that may stand inside of a script element, which a ``</script`` anywhere in it would end."""
+    """JSON for the inside of a script element, which a ``</script`` anywhere in it would end."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
