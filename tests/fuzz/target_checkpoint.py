@@ -34,6 +34,7 @@ from streamxf.format.items import ObjectItem
 from streamxf.stream.reader import read_all
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+warnings.filterwarnings("ignore", "ComplexHalf support is experimental", UserWarning)
 
 _NAME = re.compile(r"[0-9A-Za-z_]{1,80}\.distcp")
 _MAX_LOADED = 1 << 20
