@@ -65,7 +65,8 @@ def unpack(
     the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
     of the model.
 
-    TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts over.
+    A local TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts
+    over.
     """
     from streamxf.tools.convert.unpack import unpack as write
 

@@ -40,7 +40,7 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Undo `to_json`. Raises MetadataError if `value` is not what it gives."""
+    """Undo `to_json`. Raises MetadataError if `value` is not such a result."""
     try:
         return _plain(value)
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """A container read front to back: feed it bytes, take out events. This is the one walk along block heads.
 
 In the manner of h11: `ContainerParser.feed` takes whatever has arrived, in pieces of any size, and
-`ContainerParser.next_event` gives the next header, block or end, or `NEED_DATA`. A block is handed on as it is stored;
-whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
+`ContainerParser.next_event` returns the next header, block or end, or `NEED_DATA`. A block is handed on as it is
+stored; whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamxf.errors import BlockError, ContainerError
 from streamxf.format.block import BlockHead, check_payload, hash_of, parse_head
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_BLOCKS, stage_limit
-from streamxf.format.table import Table, entry_size
+from streamxf.format.table import Footer, Table, entry_size
 
 _LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
 
@@ -172,7 +172,7 @@ class ContainerParser:
         return None
 
     def _tail(self) -> Event | NeedData:
-        # each part of the table is checked as soon as it is there, so that nobody waits for what is wrong already
+        # each part of the table is checked as soon as it is there
         size = entry_size(self._parsed.hashed)
         known = len(self._table.ends)
         count = min(len(self._ends) - known, len(self._buffer) // size)
@@ -186,7 +186,8 @@ class ContainerParser:
         if len(self._table.ends) < len(self._ends) or len(self._buffer) < FOOTER_BYTES:
             return NEED_DATA
         total = self._position + FOOTER_BYTES
-        footer = self._table.finish(self._take(FOOTER_BYTES), total)
+        footer = Footer.parse(self._take(FOOTER_BYTES), self._parsed.block_size)
+        self._table.finish(footer, total)
         self._step = self._done
         return End(footer.raw_size, footer.container_size, self._table.digest)
 

@@ -96,7 +96,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
 
 def _refuse_keys(call: Call) -> None:
     if len(call.access.keys):
-        raise PolicyError("this is not encrypted, and keys were given; leave keys= out if you know that it was not")
+        raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
 
 
 def check_safetensors(file: StoredFile, findings: Findings) -> None:
@@ -133,8 +133,8 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     except ContainerError as error:
         findings.damage(error, file.name, error.item)
     try:
-        archive = Archive.read(stream, file.size, torchfile.MAX_RECORDS)
-        places = {record: (*archive.find(stream, record), size) for record, size in archive.sizes.items()}
+        archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
+        places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
         _let_others_open(stream, {record: begin for record, (begin, *_) in places.items()})
     except NotSavedByTorch as error:
         if unsupported is not None:
