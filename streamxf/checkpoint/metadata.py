@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
@@ -227,8 +228,6 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
-    from streamxf.checkpoint.missing import no_metadata
-
     names = storage.names()
     if GLOBAL in names:
         return [GLOBAL]

@@ -87,14 +87,6 @@ class StoredFile:
             )
         return FileSlice(self.access, at, size)
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes that the file takes on the disk, holes left out; its size where that is not known."""
-        try:
-            return min(self.size, os.fstat(self.raw.fileno()).st_blocks * 512)
-        except (OSError, AttributeError):
-            return self.size
-
 
 @dataclass(frozen=True)
 class Storage:

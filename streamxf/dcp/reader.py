@@ -7,7 +7,7 @@ import errno
 import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.futures import Future
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
@@ -36,12 +35,11 @@ from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
-from streamxf.progress import Progress, Share, Shares
+from streamxf.progress import Progress, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
@@ -208,75 +206,61 @@ class _Reading:
         self._meter = Meter()
         self._loader = Loader(planner, self._meter, reader._objects)
         self._progress = progress
-        self._share: Share | None = None
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
         """Read all of them."""
-        found = [(request, *self._find(request)) for request in requests]
+        found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        by_file: dict[str, list[tuple[ReadItem, Item, Chunk | None]]] = {}
+        by_file: dict[str, list[tuple[ReadItem, Wanted]]] = {}
         for entry in found:
-            by_file.setdefault(Wanted(*entry[1:]).place.file, []).append(entry)
+            by_file.setdefault(entry[1].place.file, []).append(entry)
         for name, entries in by_file.items():
-            entries.sort(key=lambda entry: Wanted(*entry[1:]).place.at)
+            entries.sort(key=lambda entry: entry[1].place.at)
             with items_advised(), self._opened(name) as file:
                 self._read_file(file, entries, shares)
         if shares is not None:
             shares.finish()
         return self._meter
 
-    def _read_file(
-        self, file: StoredFile, entries: list[tuple[ReadItem, Item, Chunk | None]], shares: Shares | None
-    ) -> None:
+    def _read_file(self, file: StoredFile, entries: list[tuple[ReadItem, Wanted]], shares: Shares | None) -> None:
         last: tuple[MetadataIndex, Blocks, Elements | None] | None = None
         access = file.access
         try:
-            for request, item, chunk in entries:
-                with noted(file.name, item.name):
+            for request, wanted in entries:
+                with noted(file.name, wanted.item.name):
                     if last is None or last[0] != request.storage_index:  # parts of one tensor follow each other
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
-                        last = request.storage_index, *self._open(file, item, chunk)
-                    self._read_item(file, request, item, chunk, last[1], last[2])
+                        last = request.storage_index, *self._open(file, wanted)
+                    self._read_item(file.name, request, wanted, *last[1:])
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
             raise
 
-    def _open(self, file: StoredFile, item: Item, chunk: Chunk | None) -> tuple[Blocks, Elements | None]:
+    def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
-        blocks = self._opener.open(file, Wanted(item, chunk), self._meter)
-        if chunk is None or not isinstance(item, TensorItem) or item.dtype not in ITEMSIZES:
-            return blocks, None
-        if not chunk.framed:
-            return blocks, Elements(blocks, 0, ITEMSIZES[item.dtype], chunk.shape)
-        try:
-            return blocks, framed_elements(blocks, item.dtype, chunk.shape)
-        except UnsupportedError:
-            return blocks, None
+        blocks = self._opener.open(file, wanted, self._meter)
+        if wanted.chunk is not None:
+            with suppress(UnsupportedError):
+                return blocks, wanted.elements(blocks)
+        return blocks, None
 
     def _read_item(
-        self,
-        file: StoredFile,
-        request: ReadItem,
-        item: Item,
-        chunk: Chunk | None,
-        blocks: Blocks,
-        elements: Elements | None,
+        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
     ) -> None:
-        place = Wanted(item, chunk).place
+        item, size = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_bytes(request, read_all(blocks, self._meter), place.size)
+            self._loader.load_bytes(request, read_all(blocks, self._meter), size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, item, chunk))
+            self._loader.load_tensor(request, elements, dtype, file, _stored_bytes(request, wanted))
         else:
-            stream = StreamReader(blocks, meter=self._meter)
-            self._loader.load_whole(request, stream, blocks.size, place.size, dtype)
+            self._loader.load_whole(request, StreamReader(blocks, meter=self._meter), blocks.size, size, dtype)
 
-    def _find(self, request: ReadItem) -> tuple[Item, Chunk | None]:
-        """The item that a request wants and, of a tensor, the chunk."""
+    def _find(self, request: ReadItem) -> Wanted:
+        """What a request wants: an object, or a chunk of a tensor."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
         if item is None:
@@ -285,48 +269,38 @@ class _Reading:
             wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
             raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
         if not isinstance(item, TensorItem):
-            return item, None
+            return Wanted(item)
         chunks, offset = item.chunks, tuple(index.offset or ())
         if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
-            return item, chunks[index.index]  # as nearly always: the list may be long
+            return Wanted(item, chunks[index.index])  # as nearly always: the list may be long
         chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
         if chunk is None:
             raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
-        return item, chunk
+        return Wanted(item, chunk)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[StoredFile]:
-        try:
-            opening = self._storage.open(name)
-            file = opening.__enter__()
-        except FileNotFoundError as error:
-            raise no_file(self._storage.full(name)) from error
-        with _closing(opening):
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._storage.open(name))
+            except FileNotFoundError as error:
+                raise no_file(self._storage.full(name)) from error
             file.access = Timed(file.access, self._meter.io)
             yield file
 
 
-@contextmanager
-def _closing(opening: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        opening.__exit__(None, None, None)
-
-
-def _sizes(found: list[tuple[ReadItem, Item, Chunk | None]]) -> dict[Hashable, int]:
+def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     """Stored bytes of what is wanted, by item."""
     sizes: dict[Hashable, int] = {}
-    for request, item, chunk in found:
+    for request, wanted in found:
         index = request.storage_index
-        stored = _stored_bytes(request, item, chunk) + sizes.get(index, 0)
-        sizes[index] = min(Wanted(item, chunk).place.size, stored)
+        sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
 
 
-def _stored_bytes(request: ReadItem, item: Item, chunk: Chunk | None) -> int:
+def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
-    size = Wanted(item, chunk).place.size
+    size, chunk = wanted.place.size, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
         return size
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
