@@ -99,16 +99,8 @@ class Metadata:
 def read_metadata(
     storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
 ) -> Metadata:
-    """Read a metadata file.
-
-    Parameters
-    ----------
-    name : str
-        ``.metadata`` or ``__<rank>.metadata``.
-    listing : bool
-        Whether it is only to be looked at: then an encrypted one needs no keys.
-    rank : int, optional
-        Whose it must be, where the name is another one.
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank` is
+    whose it must be, where its name does not say so.
 
     Raises
     ------

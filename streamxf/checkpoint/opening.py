@@ -47,14 +47,7 @@ MAX_TRANSFORMED = 64 * 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """The item, or one shard of a tensor, that is to be opened.
-
-    Attributes
-    ----------
-    item : Item
-    chunk : Chunk or None
-        None for an object.
-    """
+    """What is to be opened: an object, or one chunk of a tensor."""
 
     item: Item
     chunk: Chunk | None = None
@@ -149,13 +142,6 @@ class ItemOpener:
     def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
 
-        Parameters
-        ----------
-        file : StoredFile
-            The one in which the item is.
-        meter : Meter, optional
-            Is told what decoding takes.
-
         Raises
         ------
         PolicyError
@@ -168,7 +154,7 @@ class ItemOpener:
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
     def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
-        """The same for who has the item's stored bytes."""
+        """The same of an item's stored bytes."""
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks

@@ -12,18 +12,7 @@ from streamxf.format.index import File
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
-    """Refuse to publish beside or over what others have published since this save began.
-
-    Parameters
-    ----------
-    path : path
-        The checkpoint's folder.
-    found : collection of str
-        The names in it.
-    name : str
-        That of the metadata file.
-    overwrite : bool
-        Whether what is there may be replaced.
+    """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now.
 
     Raises
     ------

@@ -61,21 +61,7 @@ class _Filling:
 
 
 class Loader:
-    """Loads items for one planner.
-
-    Parameters
-    ----------
-    planner : LoadPlanner
-        Called only in the thread that calls this.
-    meter : Meter
-        Counts what is done.
-    objects : Objects
-        How objects are loaded.
-
-    Attributes
-    ----------
-    meter : Meter
-    """
+    """Loads items for one planner."""
 
     def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
         self.meter = meter
@@ -112,13 +98,6 @@ class Loader:
         self, request: ReadItem, elements: Elements, dtype: torch.dtype, file: str, stored_size: int
     ) -> None:
         """Load the part of a tensor that a request wants.
-
-        Parameters
-        ----------
-        elements : Elements
-            Of the stored shard.
-        file : str
-            For errors.
 
         Raises
         ------

@@ -47,20 +47,6 @@ class DataFile:
     The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
     next item is under way. So memory that is handed over stays in use until `finish`.
 
-    Parameters
-    ----------
-    output : OutputFile
-    path : str
-        Relative to the checkpoint.
-    extensions : Extensions
-        Renewed for this save.
-    writer_id : bytes
-        Of this process and save.
-    block_log2 : int
-    meter : Meter
-    progress : Progress, optional
-        Expects the planned bytes of all tensors, and is told of objects, too.
-
     Attributes
     ----------
     results : list of WriteResult
