@@ -99,8 +99,8 @@ class Metadata:
 def read_metadata(
     storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
 ) -> Metadata:
-    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank` is
-    whose it must be, where its name does not say so.
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
+    says whose it must be, where its name does not.
 
     Raises
     ------

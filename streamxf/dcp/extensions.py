@@ -145,7 +145,7 @@ class Extensions:
 
 @dataclass(frozen=True)
 class SaveStream:
-    """The streams of one item that is being saved: `stream` takes its bytes, and the chain's blocks leave by `container`."""
+    """The streams of one item that is being saved: `stream` takes its bytes, and blocks leave by `container`."""
 
     stream: Any
     container: StreamWriter | None

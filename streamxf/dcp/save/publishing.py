@@ -37,8 +37,8 @@ from streamxf.version import __version__
 
 @dataclass(frozen=True)
 class Publication:
-    """What is about to be published: the index, the same for torch's readers (None if they never see it), the bytes of the
-    metadata file, and the records of all data files.
+    """What is about to be published: the index, the same for torch's readers (None if they never see it), the bytes of
+    the metadata file, and the records of all data files.
     """
 
     index: Index
