@@ -50,7 +50,7 @@ def attach(
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
 ) -> T:
-    """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
+    """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
 
     The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a
     reader with keys needs ``require="bound"``. docs/guarantees.md says what holds for which pair.

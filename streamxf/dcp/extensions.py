@@ -37,7 +37,7 @@ class Extensions:
         ChainError
             If the codecs break a rule of order, or a foreign extension follows a codec.
         UnsupportedError
-            If something is no stream transform at all.
+            If something is not a stream transform.
         """
         if isinstance(extensions, str | Codec | StreamTransformExtension):
             extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
@@ -111,7 +111,7 @@ class Extensions:
 
     @property
     def hashed(self) -> bool:
-        """Whether containers carry a SHA-256 of each block, because somebody signs."""
+        """Whether containers carry a SHA-256 of each block, because the checkpoint is signed."""
         encryption = self.encryption
         return encryption is not None and encryption.hashed
 

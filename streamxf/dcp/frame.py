@@ -1,7 +1,7 @@
 """``torch.save``'s frame around a tensor's elements, for torch's own readers.
 
 What torch writes around the elements of a plain contiguous tensor depends on dtype and shape alone. So torch writes it
-once for each of these, around a tensor whose memory nobody touches.
+once for each of these, around a tensor whose memory is never touched.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int
 
 
 def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """A contiguous tensor on the CPU whose memory nobody has touched, so that it takes none, however large it is.
+    """A contiguous tensor on the CPU whose memory was never touched, so it takes none, however large it is.
 
     ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
     """

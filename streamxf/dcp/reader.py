@@ -139,7 +139,7 @@ class ChainReaderMixin:
             metadata.raise_error()
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # somebody read it in another way
+        if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
@@ -154,7 +154,7 @@ class ChainReaderMixin:
 
     @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same save, as far as the planner has not made their plans anew.
+        """Check that all ranks read the same save, unless the planner has replaced their plans.
 
         Raises
         ------
@@ -162,7 +162,9 @@ class ChainReaderMixin:
             If storage showed them different metadata, because it is being overwritten or does not tell the truth.
         """
         if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
-            raise MetadataError("the ranks found the metadata of different saves; is somebody saving to this folder?")
+            raise MetadataError(
+                "the ranks found the metadata of different saves; is another job saving to this folder?"
+            )
         return plans
 
     @told
@@ -326,7 +328,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
-        For what is encrypted. With keys, what is not encrypted is refused, so that nobody can slip in something plain.
+        For what is encrypted. With keys, what is not encrypted is refused, so nothing unencrypted can be slipped in.
     trust : VerifyKey or location, or several
         Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
         here, so must everything else.
@@ -337,7 +339,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
     weights_only : bool
         Whether items that are no tensors are limited to what ``torch.load(weights_only=True)`` allows. False lets
-        whoever wrote the checkpoint run code in this process.
+        the checkpoint run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use besides.
     expect_save_id : str or several, optional

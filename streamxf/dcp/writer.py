@@ -121,7 +121,7 @@ class ChainWriterMixin:
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
+        """Begin a save: draw the writer id, and what the chain draws for each save."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -216,8 +216,8 @@ class ChainWriterMixin:
                 _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
-        need not know of them, and may be nothing that can be sent to another process.
+        """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
+        it need not know of them, and perhaps cannot be pickled.
         """
         return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
@@ -268,7 +268,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
-        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list is no chain at all.
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     block_size : int

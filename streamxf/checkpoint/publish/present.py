@@ -65,8 +65,8 @@ def check_present(
     if missing:
         raise AbortedError(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
-            "this folder was published meanwhile, or somebody cleaned it up. This one was not published, and what is "
-            "there stays as it is. Save into a folder of its own",
+            "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and what "
+            "is there stays as it is. Save into a folder of its own",
             file=storage.full(missing[0]),
         )
     for path, facts in files.items():

@@ -102,7 +102,7 @@ class Loader:
         Raises
         ------
         StreamxfError
-            If something is not as it was stored. For blocks that workers have at hand, a later call raises that.
+            If something is not as it was stored. For blocks that workers are decoding, a later call raises that.
         """
         target = self._target(request)
         _check_size(target.tensor, request.lengths)

@@ -98,7 +98,7 @@ def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
 
 
 def _discard(stream: Any, error: BaseException) -> None:
-    if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, the ones that upload
+    if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which upload
         return
     try:
         stream.discard()

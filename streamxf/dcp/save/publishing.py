@@ -127,7 +127,7 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
     """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
     if not storage.replaces_in_one_step:
         warnings.warn(
-            f"nobody knows whether {storage.protocol} replaces a file in one step: a crash while .metadata is written "
+            f"{storage.protocol} may not replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
             "mounted file system, or to an object store",
             stacklevel=stacklevel,
