@@ -28,11 +28,10 @@ GOAL_SECONDS = 10
 CASES = {"64 GiB of data": (8, 512, 64), "100,000 items": (8, 100_000, 8), "512 ranks": (512, 102_400, 64)}
 SMOKE_CASES = {"1 GiB of data": (2, 40, 1)}
 ALL = "rekey, to a key"
-SIGNED = "rekey, to a hybrid public key and a key, signed"
+HYBRID = "rekey, to a hybrid public key and a key"
 
 OLD, NEW = streamxf.Key(bytes(range(32))), streamxf.Key(bytes(range(1, 33)))
 PAIR = streamxf.PrivateKey(bytes(range(2, 34)))
-SIGNER = streamxf.SigningKey(bytes(range(3, 35)))
 
 
 def run(settings: Settings) -> Result:
@@ -128,8 +127,8 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
         ALL: lambda: streamxf.rekey(path, OLD, NEW),
         "add_recipient": lambda: streamxf.add_recipient(path, NEW, OLD),
         "remove_recipient": lambda: streamxf.remove_recipient(path, OLD, NEW.id),
-        SIGNED: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], signer=SIGNER),
-        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, trust=SIGNER.verify_key),
+        HYBRID: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], allow_unsigned=True),
+        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, vouch=True, allow_unsigned=True),
     }
 
 

@@ -80,7 +80,7 @@ class Scratch:
         return memoryview(buffer)[:size]
 
     def extended(self, block: memoryview, size: int) -> memoryview | None:
-        """`block` and `size` writable bytes behind it, where it lies at the start of a buffer with room for them; else
+        """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough; else
         None.
         """
         buffer = block.obj

@@ -229,7 +229,7 @@ class Codec(abc.ABC):
         ----------
         parameters : mapping of str to str
         keys : KeyRing
-            The keys given beside the text, for a codec that encrypts.
+            The keys given with the text, for a codec that encrypts.
 
         Raises
         ------

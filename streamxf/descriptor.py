@@ -103,7 +103,7 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
     pairs = tuple(parameters)
     for key, value in pairs:
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            raise DescriptorError(f"parameter {shorten(key)}={shorten(value)!r} cannot stand in a descriptor")
+            raise DescriptorError(f"parameter {shorten(key)}={shorten(value)!r} cannot be written in a descriptor")
     return "&".join(f"{key}={value}" for key, value in pairs)
 
 

@@ -111,7 +111,7 @@ class Job(Generic[T]):
         return cast("T", result)
 
 
-class Tally:
+class _Tally:
     """What jobs hold of one thing, by job.
 
     Each change is one call into C. An entry goes by itself when its job is no more.
@@ -146,8 +146,8 @@ class Budget:
         self.limit_bytes = size
         # reentrant: the garbage collector, or a signal's handler, may use a stream in the middle of `take`
         self._lock = threading.RLock()
-        self._unfinished = Tally()
-        self._held = Tally()
+        self._unfinished = _Tally()
+        self._held = _Tally()
         self.peak_jobs = 0
         self.peak_bytes = 0
 
@@ -183,7 +183,7 @@ class Budget:
         self._held.remove(job)
 
     def reset_peak(self) -> None:
-        """Start to count the peaks anew."""
+        """Reset the peaks."""
         with self._lock:
             self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
 
@@ -193,7 +193,7 @@ class Engine:
 
     The threads are plain daemons over a queue, not a `ThreadPoolExecutor`: that takes no work while the interpreter
     exits, though saves in the background may still be under way; it holds a lock while it takes work, on which a signal
-    handler that saves would wait for ever; and it queues a job even when it fails because no thread can be started.
+    handler that saves would wait forever; and it queues a job even when it fails because no thread can be started.
     """
 
     def __init__(self, workers: int) -> None:

@@ -111,8 +111,8 @@ class Access:
             )
         if save_id not in self.expected_saves:
             raise IdentityError(
-                f"this is the save {save_id}, expected is {', '.join(sorted(self.expected_saves))}: another checkpoint "
-                "was put in its place, or saved over it. Nothing was read of it, or changed"
+                f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
+                "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
             )
 
 

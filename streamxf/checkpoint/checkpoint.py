@@ -111,7 +111,7 @@ class Checkpoint(BoxReader):
         Parameters
         ----------
         listing : bool
-            Whether it is only to be looked at: then an encrypted one needs no keys, and nothing of it is authenticated.
+            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -146,7 +146,7 @@ class Checkpoint(BoxReader):
     # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
-        """A handle for an item, by which it is read; raises KeyError if there is none of that name."""
+        """A handle that reads an item; raises KeyError if no item has that name."""
         item = self.items[name]
         if isinstance(item, TensorItem):
             return TensorHandle(self, name, item, self.framework)

@@ -96,7 +96,7 @@ class Elements:
 
 
 def unsigned(itemsize: int) -> np.dtype[Any]:
-    """A dtype for elements of that many bytes that are moved and not looked at."""
+    """A dtype for elements of that many bytes that are only moved."""
     return _UNSIGNED[itemsize]
 
 

@@ -61,7 +61,7 @@ class Metadata:
     modules : tuple of str
         Third-party packages that provide codecs.
     authenticated : bool
-        Whether its vouchers were checked, or it is not encrypted; false for checkpoints of other writers.
+        Whether it was vouched for: false where it is encrypted and there are no keys, and where nothing can be.
     wrapped : mapping of bytes to str
         The wrapped data keys by their ids, that of the process that published first.
     vouchers : str

@@ -26,7 +26,7 @@ def unfinished(names: Collection[str]) -> str | None:
 
 
 def resumable(leftovers: Collection[str]) -> list[str]:
-    """A line that says so if some leftovers are of an interrupted conversion, in place of the checkpoint beside."""
+    """A line that says so if some leftovers are of an interrupted conversion."""
     finished = sum(name.endswith(f".distcp{_SLIP}") for name in leftovers)
     if not finished:
         return []
@@ -51,7 +51,7 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
     if any(name.endswith(".distcp") for name in names):
         return MetadataError(
             "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
-            "removes these files), or its .metadata was lost: then put back a copy, or see "
+            "removes these files), or its .metadata was lost: then restore a copy, or see "
             "streamxf.salvage(path, keys=keys, without_metadata=True)",
             file=folder,
         )

@@ -25,7 +25,7 @@ def list_lengths(paths: Collection[Path]) -> int:
 def nested(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, Any]:
     """Put each value where its path says: a string is a key of a dict, a number an index of a list.
 
-    What is missing in a list is None. A value without a path, or whose path leads through another value, keeps its flat
+    Missing places of a list are None. A value without a path, or whose path leads through another value, keeps its flat
     name.
     """
     root: dict[str, Any] = {}

@@ -25,9 +25,9 @@ from streamxf.errors import (
     PolicyError,
 )
 from streamxf.format.dtypes import ITEMSIZES, elements_size
-from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
+from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
@@ -45,7 +45,7 @@ MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What is to be opened: an object, or one chunk of a tensor."""
 
@@ -154,28 +154,14 @@ class ItemOpener:
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
     def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
-        """The same of an item's stored bytes."""
+        """The same for a caller that has the item's stored bytes."""
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks
-        limit = self.limit(wanted)
-        stream = self._undone(transforms, blocks, meter)
-        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
-
-    def open_once(self, file: StoredFile, wanted: Wanted) -> Callable[[], Undone] | None:
-        """What opens the stream of an item that stream transforms made, so that it need not be held whole; None for
-        other items. Raises as `open`.
-        """
-        blocks, transforms = self._below(self.source(file, wanted.place), wanted, None)
-        return (lambda: self._undone(transforms, blocks, None)) if transforms else None
-
-    def _undone(self, transforms: Sequence[str], blocks: Blocks, meter: Meter | None) -> Undone:
+        limit = wanted.max_size(self._object_limit)
         providers = providers_in(self._metadata.modules)
-        return Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
-
-    def limit(self, wanted: Wanted) -> int | None:
-        """The most bytes that an item's stream may have; None for any number."""
-        return wanted.max_size(self._object_limit)
+        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
         """An item's stream as the codecs had it, and the stream transforms before them."""
@@ -201,7 +187,7 @@ class ItemOpener:
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        return partial(_check_size, self.limit(wanted), wanted.kind)
+        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -242,9 +228,9 @@ class ItemOpener:
         index, place = self._metadata.index, wanted.place
         if index is not None:
             identity = wanted.identity(index.writers[index.files[place.file].writer].id)
-            awaited = AwaitedHeader(_bound(place.descriptors), identity, place.sha256 is not None)
-            start = source.read_at(0, awaited.size) if awaited.size <= source.length else b""
-            if start and (header := awaited.match(start)) is not None:
+            start = source.read_at(0, min(MAX_HEADER, source.length))
+            header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
+            if header is not None:
                 return header
         header = read_header(source)  # says what is wrong with it
         self.check_header(header, wanted)
@@ -358,14 +344,9 @@ def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray
     while part := stream.read(min(2**20, limit + 1 - len(data))):
         data += part
         if len(data) > limit:
-            raise too_much(limit)
+            raise ContainerError(
+                f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+            )
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")
     return data
-
-
-def too_much(limit: int) -> ContainerError:
-    """The error for a stream transform that makes more of an item than it can hold."""
-    return ContainerError(
-        f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-    )

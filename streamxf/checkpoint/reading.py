@@ -141,7 +141,8 @@ class BoxReader(abc.ABC):
             inside, lengths, target = shared
             left -= math.prod(lengths)
             # with the ellipsis, also what has no dimensions is a view
-            part = out[*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...]
+            cuts: Any = (*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...)
+            part = out[cuts]
             place = {"file": self.full(chunk.place.file), "item": box.item.name}
             with located(**place):
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
@@ -203,7 +204,7 @@ def itemsize_of(item: TensorItem) -> int:
 
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
-    """An array for elements of a tensor, which are moved and not looked at.
+    """An array for elements of a tensor, which are only moved.
 
     Raises
     ------

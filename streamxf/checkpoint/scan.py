@@ -147,7 +147,7 @@ class _Scan:
         return footer.container_size == end - at
 
     def _next(self, start: int) -> int:
-        """Where the next header stands; the end of the file if there is none."""
+        """Where the next header is; the end of the file if there is none."""
         size = self._source.length
         while start < size:
             self._look_at(start)

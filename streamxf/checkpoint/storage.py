@@ -87,6 +87,11 @@ class StoredFile:
             )
         return FileSlice(self.access, at, size)
 
+    def read(self, at: int = 0, size: int | None = None) -> bytes:
+        """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
+        size = self.size - at if size is None else size
+        return self.slice(at, size).read_at(0, size)
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -192,8 +197,8 @@ class Storage:
     def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
         """The names directly in the folder, without those of folders, each with its size in bytes.
 
-        The size is None for what is not a regular file, a link say, and where the file system does not tell. A folder
-        that is not there has no files.
+        The size is None for what is not a regular file, such as a link, and where the file system reports none. A
+        folder that is not there has no files.
 
         Parameters
         ----------
@@ -268,7 +273,7 @@ class Storage:
                 raw.seek(0)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
-                    raise UnsupportedError("the file does not know its size", file=self.full(name)) from error
+                    raise UnsupportedError("the file has no known size", file=self.full(name)) from error
                 raise
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
@@ -348,7 +353,7 @@ class Storage:
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def version(self, name: str = "") -> object:
-        """What changes when anybody writes to a file of this folder, or to this file itself, or replaces it.
+        """A value that changes when a file of this folder, or this file itself, is written to or replaced.
 
         Times of writing alone would not do: programs that copy files set them back.
         """

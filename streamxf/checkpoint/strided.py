@@ -15,16 +15,13 @@ import numpy as np
 from streamxf.checkpoint.boxes import boxes_of_run
 from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.errors import PolicyError
+from streamxf.proportion import most
 from streamxf.stream.source import FileSlice
 
 _BLOCK = 16 * 2**20  # bytes; with less, the pieces to be read become short
 _SPAN = 8 * 2**20  # bytes that are read at once where the wanted elements have gaps between them
 _FREE_SPAN = 4096  # bytes; so little is read at once, however few of them are wanted
 _DENSITY = 4  # bytes read for one that is wanted, at most
-
-FREE_ELEMENTS = 256 * 2**20
-MAX_REPEATS = 64
-"""A tensor whose strides repeat elements may have so many times its stored bytes, and `FREE_ELEMENTS` in any case."""
 
 Ints = tuple[int, ...]
 
@@ -43,7 +40,7 @@ def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Int
         If the strides repeat elements, and make far more of them than are stored.
     """
     size = math.prod(shape) * itemsize
-    if size > max(FREE_ELEMENTS, MAX_REPEATS * source.length):
+    if size > most(source.length):
         raise PolicyError(
             f"the tensor's strides make {size} bytes of {source.length} stored ones, which is out of proportion; load "
             "it with torch if you trust it"

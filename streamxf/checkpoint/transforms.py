@@ -45,7 +45,9 @@ class Undone:
                     "registry that knows it"
                 )
             if not hasattr(stream, "read"):
-                raise UnsupportedError(f"the stream transform {shorten(descriptor)!r} does not give a stream to read")
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
         self._stream = stream
 
     def read(self, size: int) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamxf.cli import show
 from streamxf.wording import printable
 
 WIDTH = 80
@@ -15,20 +15,11 @@ _LONGEST_LABEL = 32
 
 @dataclass(frozen=True)
 class Bar:
-    """A line of a chart.
-
-    Attributes
-    ----------
-    label : str
-    value : float
-        How long its bar is, against those of the others; not negative.
-    text : str
-        The value, as people read it.
-    """
+    """A line of a chart."""
 
     label: str
-    value: float
-    text: str
+    value: float  # how long its bar is, relative to the others; not negative
+    text: str  # the value, as people read it
 
 
 def lines(title: str, bars: Sequence[Bar], width: int = WIDTH) -> list[str]:
@@ -49,15 +40,7 @@ def lines(title: str, bars: Sequence[Bar], width: int = WIDTH) -> list[str]:
 
 def _drawn(share: float, room: int) -> str:
     """A bar that fills a share of the room."""
-    if not _has_blocks():
+    if not show.can_show(_EIGHTHS):
         return ("#" * max(1, round(share * room))).ljust(room)
     whole, eighths = divmod(max(1, round(share * room * 8)), 8)
     return (_EIGHTHS[8] * whole + (_EIGHTHS[eighths] if eighths else "")).ljust(room)
-
-
-def _has_blocks() -> bool:
-    try:
-        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

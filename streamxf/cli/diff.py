@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 from streamxf.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -25,21 +23,25 @@ EXAMPLES = (
 
 
 def diff(
-    a: PathArgument,
-    b: PathArgument,
+    a: options.Path,
+    b: options.Path,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
+            "--only",
+            metavar="PATTERN",
+            help="Only items whose names match, such as '*.weight'; may be given several times.",
         ),
     ] = None,
     prefix_a: Annotated[
         str,
-        typer.Option("--prefix-a", metavar="TEXT", help="Only what A has behind this prefix, by the rest of its name."),
+        typer.Option(
+            "--prefix-a", metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."
+        ),
     ] = "",
     prefix_b: Annotated[str, typer.Option("--prefix-b", metavar="TEXT", help="The same for B.")] = "",
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="How many items of a kind to list; --json has all.")
+        int, typer.Option("--top", metavar="N", min=0, help="How many items of each kind to list; --json has all.")
     ] = 20,
     values: Annotated[
         bool,
@@ -47,13 +49,13 @@ def diff(
             "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
         ),
     ] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
@@ -63,7 +65,7 @@ def diff(
     from; it says what was not compared. An item that cannot be read is listed with the reason, and the others are
     compared.
 
-    Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
+    Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
     """
     from streamxf.tools.diff.diff import diff as compare
 
@@ -72,8 +74,8 @@ def diff(
             found = compare(
                 a,
                 b,
-                keys=keys_at(key),
-                trust=keys_at(trust),
+                keys=key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 encrypted=(not plain_a, not plain_b),
@@ -115,13 +117,10 @@ def _print(found: Difference, top: int) -> None:
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-    from rich.text import Text
-
-    from streamxf.wording import printable
 
     table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
     for change in changed[:top]:
-        table.add_row(show.name(change.name), *(Text(printable(cell)) for cell in _cells(change)))
+        show.row(table, show.name(change.name), *_cells(change))
     show.console().print(table)
     if len(changed) > top:
         show.console().print(f"{len(changed) - top:,} more changed")

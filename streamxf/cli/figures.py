@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
 from streamxf.format.items import Item, TensorItem
@@ -133,7 +131,7 @@ def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) 
     table = show.table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
     for name, number, tally in rows:
         sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
-        table.add_row(*map(Text, (printable(name), f"{number:,}", *sizes, ratio_text(tally.ratio))))
+        show.row(table, name, f"{number:,}", *sizes, ratio_text(tally.ratio))
     show.console().print(table)
 
 
@@ -157,7 +155,7 @@ def _sizes(tally: Tally) -> tuple[str, str, str]:
 
 def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
     spare = len(table.columns) - 1 - len(cells)
-    table.add_row(show.name(name), *(Text(text) for text in (*cells, *sizes[-spare:])))
+    show.row(table, show.name(name), *cells, *sizes[-spare:])
 
 
 def _about(item: Item) -> tuple[str, str]:

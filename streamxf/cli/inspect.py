@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, RequireOption, TrustOption, UnsignedOption
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import TensorItem
 
@@ -40,10 +38,10 @@ def _chosen(text: str | None) -> str | None:
 
 
 def inspect(
-    path: PathArgument,
-    tree: Annotated[bool, typer.Option("--tree", help="Group by module; layers that are alike share a line.")] = False,
+    path: options.Path,
+    tree: Annotated[bool, typer.Option("--tree", help="Group by module; equal layers share a line.")] = False,
     depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, only so many levels of modules.")
+        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, the number of levels of modules.")
     ] = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=0, help="How many of the largest tensors to list.")
@@ -52,7 +50,7 @@ def inspect(
     html: Annotated[
         str | None,
         typer.Option(
-            "--html", metavar="FILE", help="Write a page to look at: a treemap of sizes, and the ratio layer by layer."
+            "--html", metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."
         ),
     ] = None,
     values: Annotated[
@@ -73,49 +71,57 @@ def inspect(
             "several with commas. Implies --values.",
         ),
     ] = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    json: options.Json = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
-    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, a folder of Hugging Face, or a file
-    that streamxf.open wrote. Only metadata is read, so it takes a moment, and no keys are needed. With --values, all
-    tensors are read as well.
+    It may be a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
+    file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read as
+    well.
 
-    Ratio is stored bytes over bytes in memory, of tensors.
+    The ratio is stored bytes divided by bytes in memory, of tensors.
 
-    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
+    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
     from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
         _check_page(html)
     values = values or fail_on is not None
-    keys, trusted = keys_at(key), keys_at(trust)
     try:
         with show.progress("Counting values", json or not values) as bar:
             summary = look(
                 path,
-                keys,
-                trust=trusted,
+                key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 values=values,
                 progress=bar,
             )
     except UnsupportedError:
-        plain = _plain(path, keys, trusted, allow_unsigned)
+        plain = _plain(path, key, trust, allow_unsigned)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
-        _show_plain(plain, json)
+        if json:
+            show.as_json(plain.as_dict())
+        else:
+            from streamxf.cli import figures
+
+            figures.plain(plain)
         return FINE
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
-    module = _tree(summary) if tree else None
+    module = None
+    if tree:
+        from streamxf.tools.inspect.tree import tree_of
+
+        module = tree_of(summary.contents.items.values())
     if html is not None:
         _write_page(html, summary)
     if json:
@@ -144,7 +150,7 @@ def inspect(
 
 
 def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
-    """What is in a file that streamxf.open wrote; None if it is none."""
+    """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
@@ -155,21 +161,6 @@ def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSumma
     if kind_of(storage) is not Format.PLAIN:
         return None
     return PlainSummary.read(storage, KeyRing.of(keys, trust, allow_unsigned))
-
-
-def _show_plain(plain: PlainSummary, json: bool) -> None:
-    if json:
-        show.as_json(plain.as_dict())
-        return
-    from streamxf.cli import figures
-
-    figures.plain(plain)
-
-
-def _tree(summary: Summary) -> Module:
-    from streamxf.tools.inspect.tree import tree_of
-
-    return tree_of(summary.contents.items.values())
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
@@ -192,10 +183,11 @@ def _check_page(file: str) -> None:
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "there is a file that is not a page of HTML; it was left as it is", file)
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
 
 
 def _write_page(file: str, summary: Summary) -> None:
+    from streamxf.buffers import write_all
     from streamxf.stream.draft import Draft
     from streamxf.tools.inspect.page.page import page_of
 
@@ -203,7 +195,7 @@ def _write_page(file: str, summary: Summary) -> None:
     draft = Draft(file)
     written = False
     try:
-        draft.file.write(text)
+        write_all(draft.file, memoryview(text))
         written = True
     finally:
         draft.finish(written)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.options import JsonOption
 from streamxf.errors import KeyFileError, ParameterError
 
 if TYPE_CHECKING:
@@ -42,19 +41,22 @@ def keygen(
         typer.Option(
             "--public",
             metavar="FILE",
-            help="The file for the public half of a pair; by default beside the secret one, with the ending .pub.",
+            help="The file for the public half of a pair; by default next to the secret one, with the suffix .pub.",
         ),
     ] = None,
     passphrase: Annotated[
         bool,
-        typer.Option("--passphrase", help="Protect the file by a passphrase; STREAMXF_PASSPHRASE gives it unasked."),
+        typer.Option(
+            "--passphrase",
+            help="Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE.",
+        ),
     ] = False,
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> int:
     """Make a new key.
 
-    The secret goes into the file, readable for you only, and nowhere else. Keep a copy in a safe place: without its key
-    a checkpoint is lost.
+    The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
+    its key a checkpoint is lost.
     """
     from streamxf.cli.keys import new_passphrase
     from streamxf.keys.file import write_key
@@ -62,7 +64,7 @@ def keygen(
     other = _public_place(file, kind, public)
     for place in (file, other):
         if place is not None and os.path.lexists(place):
-            raise KeyFileError("there is a file already, and a key file is never overwritten; name another", file=place)
+            raise KeyFileError("the file exists, and a key file is never overwritten; name another", file=place)
     key = _drawn(kind)
     half = _half_of(key)
     write_key(file, key, new_passphrase(file) if passphrase else None)
@@ -98,7 +100,7 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
 
 def _drawn(kind: Kind) -> SecretKey:
     from streamxf.keys import Key, PrivateKey, SigningKey
-    from streamxf.keys.pair import HYBRID, X25519
+    from streamxf.keys.derive import HYBRID, X25519
 
     if kind == "symmetric":
         return Key.generate()

@@ -73,7 +73,7 @@ def _key_at(location: str) -> Any:
 
 
 def _typed() -> Any:
-    from streamxf.keys.text import key_line, read_line
+    from streamxf.keys.line import key_line, read_line
 
     return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
 
@@ -88,7 +88,7 @@ def _passphrase(location: str) -> str:
 def _asked(question: str, why: str) -> str:
     if not sys.stdin.isatty():
         raise KeyMissingError(
-            f"{why}, and there is no terminal to ask at; give the key as file:PATH or env:VARIABLE, and its "
+            f"{why}, and there is no terminal to ask in; give the key as file:PATH or env:VARIABLE, and its "
             f"passphrase, if it has one, in {PASSPHRASE_VARIABLE}"
         )
     answer = getpass(question)

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.lines import wrapped
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    FileSizeOption,
-    JsonOption,
-    KeyOption,
-    OverwriteOption,
-    PathArgument,
-    RequireOption,
-    SignerOption,
-    TargetArgument,
-    TrustOption,
-    UnsignedOption,
-)
 
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
@@ -36,33 +19,33 @@ EXAMPLES = (
 
 
 def pack(
-    source: PathArgument,
-    target: TargetArgument,
-    chain: ChainOption = None,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    overwrite: OverwriteOption = False,
+    source: options.Path,
+    target: options.Target,
+    chain: options.Chain = None,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    overwrite: options.Overwrite = False,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
             "--exclude",
             metavar="PATTERN",
-            help="Paths to leave out of a folder, as 'optimizer.pt' or '*.log'; may be given several times.",
+            help="Paths to leave out of a folder, such as 'optimizer.pt' or '*.log'; may be given several times.",
         ),
     ] = None,
     follow_links: Annotated[
         bool,
         typer.Option(
             "--follow-links",
-            help="Pack links that lead to files outside of the folder as these files, as in the hub's cache.",
+            help="Pack links to files outside the folder as these files, as in the hub's cache.",
         ),
     ] = False,
-    file_size: FileSizeOption = "256MiB",
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    json: JsonOption = False,
+    file_size: options.FileSize = "256MiB",
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    json: options.Json = False,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
@@ -83,10 +66,10 @@ def pack(
             overwrite=overwrite,
             exclude=exclude or (),
             follow_links=follow_links,
-            encrypt_to=keys_at(encrypt_to),
-            signer=key_at(signer),
-            keys=keys_at(key),
-            trust=keys_at(trust),
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
@@ -95,5 +78,5 @@ def pack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        print(wrapped(str(done), sys.stdout))
+        show.console().print(str(done))
     return FINE

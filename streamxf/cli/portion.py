@@ -1,8 +1,7 @@
-"""A state dict of bounded size that stands for some data: what ``bench`` saves and loads."""
+"""A state dict of bounded size that represents some data: what ``bench`` saves and loads."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -18,31 +17,20 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_SPREAD = 0.02  # of weights as transformers are begun with
+_SPREAD = 0.02  # of weights as transformers are initialized
 _SQUARE = 4096
-_SHARES = 8  # where there are enough tensors, none is more than this part of the whole
+_MOST = 64  # tensors, where these hold enough: many small parts of tensors would take longer than they do whole
 
 
 def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
-    """Tensors of a checkpoint of any format, up to `size` bytes of them, from all over it; of the largest ones, rows.
+    """The first rows of tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
 
-    Parameters
-    ----------
-    progress : Progress, optional
-        Is told of their bytes.
-
-    Raises
-    ------
-    ParameterError
-        If there is no tensor with data in it.
-    StreamxfError, OSError
-        If it cannot be read.
+    Raises ParameterError if no tensor has data.
     """
     with open_source(Storage.of(path), Access.of(keys)) as reader:
         boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
-            raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
+            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
         if progress is not None:
             progress.expect(sum(box.size for box in boxes))
         state: State = {}
@@ -54,7 +42,7 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
 
 
 def random_weights(size: int) -> State:
-    """Weights in bf16 as a model begins with them, of `size` bytes; at least one element, and no half ones."""
+    """Weights in bf16 as a model is initialized, of `size` bytes; at least one element, and no half ones."""
     generator = torch.Generator().manual_seed(0)
     rows, rest = divmod(max(1, size // 2), _SQUARE)
     shapes = [(min(_SQUARE, rows - first), _SQUARE) for first in range(0, rows, _SQUARE)]
@@ -67,34 +55,20 @@ def random_weights(size: int) -> State:
 
 
 def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
-    """The first rows of tensors from all over the checkpoint, in the order in which a golden ratio leads through it."""
+    """The same share of each tensor. The largest one comes last, and gets what rounding to rows left over."""
     full = [item for item in items if item.size]
-    order = sorted(range(len(full)), key=lambda number: (number + 1) * _GOLDEN % 1)
-    most = max(size / _SHARES, _level([item.size for item in full], size))
-    left = size
-    spare = 0.0  # what rounding to rows left of the shares of those before
-    for number in order:
-        item = full[number]
-        whole = item.size
-        room = min(left, whole, most + spare)
-        lengths = _lengths(item.shape, room / whole)
+    fewer = full[:: -(-len(full) // _MOST) or 1]
+    if sum(item.size for item in fewer) >= size:
+        full = fewer
+    full.sort(key=lambda item: item.size)
+    left, total = size, sum(item.size for item in full)
+    for item in full:
+        lengths = _lengths(item.shape, left / total)
+        total -= item.size
         box = Box(item, (0,) * len(lengths), lengths)
-        taken = box.size
-        if 0 < taken <= left:
+        if box.size <= left:
             yield box
-            left -= taken
-            spare = max(0.0, min(whole, most + spare) - taken)
-
-
-def _level(sizes: list[int], total: int) -> float:
-    """What each may give at most for all to give `total` together, as far as there is so much."""
-    left: float = total
-    for number, size in enumerate(sorted(sizes)):
-        share = left / (len(sizes) - number)
-        if size > share:
-            return share
-        left -= size
-    return math.inf
+            left -= box.size
 
 
 def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:

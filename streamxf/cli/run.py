@@ -13,12 +13,11 @@ import typer
 from typer.exceptions import TyperException
 
 from streamxf.cli import storage
-from streamxf.cli.app import app
+from streamxf.cli.app import COMMANDS, command_line
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
 from streamxf.cli.lines import wrapped
 from streamxf.cli.show import as_json
-from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
@@ -38,10 +37,9 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str], interrupts: Interrupts) -> int:
     command = _command_of(arguments)
-    paths: list[str] = []
     try:
         try:
-            found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False, obj=paths)
+            found = command_line().main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
             if found == INTERRUPTED or interrupts.first is not None:
@@ -65,15 +63,15 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
         except BaseException as raised:  # DCP's own is none of Exception
             cause = root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
-                text = "; ".join(["interrupted", *map(in_terminal_words, interrupts.how_to_resume(cause))])
+                text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
-            return _failed(command, cause, arguments, paths)
+            return _failed(command, cause, arguments)
     except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _failed(command: str, error: BaseException, arguments: list[str], paths: list[str]) -> int:
+def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if isinstance(error, GeneratorExit):
         raise error
     if os.environ.get(TRACEBACK):
@@ -82,7 +80,7 @@ def _failed(command: str, error: BaseException, arguments: list[str], paths: lis
     if failure is not None:
         text = storage.line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
-    text = with_paths(line_of(error), paths, getattr(error, "file", None))
+    text = line_of(error)
     if not expected(error):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
@@ -132,8 +130,7 @@ def _open_closed() -> None:
 
 def _command_of(arguments: list[str]) -> str:
     """For messages: ``streamxf verify``."""
-    known = {command.name for command in app.registered_commands}
-    return f"streamxf {arguments[0]}" if arguments and arguments[0] in known else "streamxf"
+    return f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:

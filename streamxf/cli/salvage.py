@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import facts, show
+from streamxf.cli import facts, options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    JsonOption,
-    KeyOption,
-    PathArgument,
-    RequireOption,
-    SaveIdOption,
-    SignerOption,
-    TargetArgument,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -35,10 +21,10 @@ EXAMPLES = (
 
 
 def salvage(
-    path: PathArgument,
-    target: TargetArgument,
+    path: options.Path,
+    target: options.Target,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take tensors of which only some shards are whole: the rest is zero.")
+        bool, typer.Option("--partial", help="Include tensors of which only some shards are intact: the rest is zero.")
     ] = False,
     rank: Annotated[
         int | None,
@@ -46,14 +32,16 @@ def salvage(
     ] = None,
     merge_ranks: Annotated[
         bool,
-        typer.Option("--merge-ranks", help="Where each rank has metadata of its own: you know all are of one save."),
+        typer.Option(
+            "--merge-ranks", help="Where each rank has metadata of its own: you know that all belong to one save."
+        ),
     ] = False,
     without_metadata: Annotated[
         bool,
         typer.Option(
             "--without-metadata",
-            help="Where the metadata cannot be used, look for items in the data files. You then vouch that none of "
-            "them is missing, and none is a stranger's.",
+            help="Find items in the data files, if the metadata cannot be used. You then vouch that no data file is "
+            "missing, and that none was added.",
         ),
     ] = False,
     writer_id: Annotated[
@@ -65,37 +53,36 @@ def salvage(
             "several.",
         ),
     ] = None,
-    chain: ChainOption = None,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    expect_save_id: SaveIdOption = None,
-    json: JsonOption = False,
+    chain: options.Chain = None,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    expect_save_id: options.SaveIds = None,
+    json: options.Json = False,
 ) -> int:
-    """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
+    """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
 
-    Each item is checked as in a load, by itself; what is in the new checkpoint is what was saved. One or two items are
-    in memory at a time. The damaged checkpoint stays as it is, and is read twice. It exits with 1 if anything is lost.
+    Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
+    memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
     """
     from streamxf.convert.salvaged import salvage_to
 
     if writer_id and not without_metadata:
-        raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
-    options: dict[str, Any] = {
-        "encrypt_to": keys_at(encrypt_to),
-        "signer": key_at(signer),
-        "keys": keys_at(key),
-        "trust": keys_at(trust),
-    }
+        raise ParameterError(
+            "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
+        )
     with show.progress("Salvaging", json) as bar:
         found, written = salvage_to(
             path,
             target,
             chain,
-            **options,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
@@ -113,5 +100,5 @@ def _print(path: str, target: str, found: Salvaged, written: Converted | None, j
     if json:
         show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)})
         return
-    show.report(str(found), not found.damaged, path)
+    show.report(str(found), not found.damaged)
     show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

@@ -1,4 +1,4 @@
-"""What commands print: tables and texts for people, JSON for scripts."""
+"""What commands print: tables and text for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from streamxf.cli.lines import wrapped
-from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -64,20 +63,37 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import Name
+    from streamxf.cli.folding import FoldedName
 
-    return Name(printable(text), style)
+    return FoldedName(printable(text), style)
 
 
-def report(text: str, good: bool, path: str) -> None:
-    """Print the text of a report about `path`, whose first line is a verdict."""
+def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
+    """Add a row to a table; strings may have anything in them."""
     from rich.text import Text
 
-    verdict, _, rest = with_paths(in_terminal_words(text), [path]).partition("\n")
+    shown = (Text(printable(cell), style) if isinstance(cell, str) else cell for cell in cells)
+    table.add_row(*shown, style=style)
+
+
+def report(text: str, good: bool) -> None:
+    """Print the text of a report, whose first line is a verdict."""
+    from rich.text import Text
+
+    verdict, _, rest = text.partition("\n")
     out = console()
     out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
     if rest:
         out.print(rest)
+
+
+def can_show(characters: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -93,7 +109,7 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long.
+    """Print one JSON object: indented, unless it is so large that indenting takes long.
 
     docs/json-schema.json says what may be in it.
     """
@@ -107,4 +123,4 @@ def as_json(facts: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

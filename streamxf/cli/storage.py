@@ -1,4 +1,4 @@
-"""What ended a command in the storage behind a URL: its client has classes and words of its own."""
+"""Errors of the storage behind a URL, whose client has classes of its own."""
 
 from __future__ import annotations
 

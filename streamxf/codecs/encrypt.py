@@ -273,7 +273,7 @@ class Encrypt(Uncopied, Codec):
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
-        """Make the codec for ``encrypt``, which takes the one key that was given beside the text."""
+        """Make the codec for ``encrypt``, which takes the one key that was given with the text."""
         if parameters:
             raise ChainError("chain text: encrypt takes no parameters")
         if len(keys) != 1:

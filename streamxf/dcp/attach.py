@@ -1,4 +1,4 @@
-"""`attach`: a chain for other people's writers and readers that derive from torch's."""
+"""`attach`: a chain for other writers and readers that derive from torch's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attach(
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
     weights_only, safe_globals
-        For a reader: as in `streamxf.FileSystemReader`, for items that are no tensors. Tensors are unpickled by the
+        For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
 
@@ -104,8 +104,8 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; what was "
-                "written says itself which chain it has"
+                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; the "
+                "checkpoint records its chain"
             )
         if require == "published":
             raise ParameterError(
@@ -118,8 +118,8 @@ def attach(
         target.transforms = _ReaderTransforms(known, access, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
-            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
-            "no place for extensions"
+            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
+            "takes no extensions"
         )
     return target
 

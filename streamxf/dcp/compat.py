@@ -18,4 +18,6 @@ else:  # torch 2.7, whose writers know no other format than torch.save's
         SAFETENSORS = "safetensors"
 
 
+__all__ = ["DCP_VERSION", "SerializationFormat"]
+
 DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")

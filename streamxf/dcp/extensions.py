@@ -52,8 +52,8 @@ class Extensions:
                 )
             elif codecs:
                 raise ChainError(
-                    f"{type(extension).__name__} stands after {type(codecs[-1]).__name__}: a stream extension from "
-                    "elsewhere cannot run on blocks, so it must stand before the first codec"
+                    f"{type(extension).__name__} comes after {type(codecs[-1]).__name__}: another package's "
+                    "stream extension cannot run on blocks, so it must come before the first codec"
                 )
             else:
                 foreign.append(extension)
@@ -111,7 +111,7 @@ class Extensions:
 
     @property
     def hashed(self) -> bool:
-        """Whether containers carry a SHA-256 of each block, because the checkpoint is signed."""
+        """Whether containers carry a SHA-256 of each block, because the save is signed."""
         encryption = self.encryption
         return encryption is not None and encryption.hashed
 

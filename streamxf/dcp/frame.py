@@ -69,7 +69,7 @@ def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int
 
 
 def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """A contiguous tensor on the CPU whose memory was never touched, so it takes none, however large it is.
+    """A contiguous tensor on the CPU whose memory was never touched, so that it takes none, however large it is.
 
     ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
     """

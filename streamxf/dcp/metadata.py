@@ -84,9 +84,9 @@ def items_of(
             )
         except KeyError:
             raise UnsupportedError(
-                "the metadata has a part of an item that was not stored, so the checkpoint would not be whole; nothing "
-                "was published. Save shards together with all other ranks (no_dist=False), or each rank for itself "
-                "with use_collectives=False",
+                "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
+                "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
+                "itself with use_collectives=False",
                 item=name,
             ) from None
         dtype = str(entry.properties.dtype).removeprefix("torch.")
@@ -262,7 +262,7 @@ def torch_properties(item: TensorItem) -> TensorProperties:
 
 
 class UnreadableMetadata(Metadata):
-    """Stands in for metadata that could not be read, and raises why as soon as anybody looks at it.
+    """Stands in for metadata that could not be read, and raises the reason as soon as it is used.
 
     DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that
     the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.

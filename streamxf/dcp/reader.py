@@ -106,7 +106,7 @@ class ChainReaderMixin:
 
         Notes
         -----
-        For metadata that is there but cannot be used, the result raises the reason as soon as it is looked at: DCP
+        For metadata that is there but cannot be used, the result raises the reason as soon as it is used: DCP
         would take an exception here for a missing file, and its reason would be lost.
         """
         self.save_id = None
@@ -154,7 +154,7 @@ class ChainReaderMixin:
 
     @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same save, unless the planner has replaced their plans.
+        """Check that all ranks read the same save, unless the planner has made new plans.
 
         Raises
         ------
@@ -163,13 +163,13 @@ class ChainReaderMixin:
         """
         if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
             raise MetadataError(
-                "the ranks found the metadata of different saves; is another job saving to this folder?"
+                "the ranks found the metadata of different saves; is another process saving to this folder?"
             )
         return plans
 
     @told
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the plan's items. After an error the targets hold anything: old values, new ones, or a mixture.
+        """Read the plan's items. After an error the targets may hold old values, new ones, or a mixture.
 
         Raises
         ------
@@ -214,8 +214,8 @@ class _Reading:
         found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
         by_file: dict[str, list[tuple[ReadItem, Wanted]]] = {}
-        for entry in found:
-            by_file.setdefault(entry[1].place.file, []).append(entry)
+        for request, wanted in found:
+            by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
             entries.sort(key=lambda entry: entry[1].place.at)
             with items_advised(), self._opened(name) as file:
@@ -225,16 +225,17 @@ class _Reading:
         return self._meter
 
     def _read_file(self, file: StoredFile, entries: list[tuple[ReadItem, Wanted]], shares: Shares | None) -> None:
-        last: tuple[MetadataIndex, Blocks, Elements | None] | None = None
+        last: Wanted | None = None
         access = file.access
         try:
             for request, wanted in entries:
                 with noted(file.name, wanted.item.name):
-                    if last is None or last[0] != request.storage_index:  # parts of one tensor follow each other
+                    if last is None or last != wanted:  # parts of one tensor follow each other
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
-                        last = request.storage_index, *self._open(file, wanted)
-                    self._read_item(file.name, request, wanted, *last[1:])
+                        blocks, elements = self._open(file, wanted)
+                        last = wanted
+                    self._read_item(file.name, request, wanted, blocks, elements)
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
@@ -253,7 +254,7 @@ class _Reading:
     ) -> None:
         item, size = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_bytes(request, read_all(blocks, self._meter), size)
+            self._loader.load_object(request, read_all(blocks, self._meter), size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
@@ -328,7 +329,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
-        For what is encrypted. With keys, what is not encrypted is refused, so nothing unencrypted can be slipped in.
+        For what is encrypted. With keys, what is not encrypted is refused, so that nothing unencrypted can be slipped
+        in.
     trust : VerifyKey or location, or several
         Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
         here, so must everything else.
@@ -338,8 +340,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
     weights_only : bool
-        Whether items that are no tensors are limited to what ``torch.load(weights_only=True)`` allows. False lets
-        the checkpoint run code in this process.
+        Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
+        whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use besides.
     expect_save_id : str or several, optional

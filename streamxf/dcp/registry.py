@@ -99,8 +99,8 @@ class Registry(ExtensionRegistry):
                 foreign.append(text)
             elif foreign:
                 raise UnsupportedError(
-                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions "
-                    "stand before the first codec"
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
                 )
             else:
                 codecs.append(self._build(Descriptor.parse(text)))

@@ -54,7 +54,7 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
     if all(shape):
         _add_corners(corners, (0,) * len(axes), whole, -1)
     if corners:
-        raise MetadataError("its chunks leave out a part of it, or hold one twice")
+        raise MetadataError("its chunks leave out a part of it, or cover one twice")
 
 
 def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
@@ -144,7 +144,7 @@ def _cut(shape: Ints, chunks: Iterable[Chunk]) -> tuple[list[int], list[tuple[In
     boxes: list[tuple[Ints, Ints]] = []
     for offsets, sizes in chunks:
         if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise MetadataError("its chunks have another number of dimensions than itself")
+            raise MetadataError("its chunks have another number of dimensions than the tensor")
         ends = tuple(map(int.__add__, offsets, sizes))
         if any(map(int.__gt__, ends, whole)):
             raise MetadataError("its chunks reach beyond its end")

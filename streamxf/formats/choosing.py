@@ -9,7 +9,7 @@ from streamxf.format.items import Item
 
 
 def chosen(items: Mapping[str, Item], only: Sequence[str], prefix: str) -> dict[str, Item]:
-    """Those whose names begin with `prefix` and, without it, match one of the shell patterns `only`; by the names
+    """Items whose names begin with `prefix` and, without it, match one of the shell patterns `only`; by their names
     without it.
     """
     behind = {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}

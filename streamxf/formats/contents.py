@@ -1,4 +1,4 @@
-"""`Contents`: what inspecting a checkpoint of any format takes besides its items."""
+"""`Contents`: items, files and provenance of a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Contents:
     files : dict of str to int
         Sizes in bytes of the files that belong to it, by their paths relative to the checkpoint; metadata among them.
     packages : dict of str to str
-        Versions of what wrote it, as far as it says.
+        Versions of the packages that wrote it, if it names them.
     save_ids : tuple of str
         streamxf's; where ranks have metadata of their own, one for each.
     key_ids : tuple of str
@@ -49,11 +49,11 @@ class Contents:
     signers : tuple of str
         Ids of the keys that signed it; these signatures were not checked.
     notes : tuple of str
-        In plain sentences, what a reader should know: that the metadata is not authenticated, say.
+        What a reader should know, in sentences: that the metadata is not authenticated, say.
     extra : mapping
-        What the format has besides, as safetensors' ``__metadata__``.
+        Metadata of the format's own, as safetensors' ``__metadata__``.
     incomplete : tuple of str
-        Files that belong to it and are not there, or do not have the size that its metadata gives.
+        Files that are missing, or do not have the size that the metadata gives.
     """
 
     path: str

@@ -20,13 +20,13 @@ _OWN = "streamxf."
 
 @collector_paused()
 def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
-    """All that is told of a checkpoint; of its data files, only sizes are asked for."""
+    """The contents of a checkpoint; of its data files, only the sizes are read."""
     packages: dict[str, str] = {}
     for metadata in checkpoint.metadata:
         packages |= metadata.index.packages if metadata.index is not None else {}
     descriptors = {place.descriptors for item in checkpoint.items.values() for place in item.places}
     indexed = any(metadata.index is not None for metadata in checkpoint.metadata)
-    own = indexed or any(text.startswith(_OWN) for texts in descriptors for text in texts)
+    own = indexed or any(text.startswith(_OWN) for chain in descriptors for text in chain)
     signers = _signers(checkpoint)
     sizes, notes, incomplete = _files(checkpoint)
     return Contents(
@@ -45,7 +45,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
 
 def _key_ids(checkpoint: Checkpoint, descriptors: set[tuple[str, ...]]) -> Iterator[str]:
     lines = [line for metadata in checkpoint.metadata for line in metadata.wrapped.values()]
-    fragments = (text.partition("#") for texts in descriptors for text in texts)
+    fragments = (text.partition("#") for chain in descriptors for text in chain)
     lines += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
     for line in lines:
         for entry in Envelope.parse(line).recipients:
@@ -58,7 +58,7 @@ def _signers(checkpoint: Checkpoint) -> dict[str, None]:
 
 
 def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
-    """Sizes of the files that the metadata names, what there is to say of files, and which are missing or wrong."""
+    """Sizes of the files that the metadata names, notes about files, and which are missing or have the wrong size."""
     storage = checkpoint.storage
     least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
     exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}
@@ -95,7 +95,7 @@ def _file_notes(missing: list[str], wrong: list[str], beside: list[str]) -> Iter
     if beside:
         yield (
             f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
-            f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes what is left over."
+            f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes leftovers."
         )
 
 
@@ -113,4 +113,4 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
             f"{'their' if len(files) > 1 else 'its'} own."
         )
     if copies := sum(name != item.name for name, item in checkpoint.items.items()):
-        yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank stands behind these names."
+        yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -33,7 +34,8 @@ ReadShard = Callable[[StoredFile, str], Shard]
 """From a file and its name to what is in it."""
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class HubLayout:
     """Which files of a folder are the checkpoint.
 
     Attributes
@@ -51,7 +53,7 @@ class Layout(NamedTuple):
     shards: tuple[str, ...]
 
 
-def layout_of(names: Iterable[str]) -> Layout | None:
+def layout_of(names: Iterable[str]) -> HubLayout | None:
     """Find shards among the names of a folder; None if there are none."""
     names = sorted(names)
     for suffix in (SAFETENSORS, BIN):
@@ -63,26 +65,23 @@ def layout_of(names: Iterable[str]) -> Layout | None:
                 "folder of its own"
             )
         if indices:
-            return Layout(suffix, (usual or indices)[0], ())
+            return HubLayout(suffix, (usual or indices)[0], ())
         if suffix == SAFETENSORS:
             shards = tuple(name for name in names if name.endswith(suffix))
         else:
             shards = tuple(name for name in names if name == _LONE_BIN)
         if shards:
-            return Layout(suffix, None, shards)
+            return HubLayout(suffix, None, shards)
     return None
 
 
-def shards_of(storage: Storage, layout: Layout) -> tuple[str, ...]:
+def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
     """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
-    if layout.index is None:
-        return layout.shards
-    with located(file=storage.full(layout.index)):
-        return tuple(dict.fromkeys(_read_index(storage, layout.index)[0].values()))
+    return tuple(dict.fromkeys(_read_index(storage, layout)[0].values())) or layout.shards
 
 
 @collector_paused()
-def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
+def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
     """What a folder holds, and each of its shards.
 
     Raises
@@ -90,17 +89,11 @@ def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Conte
     ContainerError
         If the index is not one, names files outside the folder, or does not fit the shards.
     """
-    extra: dict[str, str] = {}
-    placed: dict[str, str] | None = None
-    names: Iterable[str] = layout.shards
-    if layout.index is not None:
-        with located(file=storage.full(layout.index)):
-            placed, extra = _read_index(storage, layout.index)
-        names = dict.fromkeys(placed.values())
+    placed, extra = _read_index(storage, layout)
     shards: dict[str, Shard] = {}
     found: dict[str, Item] = {}
     strays: list[str] = []
-    for name in names:
+    for name in dict.fromkeys(placed.values()) or layout.shards:
         with located(file=storage.full(name)):
             try:
                 with storage.child(name).open() as file:
@@ -111,28 +104,27 @@ def read(storage: Storage, layout: Layout, read_shard: ReadShard) -> tuple[Conte
                 ) from None
             strays += _add(found, name, shards[name], placed)
             extra = {**shards[name].metadata, **extra}
-    if placed is not None:
-        if missing := placed.keys() - found.keys():
-            one = min(missing)
-            raise ContainerError(
-                f"{many(len(missing), 'tensor')} of the index {'are' if len(missing) > 1 else 'is'} in no shard, such "
-                f"as {shorten(one)!r}, which it places in {shorten(placed[one])}",
-                file=storage.full(layout.index or ""),
-            )
-        found = {name: found[name] for name in [*placed, *(name for name in found if name not in placed)]}
+    if missing := placed.keys() - found.keys():
+        one = min(missing)
+        raise ContainerError(
+            f"{many(len(missing), 'tensor')} of the index {'are' if len(missing) > 1 else 'is'} in no shard, such as "
+            f"{shorten(one)!r}, which it places in {shorten(placed[one])}",
+            file=storage.full(layout.index or ""),
+        )
+    found = {name: found[name] for name in dict.fromkeys([*placed, *found])}
     notes = []
     if strays:
         verb = "are" if len(strays) > 1 else "is"
         notes.append(
             f"{many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}, {verb} not in the index."
         )
-    sizes = _sizes(storage, names)
+    sizes = _sizes(storage, shards)
     made = Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra)
     return made, shards
 
 
-def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str] | None) -> list[str]:
-    """Add what is in a shard; gives the tensors in it that the index does not know."""
+def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:
+    """Add what is in a shard; returns the tensors in it that the index does not know."""
     strays = []
     for name, item in read.items.items():
         if name in found:
@@ -140,14 +132,15 @@ def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, s
                 f"the tensor is in this file and in {found[name].places[0].file}; one of them does not belong here",
                 item=shorten(name),
             )
-        if placed is not None and placed.get(name) != shard and isinstance(item, TensorItem):
-            if name in placed:
-                raise ContainerError(
-                    f"the tensor is in this file, and the index places it in {shorten(placed[name])}",
-                    item=shorten(name),
-                )
-            strays.append(name)
         found[name] = item
+        if not placed or not isinstance(item, TensorItem):
+            continue
+        if name not in placed:
+            strays.append(name)
+        elif placed[name] != shard:
+            raise ContainerError(
+                f"the tensor is in this file, and the index places it in {shorten(placed[name])}", item=shorten(name)
+            )
     return strays
 
 
@@ -165,26 +158,30 @@ def _sizes(storage: Storage, shards: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-def _read_index(storage: Storage, name: str) -> tuple[dict[str, str], dict[str, str]]:
-    with storage.child(name).open() as file:
-        if file.size > MAX_INDEX:
-            raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
-        data = file.slice(0, file.size).read_at(0, file.size)
-    if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
-        raise ContainerError("the index has more lists and objects than any model explains; it was not read")
-    try:
-        content = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ContainerError(f"the index is not JSON: {error}") from None
-    placed = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(placed, dict) or not placed:
-        raise ContainerError("the index has no 'weight_map', which says in which shard each tensor is")
-    if not all(isinstance(shard, str) for shard in placed.values()):
-        raise ContainerError("the index places a tensor in something that is not a file's name")
-    for shard in dict.fromkeys(placed.values()):
-        check_path(shard)
-    metadata = content.get("metadata")
-    return placed, _strings(metadata if isinstance(metadata, dict) else {})
+def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], dict[str, str]]:
+    """The shard of each tensor, and the index's metadata; both are empty if there is no index."""
+    if layout.index is None:
+        return {}, {}
+    with located(file=storage.full(layout.index)):
+        with storage.child(layout.index).open() as file:
+            if file.size > MAX_INDEX:
+                raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
+            data = file.read()
+        if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
+            raise ContainerError("the index has more lists and objects than any model needs; it was not read")
+        try:
+            content = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ContainerError(f"the index is not JSON: {error}") from None
+        placed = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(placed, dict) or not placed:
+            raise ContainerError("the index has no 'weight_map', which says in which shard each tensor is")
+        if not all(isinstance(shard, str) for shard in placed.values()):
+            raise ContainerError("the index places a tensor in something that is not a file's name")
+        for shard in dict.fromkeys(placed.values()):
+            check_path(shard)
+        metadata = content.get("metadata")
+        return placed, _strings(metadata if isinstance(metadata, dict) else {})
 
 
 def _strings(metadata: dict[str, Any]) -> dict[str, str]:

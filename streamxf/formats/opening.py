@@ -1,10 +1,10 @@
-"""`open_source`: what format a path holds is found out, and the fitting reader opened."""
+"""`open_source`: detects the format of a path, and opens the reader for it."""
 
 from __future__ import annotations
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import NoCheckpointError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -16,9 +16,7 @@ LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
     "pytorch_model.bin.index.json and pytorch_model.bin"
 )
-BEGINNING = 16
-"""Bytes by which a file's format is known."""
-
+_BEGINNING = 16  # bytes
 _OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
 _NOTHING = Access()
@@ -35,7 +33,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     access : Access
         With what keys, and on what terms, checkpoints of DCP are read, and objects of all formats are unpickled.
     listing : bool
-        Whether it is only to be looked at: then an encrypted checkpoint needs no keys, and is not authenticated.
+        Whether only metadata is of interest: an encrypted checkpoint then needs no keys, and is not authenticated.
 
     Raises
     ------
@@ -60,12 +58,19 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     return open_layout(storage, kind, access)
 
 
-def kind_of(storage: Storage) -> huggingface.Layout | Format:
+def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     """What a path holds; of a Hugging Face folder, which files. Raises as `open_source`."""
     if is_checkpoint(storage):
         return Format.DCP
     if not storage.is_folder():
-        return _format_of_file(storage)
+        with located(file=storage.given), storage.open() as file:
+            found = format_of(file, storage.name)
+        if found is None:
+            raise NoCheckpointError(
+                "the file is not a checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
+                file=storage.given,
+            )
+        return found
     with located(file=storage.given):
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
@@ -73,7 +78,7 @@ def kind_of(storage: Storage) -> huggingface.Layout | Format:
     return layout
 
 
-def open_layout(storage: Storage, layout: huggingface.Layout, access: Access = _NOTHING) -> FileReader:
+def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
     read_shard = torchfile.read if layout.suffix == huggingface.BIN else safetensors.read
     contents, shards = huggingface.read(storage, layout, read_shard)
@@ -90,27 +95,16 @@ def is_checkpoint(storage: Storage) -> bool:
     return storage.is_folder() and any(name.endswith(_OF_DCP) for name in storage.names(()))
 
 
-def format_of(beginning: bytes, size: int, name: str) -> Format | None:
-    """The format of a file of `size` bytes that begins so; None if it is neither ``torch.save``'s nor safetensors'."""
+def format_of(file: StoredFile, name: str) -> Format | None:
+    """The format of a file, by how it begins and by its name: `PLAIN`, `TORCH` or `SAFETENSORS`; None of any other."""
+    beginning = file.read(0, min(_BEGINNING, file.size))
+    if beginning.startswith(PLAIN_MAGIC):
+        return Format.PLAIN
     if beginning.startswith(_OF_TORCH):
         return Format.TORCH
-    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, size):
+    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS
     return None
-
-
-def _format_of_file(storage: Storage) -> Format:
-    with located(file=storage.given), storage.open() as file:
-        size = min(BEGINNING, file.size)
-        beginning = file.slice(0, size).read_at(0, size)
-        if beginning.startswith(PLAIN_MAGIC):
-            return Format.PLAIN
-        found = format_of(beginning, file.size, storage.name)
-        if found is None:
-            raise NoCheckpointError(
-                "the file is not a checkpoint: it begins neither as a .safetensors file nor as one of torch.save"
-            )
-        return found
 
 
 def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:

@@ -1,4 +1,4 @@
-"""`FileReader`: a checkpoint of one or several files in which tensors stand as they are."""
+"""`FileReader`: a checkpoint of one or several files that store tensors uncompressed."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ class FileReader(BoxReader):
     def _load(self, file: str) -> Any:
         """All of a file, by torch."""
         opened = self._files[file]
-        return self._access.objects.load(opened.slice(0, opened.size).read_at(0, opened.size), opened.size)
+        return self._access.objects.load(opened.read(), opened.size)

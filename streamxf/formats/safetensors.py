@@ -54,7 +54,7 @@ def read(file: StoredFile, name: str) -> Shard:
         raise ContainerError(
             f"the file has {file.size} bytes; a safetensors file has at least {LENGTH_BYTES}: it was cut"
         )
-    length = int.from_bytes(file.slice(0, LENGTH_BYTES).read_at(0, LENGTH_BYTES), "little")
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
     if length > MAX_HEADER:
         raise ContainerError(
             f"the header has {length} bytes, as the file says; the format allows {MAX_HEADER}: the file is damaged, or "
@@ -63,7 +63,7 @@ def read(file: StoredFile, name: str) -> Shard:
     start = LENGTH_BYTES + length
     if start > file.size:
         raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
-    content = parse(file.slice(LENGTH_BYTES, length).read_at(0, length))
+    content = _parse(file.read(LENGTH_BYTES, length))
     metadata = _checked_metadata(content.pop(_METADATA, None))
     tensors: dict[str, TensorItem] = {}
     for tensor, facts in content.items():
@@ -75,14 +75,12 @@ def read(file: StoredFile, name: str) -> Shard:
     return Shard({**tensors}, metadata=metadata)
 
 
-def parse(data: bytes) -> dict[str, Any]:
-    """What a header says, by tensor, and ``__metadata__``; none of it is checked. Raises ContainerError if it is not
-    JSON, or takes more memory than a header should.
-    """
+def _parse(data: bytes) -> dict[str, Any]:
+    """What a header says, by tensor, and ``__metadata__``; none of it is checked yet."""
     if not data.startswith(b"{"):
         raise ContainerError("the header does not begin with '{', as every safetensors file's does")
     if data.count(b"{") + data.count(b"[") > 16 + len(data) // _BYTES_EACH:
-        raise ContainerError("the header has more lists and objects than tensors explain; it was not read")
+        raise ContainerError("the header has more lists and objects than tensors need; it was not read")
     try:
         content = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""`Shard`: what is in one file of a format whose tensors stand in the file as they are."""
+"""`Shard`: the contents of one file of a format that stores tensors uncompressed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from streamxf.format.items import Chunk, Item, Path, Place, TensorItem
 
 @dataclass(frozen=True)
 class Shard:
-    """What is in a file.
+    """The contents of a file.
 
     Attributes
     ----------
     items : dict of str to Item
-        In the file's own order. A tensor has one chunk. Where it is not stored row-major, and for objects, its place
-        says in which file it is, and not more.
+        In the file's own order. A tensor has one chunk. The place of an object names its file and no more.
     strides : dict of str to tuple of int
         Of the tensors that are not stored row-major, in elements.
     objects : dict of str to Any
-        The values of objects, as far as they are plain data; only torch can make the others.
+        The values of objects that are plain data; only torch can load the others.
     metadata : dict of str to str
-        What the file says of itself besides.
+        The file's own, as safetensors' ``__metadata__``.
     """
 
     items: dict[str, Item]

@@ -15,14 +15,14 @@ from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_FREE_PLACES = 2**16  # besides one for each byte of the pickle, which is more than a tree has
-_FREE_NAMES = 2**24  # characters of all names together, besides 16 for each byte of the pickle
+_PLACE = 64  # characters that an entry of a dict or a list counts for, besides its name
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _SCALARS = (str, int, float, bool, bytes, type(None))
@@ -37,18 +37,18 @@ def read(file: StoredFile, name: str) -> Shard:
     Raises
     ------
     UnsupportedError
-        If it is of a kind that cannot be read here, or holds something else than a state dict.
+        If it is of a kind that cannot be read here, or does not hold a state dict.
     ContainerError
         If it is damaged.
     """
     with _buffered(file) as raw:
-        if file.size > len(_LEGACY) and file.slice(0, len(_LEGACY)).read_at(0, len(_LEGACY)) == _LEGACY:
+        if file.size > len(_LEGACY) and file.read(0, len(_LEGACY)) == _LEGACY:
             raise UnsupportedError(
                 "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it "
                 "again"
             )
         try:
-            archive = Archive.read(raw, file.size, MAX_RECORDS)
+            archive = Archive(raw, file.size, MAX_RECORDS)
             if _OF_TORCHSCRIPT in archive.sizes:
                 raise _torchscript()
             if not archive.little:
@@ -58,8 +58,8 @@ def read(file: StoredFile, name: str) -> Shard:
             begins: dict[str, int] = {}
             for _, value in flat.values():
                 if isinstance(value, StoredTensor) and value.record not in begins:
-                    begins[value.record] = archive.find(raw, value.record)[0]
-            return _described(flat, begins, archive.find(raw, PICKLE)[0], name)
+                    begins[value.record] = archive.find(value.record)[0]
+            return _described(flat, begins, archive.find(PICKLE)[0], name)
         except RecursionError:
             raise _too_deep() from None
         except NotSavedByTorch as error:
@@ -116,13 +116,12 @@ def _is_plain(value: Any) -> bool:
 class _Flattening:
     """Names what is in nested dicts and lists, as DCP does: dicts are entered, and lists that hold tensors or dicts.
 
-    Dicts and lists that share their parts, or hold themselves, can have any number of places, and one long key can
-    stand in each; so both are bounded, by the bytes of the pickle.
+    Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
+    be part of each; so names are bounded in proportion to the pickle.
     """
 
     def __init__(self, size: int) -> None:
-        self._places = _FREE_PLACES + size
-        self._characters = _FREE_NAMES + 16 * size
+        self._left = max(FREE_WHOLE, MAX_EXPANSION * size)
         self._whole: dict[int, bool] = {}
         self._found: dict[str, tuple[Path, Any]] = {}
 
@@ -151,14 +150,13 @@ class _Flattening:
             return
         if len(path) == MAX_STEPS:
             raise _too_deep()
-        self._places -= len(inner)
         for step, each in inner:
             longer = length + 1 + len(str(step))
-            self._characters -= longer
-            if self._places < 0 or self._characters < 0:
+            self._left -= _PLACE + longer
+            if self._left < 0:
                 raise UnsupportedError(
-                    "the file's dicts and lists share their parts so often, or have such long keys, that there is no "
-                    "end to the names of what is in them: it is not a state dict"
+                    "the file's dicts and lists share their parts so often, or have such long keys, that the names of "
+                    "their contents are out of proportion: it is not a state dict"
                 )
             self._enter(each, (*path, step), longer)
 

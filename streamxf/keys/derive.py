@@ -1,9 +1,12 @@
-"""The one key derivation that the format uses, and what is made with it; docs/format/keys.md."""
+"""Key derivation as the format uses it, what is made with it, and the kinds of key pairs; docs/format/keys.md."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
+
+HYBRID = "hpke-mlkem768-x25519"
+X25519 = "hpke-x25519"
 
 
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:

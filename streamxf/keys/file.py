@@ -9,9 +9,10 @@ import warnings
 from contextlib import suppress
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
+from streamxf.keys.line import key_line, read_line
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
-from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, key_line, read_line
+from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key
 
 PathLike = str | os.PathLike[str]
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hpke import (
 )
 
 from streamxf.errors import UnsupportedError
-from streamxf.keys.pair import HYBRID, X25519
+from streamxf.keys.derive import HYBRID, X25519
 
 _MLKEM_SEED = 64
 _MLKEM_PUBLIC = 1184

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, WrongKeyError
-from streamxf.keys.derive import public_id
+from streamxf.keys.derive import HYBRID, public_id
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import Secret, as_bytes, draw_secret
 
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem
-
-HYBRID = "hpke-mlkem768-x25519"
-X25519 = "hpke-x25519"
 
 _INFO = b"streamxf/1 hpke"
 

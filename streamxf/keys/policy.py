@@ -1,4 +1,4 @@
-"""What a reader requires beside a data key that opens; docs/format/keys.md, "What a reader requires"."""
+"""What a reader requires besides a data key that opens; docs/format/keys.md, "What a reader requires"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamxf.keys.vouchers import Vouchers
 
 
 class Claim(NamedTuple):
-    """What is stored beside a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
+    """What is stored with a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
 
     vouchers: Vouchers | None = None
     digest: bytes = b""

@@ -1,4 +1,4 @@
-"""Who stands for contents: a MAC, a voucher for each recipient whose key vouches, a signature; docs/format/keys.md,
+"""Who vouches for contents: a MAC, a voucher for each recipient whose key vouches, a signature; docs/format/keys.md,
 "Vouchers".
 """
 
@@ -57,7 +57,7 @@ class Vouchers:
     ) -> Self:
         """Vouch for contents, with all of `recipients` that can.
 
-        `digest` is D of the format, and `wrapped` the wrapped data key as it is stored beside the contents. Vouchers
+        `digest` is D of the format, and `wrapped` the wrapped data key as it is stored with the contents. Vouchers
         that were `kept`, and a `signature` in the place of a new one, must be for the same digest. Raises
         ParameterError if the vouchers are too long, or a key provider breaks its protocol, and KeyServiceError if a
         service that holds a key cannot be reached.

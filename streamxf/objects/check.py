@@ -2,7 +2,7 @@
 
 That unpickler decides which names a pickle may use, and hardly how: a few bytes can ask for a ``bytearray`` of any
 size, make a set of a tensor that is one number expanded to a million, resize a storage to whatever a tensor's shape
-says, or use as a key a tuple of tuples that share their parts, which takes for ever to hash. Here the same opcodes are
+says, or use as a key a tuple of tuples that share their parts, which takes forever to hash. Here the same opcodes are
 followed by Python's own unpickler, with `calls` in the place of what they name, and what they take is counted. An
 object that needs nothing of torch's and no class of the caller's is complete then, and torch never sees its pickle.
 """
@@ -129,7 +129,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         if full not in self._trusted():
             self.unknown.add(full)
         if full.rpartition(".")[0] in _BLOCKED:
-            self._refuse(f"torch takes nothing from the module of {shorten(ascii(full)[1:-1])}")
+            self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
         return Name(full)
 
     def persistent_load(self, pid: Any) -> Storage:

@@ -53,7 +53,7 @@ class Array(np.ndarray[Any, Any]):
     filled = False
 
     def __new__(cls, *arguments: Any) -> Array:
-        raise TooMuch("its pickle makes a NumPy array of something else than what is stored")
+        raise TooMuch("its pickle makes a NumPy array of something other than what is stored")
 
     def __setstate__(self, state: Any) -> None:
         version, shape, dtype, fortran, data = state
@@ -83,7 +83,7 @@ class Bytes(io.BytesIO):
     def __setstate__(self, state: Any) -> None:
         data, position, attributes = state
         if (type(data), type(position), attributes) != (bytes, int, None) or not 0 <= position <= len(data):
-            raise TooMuch("its pickle fills a BytesIO with something else than bytes")
+            raise TooMuch("its pickle fills a BytesIO with something other than bytes")
         if self.getbuffer().nbytes:
             raise TooMuch("its pickle fills a BytesIO twice")
         self.write(data)

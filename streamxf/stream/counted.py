@@ -1,4 +1,4 @@
-"""`Counted`: an access whose reads somebody hears of."""
+"""`Counted`: an access whose reads are reported."""
 
 from __future__ import annotations
 

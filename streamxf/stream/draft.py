@@ -13,8 +13,8 @@ from pathlib import Path
 class Draft:
     """Writes beside `target`, and renames over it when all is well; otherwise what was there stays.
 
-    A link is followed to what it names, which keeps its permissions. What is no regular file (a device, a named pipe)
-    cannot be replaced, and is written to directly.
+    A link is followed to what it names, which keeps its permissions. Anything but a regular file (a device, a named
+    pipe) cannot be replaced, and is written to directly.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """`PipeReader`: the stream of a container that arrives in order and cannot be sought, such as a pipe or a socket.
 
 Blocks are decoded as they arrive, and the last one is held back until table, footer and the end of the source have
-checked out: until then nobody can know that the stream is whole.
+checked out: until then the stream may be incomplete.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PipeReader(io.RawIOBase):
             raise
         except BaseException:
             # what was read is half taken in, so the next read would not begin where this one did
-            self.error = AbortedError("reading failed before, and what arrives in order cannot be read again")
+            self.error = AbortedError("reading failed before, and a pipe cannot be read again")
             raise
         size = min(len(out), len(self._ready))
         out[:size] = self._ready[:size]

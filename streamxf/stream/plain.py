@@ -80,7 +80,7 @@ def open(
         For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
     keys : Key, bytes, several of them or a KeyRing
         For reading what is encrypted, and for ``encrypt`` in a chain's text form. With keys, a file that is not
-        encrypted is refused, so that nobody can slip in something plain.
+        encrypted is refused, so that nothing unencrypted can be slipped in.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     registry : CodecRegistry, optional
@@ -111,7 +111,7 @@ def open(
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
     if chain is not None:
-        raise ParameterError("streamxf.open: a file that is read says itself which chain it has; pass keys= only")
+        raise ParameterError("streamxf.open: a file records its own chain; to read it, pass keys= only")
     return _open_reader(path_or_file, KeyRing.of(keys), registry or CodecRegistry())
 
 

@@ -31,7 +31,7 @@ class StreamWriter(io.RawIOBase):
         Where the container goes, from its current position.
     encoder : ContainerEncoder
     seal : callable, optional
-        Gives bytes to write behind the container, once that is complete.
+        Returns the bytes to write after the container, once that is complete.
     finish : callable, optional
         Called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in the
         process that opened the stream.

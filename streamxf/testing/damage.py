@@ -2,7 +2,7 @@
 
 A codec whose output has the length of its input cannot see that its input was cut: its honest answer is data of
 another length, and the container, which knows the length, refuses that. So a decoder may raise, or return data of any
-length but the right one. What it may never do is return as many bytes as the block had: then nobody else notices,
+length but the right one. What it may never do is return as many bytes as the block had: then nothing else notices,
 whether the bytes are the original ones or wrong ones.
 """
 

@@ -188,7 +188,7 @@ def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int |
             if "/" in path:
                 continue  # nothing in folders is ever removed
             if path not in files:
-                raise _doubtful(f"it names {path}, which is not there")
+                raise _doubtful(f"it names {path}, which is missing")
             size = files[path]
             if size is not None and (size < end or (metadata.index is not None and size != end)):
                 raise _doubtful(f"{path} has {size} bytes, which is not what it says")

@@ -284,7 +284,7 @@ class _Unpickler(pickle.Unpickler):
 def _latin1(text: Any, encoding: Any) -> bytes:
     """What a pickle of protocol 2 calls to make bytes."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise NotSavedByTorch("its pickle encodes something else than bytes")
+        raise NotSavedByTorch("its pickle encodes something other than bytes")
     return text.encode("latin1")
 
 

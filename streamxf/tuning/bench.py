@@ -1,8 +1,10 @@
-"""One block, there and back: what streamxf does to it on save and load, timed."""
+"""One block, there and back: what streamxf does to it on save and load, timed.
+
+A run encodes block `number` and decodes it into `out`; it returns the stored bytes, and the seconds for each way.
+"""
 
 from __future__ import annotations
 
-import abc
 import os
 from collections.abc import Callable, Sequence
 
@@ -18,36 +20,14 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
 from streamxf.stream.encoder import stream_info_of
 from streamxf.tuning.sample import Sample
 
-Clock = Callable[[], float]
+Clock = Callable[[], float]  # gives seconds
 
 
-class Bench(abc.ABC):
-    """Memory and states for one chain.
-
-    Parameters
-    ----------
-    clock : callable
-        Gives seconds.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._out = memoryview(bytearray(1 << DEFAULT_BLOCK_LOG2))
-
-    def out(self, block: Sample) -> memoryview:
-        """Where a block is decoded."""
-        return self._out[: len(block.data)]
-
-    @abc.abstractmethod
-    def run(self, block: Sample, number: int) -> tuple[int, float, float]:
-        """Encode block `number` and decode it to `out`; returns its stored bytes, and the seconds for each way."""
-
-
-class Coding(Bench):
+class ChainRun:
     """A chain with codecs, and the container's CRC around it."""
 
     def __init__(self, chain: Chain, blocks: Sequence[Sample], clock: Clock) -> None:
-        super().__init__(clock)
+        self._clock = clock
         renewed = chain.renew()
         header = Header(DEFAULT_BLOCK_LOG2, chain.bound, os.urandom(SALT_BYTES))
         self._digest = header.digest
@@ -56,9 +36,8 @@ class Coding(Bench):
         self._coders = [StreamCoder(renewed, stream_info_of(info, block.part.identity)) for block in blocks]
         self._encoding, self._decoding = Scratch(), Scratch()
 
-    def run(self, block: Sample, number: int) -> tuple[int, float, float]:
-        coder = self._coders[number]
-        data, out = flat_view(block.data), self.out(block)
+    def run(self, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
+        coder, data = self._coders[number], flat_view(block.data)
         out[:] = bytes(len(out))  # a codec that writes nothing must not find the right bytes there
         begin = self._clock()
         payload = coder.encode(data, 0, True, self._encoding)
@@ -70,11 +49,13 @@ class Coding(Bench):
         return len(payload), encode, self._clock() - begin
 
 
-class Bare(Bench):
-    """A save without a chain: a CRC over the file, and a load copies it."""
+class PlainRun:
+    """A save without a chain computes a CRC over the file, and a load copies it."""
 
-    def run(self, block: Sample, number: int) -> tuple[int, float, float]:
-        out = self.out(block)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def run(self, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
         begin = self._clock()
         crc32c.crc32c(block.data)
         encode = self._clock() - begin

@@ -82,17 +82,7 @@ class Estimate:
 
 
 def estimate(measured: Measured, parts: Sequence[Part], bandwidth: float, workers: int) -> Estimate:
-    """Work out what a save and a load of all `parts` would take.
-
-    Parameters
-    ----------
-    measured : Measured
-    parts : sequence of Part
-        Not all of them empty.
-    bandwidth : float
-        Bytes per second.
-    workers : int
-    """
+    """What a save and a load of all `parts` would take; not all of them are empty."""
     raw_bytes = sum(part.nbytes for part in parts)
     return Estimate(
         str(measured.chain),

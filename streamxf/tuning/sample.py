@@ -1,4 +1,4 @@
-"""Which pieces of a source stand for all of it, and what each of them weighs."""
+"""Which pieces of a source represent all of it, and with what weight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.header import Identity, Kind
@@ -25,16 +27,8 @@ Ints = tuple[int, ...]
 class Part:
     """A piece of a source that a save turns into a stream of its own: a tensor, a shard or a file.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the state dict, or the file's path.
-    shape : tuple of int
-        In elements, as it is sampled.
-    itemsize : int
-        Bytes of an element.
-    identity : Identity or None
-        What its container is bound to; None for a file.
+    `name` is its name in the state dict, or the file's path; `identity`, what its container is bound to, is None for a
+    file.
     """
 
     name: str
@@ -55,35 +49,17 @@ def identity_of(name: str, dtype: str, offset: Ints, shape: Ints, tensor_shape: 
 
 
 class Span(NamedTuple):
-    """A block of the sample: elements that are neighbours in row-major order, at most `BLOCK_BYTES` of them.
+    """A block of the sample: elements that are neighbours in row-major order, at most `BLOCK_BYTES` of them."""
 
-    Attributes
-    ----------
-    part : int
-        The part's number in its source.
-    offset, lengths : tuple of int
-        A box of the part, in elements.
-    weight : float
-        How many bytes of the source it stands for.
-    """
-
-    part: int
+    part: int  # its number in the source
     offset: Ints
     lengths: Ints
-    weight: float
+    weight: float  # how many bytes of the source it represents
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A block that was read.
-
-    Attributes
-    ----------
-    part : Part
-    data : bytes
-    weight : float
-        As in `Span`.
-    """
+    """A block that was read, with the weight of its `Span`."""
 
     part: Part
     data: bytes
@@ -132,16 +108,8 @@ def spans_in(parts: Sequence[Part]) -> list[Span]:
 
 
 def box_at(shape: Ints, element: int, limit: int) -> tuple[Ints, Ints]:
-    """The offset and the lengths of the box that holds an element, of those that a tensor is cut into.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        No dimension is zero.
-    element : int
-        Counted in row-major order.
-    limit : int
-        The most elements in a box; at least 1.
+    """The offset and the lengths of the box that holds an element, of those of at most `limit` elements that a tensor
+    is cut into. Elements are counted in row-major order, and no dimension is zero.
     """
     inner = math.prod(shape)
     for dim, length in enumerate(shape):
@@ -150,15 +118,7 @@ def box_at(shape: Ints, element: int, limit: int) -> tuple[Ints, Ints]:
             step = min(limit // inner, length)
             before, row = divmod(element // inner, length)
             start = row // step * step
-            lead = _unravel(before, shape[:dim])
+            lead = map(int, np.unravel_index(before, shape[:dim])) if dim else ()
             rest = len(shape) - dim - 1
             return (*lead, start, *[0] * rest), (*[1] * dim, min(step, length - start), *shape[dim + 1 :])
     return (), ()
-
-
-def _unravel(index: int, shape: Ints) -> Ints:
-    found: list[int] = []
-    for length in reversed(shape):
-        index, position = divmod(index, length)
-        found.append(position)
-    return tuple(reversed(found))

@@ -14,12 +14,8 @@ from streamxf.tuning.sample import Ints, Part, Span, identity_of
 
 
 class StoredTensors:
-    """The tensors of a checkpoint, shard by shard; those whose elements only torch can read are left out.
-
-    Parameters
-    ----------
-    reader : BoxReader
-        Is closed by `read`.
+    """The tensors of a checkpoint, shard by shard; those whose elements only torch can read are left out. `read` closes
+    the reader.
     """
 
     def __init__(self, reader: BoxReader) -> None:
@@ -43,19 +39,7 @@ class StoredTensors:
 
 
 class RawFile:
-    """A file of any kind: bytes of unknown meaning.
-
-    Parameters
-    ----------
-    path : str
-
-    Raises
-    ------
-    ParameterError
-        If it is a device, a pipe or the like.
-    OSError
-        If it cannot be read.
-    """
+    """A file of any kind: bytes of unknown meaning."""
 
     def __init__(self, path: str) -> None:
         status = os.stat(path)

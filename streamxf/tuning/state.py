@@ -15,20 +15,9 @@ from streamxf.tuning.sample import Part, Span, identity_of
 
 
 class StateDict:
-    """The tensors of a state dict, which may be nested; of sharded ones, what lies on this rank.
+    """The tensors of a state dict, which may be nested; of sharded ones, the shards on this rank.
 
-    Anything else is left out: beside the tensors it takes next to nothing.
-
-    Parameters
-    ----------
-    state : mapping
-
-    Raises
-    ------
-    UnsupportedError
-        If it holds a tensor that DCP cannot save.
-    ParameterError
-        If it holds a tensor without data.
+    Anything else is left out: compared with the tensors it is negligible.
     """
 
     def __init__(self, state: Mapping[Any, Any]) -> None:

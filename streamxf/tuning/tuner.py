@@ -54,30 +54,30 @@ def tune(
 
     About 24 blocks of a mebibyte, spread evenly over the data, are encoded and decoded in one thread, and each has to
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
-    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the one whose save is
-    the fastest; among those within 5 % of it, the one that stores least. It takes a few seconds, and no more memory for
+    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the smallest of
+    those whose save is within 5 % of the fastest. It takes a few seconds, and no more memory for
     a large source than for a small one, except that tensors which torch's own writer compressed are decoded whole, one
     at a time.
 
     Parameters
     ----------
     source : mapping or path
-        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank, and
-        nothing that is no tensor. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
+        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank.
+        Other objects are ignored. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
         URL of one. Or any other file, taken as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
-        The candidates, each a Chain, codecs, one codec or the text form. The default is no chain, `LZ4`, `ZStandard` at
+        The candidates, each a Chain, codecs, one codec or a string. The default is no chain, `LZ4`, `ZStandard` at
         levels -1, 1, 3 and 9, and `FloatZip`, each followed by `Encrypt` if there is a key. Either all of them encrypt
         or none does: encryption is not a matter of cost.
     keys : Key, bytes, several of them or a KeyRing
-        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in text forms,
+        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in strings,
         where it has to be a single one.
     workers : int, optional
         Threads that share the coding; by default the CPUs that this process may run on.
     progress : Progress, optional
-        Is told of the sample's bytes as they are coded, over and over.
+        Receives the sample's bytes each time they are coded.
 
     Returns
     -------
@@ -86,13 +86,13 @@ def tune(
     Raises
     ------
     ParameterError
-        If an argument cannot be used, or the source has no bytes; the message says what to do.
+        If an argument is invalid, or the source is empty; the message says what to do.
     ChainError
         If a candidate is not a chain.
     CodecError
-        If a candidate fails, or does not give back what it was given.
+        If a candidate fails, or does not reproduce its input.
     OSError, StreamxfError
-        If the source cannot be read, as `FileSystemReader` says.
+        If the source cannot be read, as for `FileSystemReader`.
 
     Notes
     -----
@@ -166,7 +166,7 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
     texts = [str(chain) for chain in made]
     for text in texts:
         if texts.count(text) > 1:
-            raise ParameterError(f"the candidate {text or 'no chain'!r} stands twice in chains=")
+            raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
     if len({chain.encryption is None for chain in made}) > 1:
         raise ParameterError(
             "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "

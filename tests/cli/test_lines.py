@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -17,10 +16,10 @@ import streamxf
 from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
-from streamxf.cli.app import app
+from streamxf.cli.app import command_line
 from streamxf.cli.lines import wrapped
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = command_line().commands
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 

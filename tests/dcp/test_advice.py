@@ -50,7 +50,7 @@ def test_a_file_that_is_missing(saved: Path) -> None:
 def test_damaged_metadata(saved: Path) -> None:
     flip_bit(saved / ".metadata", -100)
     told = told_by(saved)
-    assert f"[file {saved / '.metadata'}]\nnext: put back a copy of this file" in told
+    assert f"[file {saved / '.metadata'}]\nnext: restore this file from a copy" in told
     assert "without_metadata=True" in told
 
 

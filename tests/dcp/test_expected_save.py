@@ -46,7 +46,7 @@ def test_a_replayed_checkpoint_is_noticed(tmp_path: Path, reader_of: Callable[..
     assert reader.save_id == new
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "kept by somebody", tmp_path / "checkpoint")
-    with refused(IdentityError, f"this is the save {old}", f"expected is {new}", ".metadata"):
+    with refused(IdentityError, f"this is the save {old}", f"{new} was expected", ".metadata"):
         load_with(state, reader)
     assert reader.save_id is None
     unaware = reader_of(tmp_path / "checkpoint", keys=KEY)
@@ -95,10 +95,10 @@ def test_every_rank_looks_for_itself(checkpoint: Path, reader_of: Callable[..., 
     save(checkpoint, 1.0)
     reader = reader_of(checkpoint, keys=KEY, expect_save_id="0" * 32)
     metadata = reader.read_metadata()
-    with refused(IdentityError, "expected is " + "0" * 32):
+    with refused(IdentityError, "0" * 32 + " was expected"):
         reader.set_up_storage_reader(metadata, False)
     other = reader_of(checkpoint, keys=KEY)
-    with refused(IdentityError, "expected is " + "0" * 32):
+    with refused(IdentityError, "0" * 32 + " was expected"):
         reader.set_up_storage_reader(other.read_metadata(), False)
 
 

@@ -227,7 +227,7 @@ def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
         half = distribute_tensor(
             torch.ones(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
         )  # of which this is rank 0, and nobody is rank 1
-        with refused(UnsupportedError, "not be whole", "no_dist=False", "use_collectives=False"):
+        with refused(UnsupportedError, "be incomplete", "no_dist=False", "use_collectives=False"):
             dcp.save({"w": half}, storage_writer=streamxf.FileSystemWriter(tmp_path), no_dist=True)
     finally:
         dist.destroy_process_group()

@@ -86,7 +86,7 @@ def test_files_that_are_missing_and_files_beside(tmp_path: Path) -> None:
     assert file.name not in contents.files
     assert contents.notes == (
         f"1 data file that the metadata names, such as {file.name}, is missing.",
-        "1 file of other saves, such as __0_0.distcp, lies beside it; `streamxf clean` removes what is left over.",
+        "1 file of other saves, such as __0_0.distcp, lies beside it; `streamxf clean` removes leftovers.",
     )
     with open_at(tmp_path) as reader, pytest.raises(MetadataError, match="missing from the checkpoint"):
         whole(reader, "weight")
@@ -147,7 +147,7 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
             assert reader.load_object(f"only.{rank}") == rank
     assert contents.notes == (
         "It was saved without collectives: 3 ranks with metadata of their own.",
-        "4 items of a name that lower ranks use, too: the rank stands behind these names.",
+        "4 items of a name that lower ranks use, too: the rank is appended to these names.",
     )
 
 

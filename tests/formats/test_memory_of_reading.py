@@ -22,4 +22,4 @@ def test_memory_is_bounded_by_boxes(tmp_path: Path, kind: str) -> None:
     WRITERS[kind.partition(",")[0]]({"t": tensor.t() if "turned" in kind else tensor}, path)
     command = [sys.executable, Path(__file__).with_name("growth.py"), path]
     grown = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    assert grown < 96, "the tensor has 256 MiB"
+    assert grown < 128, "the tensor has 256 MiB"

@@ -19,7 +19,7 @@ from archives import saved as saved_bytes
 from dcp.helpers import assert_same
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from streamxf.checkpoint import strided
+from streamxf import proportion
 from streamxf.checkpoint.reading import Box
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.format.items import ObjectItem, TensorItem
@@ -91,7 +91,7 @@ def test_elements_out_of_proportion_are_not_read(tmp_path: Path, monkeypatch: py
         assert (caught.value.file, caught.value.item) == (str(path), "a")
         assert_same(in_pieces(reader, "b", 1000), BASE)
     path = saved({"a": torch.ones(100).expand(64, 100), "b": torch.ones(100).expand(65, 100)}, tmp_path)
-    monkeypatch.setattr(strided, "FREE_ELEMENTS", 0)
+    monkeypatch.setattr(proportion, "FREE", 0)
     with open_at(path) as reader:
         assert_same(in_pieces(reader, "a", 1000), torch.ones(64, 100))
         with pytest.raises(PolicyError, match="out of proportion"):
@@ -245,8 +245,8 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | Non
     "a record that is not there": (lying_record, ContainerError, "not an intact file of torch.save", None),
     "a tensor alone": (of(lambda: BASE), UnsupportedError, "not a state dict", None),
     "a list": (of(lambda: [BASE]), UnsupportedError, "not a state dict", None),
-    "lists that share their parts": (of(shared_lists), UnsupportedError, "there is no end", None),
-    "names without end": (of(long_keys), UnsupportedError, "there is no end", None),
+    "lists that share their parts": (of(shared_lists), UnsupportedError, "out of proportion", None),
+    "names without end": (of(long_keys), UnsupportedError, "out of proportion", None),
     "a dict in itself": (of(inside_itself), UnsupportedError, "nested too deeply", None),
     "a dict as deep as a well": (deeper_than_the_stack, UnsupportedError, "nested too deeply", None),
     "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "two of the file's items", None),

@@ -205,7 +205,7 @@ def test_records_that_lie_over_one_another(tmp_path: Path, writer: str) -> None:
     with_object({"o": 5}, "o", data, path, writer)
     error = error_of(lambda: dcp.load({"o": None}, storage_reader=streamxf.FileSystemReader(path)))
     assert isinstance(error, PolicyError)
-    assert "lie over one another" in str(error)
+    assert "records overlap" in str(error)
 
 
 # -- a file that is another one when it is read again --------------------------------------------------

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey
 from streamxf.keys.b64url import encode_b64url
-from streamxf.keys.text import format_key, key_line, parse_key, read_line
+from streamxf.keys.line import key_line, read_line
+from streamxf.keys.text import format_key, parse_key
 
 SECRET = bytes(range(200, 232))
 KEY = Key(SECRET)

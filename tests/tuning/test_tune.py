@@ -168,9 +168,9 @@ def test_a_single_chain_is_no_list_of_them(chains: Any) -> None:
 def test_candidates_are_there_once() -> None:
     with pytest.raises(ParameterError, match="at least one"):
         tune(state_dict(), bandwidth=1e9, chains=[])
-    with pytest.raises(ParameterError, match="'floatzip' stands twice"):
+    with pytest.raises(ParameterError, match="'floatzip' is listed twice"):
         tune(state_dict(), bandwidth=1e9, chains=["floatzip", [FloatZip()]])
-    with pytest.raises(ParameterError, match="'no chain' stands twice"):
+    with pytest.raises(ParameterError, match="'no chain' is listed twice"):
         tune(state_dict(), bandwidth=1e9, chains=["", []])
     with pytest.raises(ChainError, match="no codec 'zip'"):
         tune(state_dict(), bandwidth=1e9, chains=["zip"])

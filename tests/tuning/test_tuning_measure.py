@@ -9,7 +9,7 @@ import pytest
 
 from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
 from streamxf.errors import CodecError
-from streamxf.tuning.bench import Bare, Coding
+from streamxf.tuning.bench import PlainRun, ChainRun
 from streamxf.tuning.measure import MIN_SECONDS, measure
 from streamxf.tuning.sample import Part, Sample, identity_of
 
@@ -79,12 +79,12 @@ def test_the_first_run_is_not_counted() -> None:
 def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lasts = iter([9.0, 3.0, 1.0, 2.0])  # the warm-up, and three repeats
 
-    def run(bench: Coding, block: Sample, number: int) -> tuple[int, float, float]:
-        bench.out(block)[:] = block.data
+    def run(bench: ChainRun, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
+        out[:] = block.data
         seconds = next(lasts)
         return 10, seconds, 10 * seconds
 
-    monkeypatch.setattr(Coding, "run", run)
+    monkeypatch.setattr(ChainRun, "run", run)
     (found,) = measure([Chain([LZ4()])], [zeros()], repeats=3)
     assert (found.encode_seconds, found.decode_seconds) == (1.0, 10.0)
     assert next(lasts, None) is None
@@ -93,16 +93,16 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chains_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[tuple[str, int]] = []
 
-    def run(bench: Any, block: Sample, number: int) -> tuple[int, float, float]:
+    def run(bench: Any, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
         turns.append((type(bench).__name__, number))
-        bench.out(block)[:] = block.data
+        out[:] = block.data
         return 10, 1.0, 1.0
 
-    monkeypatch.setattr(Coding, "run", run)
-    monkeypatch.setattr(Bare, "run", run)
+    monkeypatch.setattr(ChainRun, "run", run)
+    monkeypatch.setattr(PlainRun, "run", run)
     measure([Chain(), Chain([LZ4()])], [zeros(), zeros()], repeats=2)
-    one = [("Bare", 0), ("Bare", 1), ("Coding", 0), ("Coding", 1)]
-    assert turns == [("Bare", 0), ("Coding", 0), *one, *one]
+    one = [("PlainRun", 0), ("PlainRun", 1), ("ChainRun", 0), ("ChainRun", 1)]
+    assert turns == [("PlainRun", 0), ("ChainRun", 0), *one, *one]
 
 
 def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +192,14 @@ class Failing(Codec):
 @pytest.mark.parametrize("codec", [Lossy(), Idle()])
 def test_a_chain_that_loses_data_is_named(codec: Codec) -> None:
     block = sample("layer.weight", None, (1300,), b"not all zeros" * 100, 1000.0)
-    with pytest.raises(CodecError, match="does not give back") as caught:
+    with pytest.raises(CodecError, match="does not reproduce") as caught:
         measure([Chain([LZ4()]), Chain([codec])], [block])
     assert codec.name in str(caught.value)
     assert caught.value.item == "layer.weight"
 
 
 def test_every_block_is_compared() -> None:
-    with pytest.raises(CodecError, match="does not give back") as caught:
+    with pytest.raises(CodecError, match="does not reproduce") as caught:
         measure([Chain([Lossy()])], [zeros(), zeros(), sample("layer.weight", None, (9,), b"not zeros", 1000.0)])
     assert caught.value.item == "layer.weight"
 

@@ -1,1 +1,1 @@
-"""A finished save made the one that loads, and what it leaves behind removed."""
+"""Publishing a finished save, and removing what it replaces."""

@@ -45,7 +45,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
 def find_leftovers(
     storage: Storage, files: Iterable[str], named: Collection[str], rank: int | None, locked: bool
 ) -> list[str]:
-    """What a save that is about to be published will leave behind, asked for before that.
+    """What a save that is about to be published will make superfluous.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def find_leftovers(
 
 
 def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
-    """Remove what a save that was published just now leaves behind.
+    """Remove the leftovers of a save that was just published.
 
     Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
     """

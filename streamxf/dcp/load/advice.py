@@ -20,7 +20,7 @@ _OF_ITEMS = (*_OF_METADATA, CodecError, ContainerError, IdentityError)
 
 _ITEMS = "next: streamxf.verify(path, keys) lists all that is damaged, streamxf.salvage(path, keys=keys) loads the rest"
 _METADATA = (
-    "next: put back a copy of this file if there is one; if not, see streamxf.salvage(path, keys=keys, "
+    "next: restore this file from a copy; if there is none, see streamxf.salvage(path, keys=keys, "
     "without_metadata=True)"
 )
 

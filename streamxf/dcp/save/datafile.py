@@ -257,7 +257,7 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
         return
     if data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes:
         raise UnsupportedError(
-            f"the planner gave a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
+            f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )

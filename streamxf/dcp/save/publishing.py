@@ -127,7 +127,7 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
     """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
     if not storage.replaces_in_one_step:
         warnings.warn(
-            f"{storage.protocol} may not replace a file in one step: a crash while .metadata is written "
+            f"{storage.protocol} is not known to replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
             "mounted file system, or to an object store",
             stacklevel=stacklevel,
@@ -230,7 +230,7 @@ def _check_whole(items: Iterable[Item], rank: int | None) -> None:
                 check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
             except MetadataError as error:
                 raise UnsupportedError(
-                    f"the checkpoint would not be whole, so it was not published: {error.message}. Save shards "
+                    f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "
                     "together with all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
                     item=item.name,
                 ) from error

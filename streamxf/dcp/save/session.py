@@ -149,9 +149,7 @@ class Save:
         if names:
             text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
         for item, reason in list(reasons.items())[:_REASONS]:
-            text += (
-                f" {shown([item])} does not load then either: {reason}; store a list, a dict or a text in its place."
-            )
+            text += f" {shown([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
 
     def write_files(

@@ -43,8 +43,7 @@ def check_storable(tensor: torch.Tensor) -> None:
     """Raise UnsupportedError for a tensor that DCP cannot save, or that has no data."""
     if tensor.device.type == "meta":
         raise UnsupportedError(
-            "the tensor is on the device 'meta', so it has no data to save; give it memory first (to_empty), and its "
-            "values"
+            "the tensor is on the device 'meta', so it has no data to save; allocate it first (to_empty), and fill it"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(

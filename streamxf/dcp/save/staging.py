@@ -1,6 +1,6 @@
 """`Staging`: tensors on an accelerator go to the host block by block, while blocks before them are being encoded.
 
-The copies run on a stream of their own, into pinned memory, and a block is encoded as soon as the event behind its copy
+The copies run on a stream of their own, into pinned memory, and a block is encoded as soon as the event after its copy
 has come. Which buffer may be filled again, and when, is the business of `Ring`; only `CudaCopies` calls the device.
 """
 

@@ -1,4 +1,4 @@
-"""`Plan`: which files a checkpoint becomes, and what stands in them."""
+"""`Plan`: the files that a checkpoint becomes, and their layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, res
 from streamxf.wording import many
 
 SHARD_SIZE = 5 * 10**9
-"""Bytes of tensors in a shard of a Hugging Face folder, as transformers has it."""
+"""Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
 
 INDEX = ".index.json"
 _METADATA = "__metadata__"
@@ -44,7 +44,7 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written: files in a folder, or the one file that is the target.
+    """What is to be written: files in a folder, or a single file.
 
     Attributes
     ----------
@@ -67,14 +67,12 @@ class Plan:
 
 
 def format_of_name(name: str) -> Format | None:
-    """The format that a file's name says; None if it says nothing. Raises UnsupportedError for a format that is not
-    written here.
-    """
+    """The format of a name's suffix, or None. Raises UnsupportedError for formats that are not written here."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _FOREIGN:
         raise UnsupportedError(
             f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
-            "or a folder; format= writes one of these under any name",
+            "or a folder; with format= any name will do",
             file=name,
         )
     return _SUFFIXES.get(suffix)
@@ -95,8 +93,8 @@ def fresh(
     origin: Origin | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> Plan:
-    """New files of a format, with what `unpack` chooses; a single one has the name `name`. Of a folder that was packed
-    with a model in it, `origin`, only the model is written. The headers of safetensors files have `extra`.
+    """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
+    `origin` is a folder with a model, only the model is written. `extra` goes into the headers of safetensors files.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
@@ -106,7 +104,7 @@ def fresh(
     if origin is not None and origin.is_folder:
         items, left_out = _model_of(origin, items)
     if not items and (only or prefix):
-        raise ParameterError("no item has such a name, so there is nothing to write")
+        raise ParameterError("no item has such a name")
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
@@ -114,8 +112,8 @@ def fresh(
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
-            f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, which have a place "
-            "for them, choose items by only= or prefix=, or allow to leave objects out (skip_objects)"
+            f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, choose items by "
+            "only= or prefix=, or leave objects out (skip_objects)"
         )
     _check_fit(tensors)
     metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
@@ -125,9 +123,7 @@ def fresh(
 
 
 def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
-    """The items of a packed folder that are a model's, and the files in which there are none; if there is no model, all
-    items.
-    """
+    """The items of the model in a packed folder, or all items if it has none; and the files that have none of them."""
     beside: set[str] = set()
     for path, file in origin.files.items():
         beside.update(tensor.name for tensor in file.tensors if tensor.name.startswith(f"{path}/"))
@@ -142,9 +138,9 @@ def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item
 
 
 def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> Draft:
-    """A ``torch.save`` file, nested as the items' paths say; each tensor has a storage of its own.
+    """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
 
-    It has no CRC-32 of the tensors, which ``torch.load`` does not check: that could only be written in front of them.
+    It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
     tensors = [item for item in items.values() if isinstance(item, TensorItem)]
     shells = [shell(item.dtype, item.shape) for item in tensors]
@@ -166,7 +162,7 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:
-    """Where an item is nested without the dicts that `prefix` names; on top where that is no whole dict."""
+    """An item's path below the dict that `prefix` names; at the top if it names no dict."""
     if path is None or not prefix:
         return path or (name,)
     for depth in range(1, len(path)):
@@ -176,7 +172,7 @@ def _path(path: Path | None, name: str, prefix: str) -> Path:
 
 
 def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
-    """Refuse tensors that safetensors has no place for; they are given by the names to be written."""
+    """Raise UnsupportedError for tensors, by the names to be written, for which safetensors has no place."""
     strange = {name: item for name, item in tensors.items() if item.dtype not in _NAMES}
     if strange:
         raise UnsupportedError(
@@ -189,9 +185,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
 
 
 def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> Draft:
-    """A file as the safetensors library writes it: its header is compact JSON, and spaces make its length a multiple of
-    eight.
-    """
+    """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
     header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
     at = 0
@@ -212,8 +206,8 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
 
 
 def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[Draft]:
-    """The files of a Hugging Face folder; the index comes last, and where one file is enough there is none. A tensor
-    that is larger than `shard_size` has a shard of its own.
+    """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
+    has a shard of its own.
     """
     shards: list[dict[str, TensorItem]] = [{}]
     filled = 0
@@ -237,14 +231,14 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
 
 
 def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
-    """The files that were packed; a single one under the name `name`. Raises MetadataError if the checkpoint does not
-    hold what was packed.
+    """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
+    items than were packed.
     """
     known = set(origin.items())
     if added := [item for item in items if item not in known]:
         raise MetadataError(
-            f"{many(len(added), 'item')} of the checkpoint, {shorten(added[0])} first, were not in the files that were "
-            "packed, and have no place there; choose what to write into a new file (only=)",
+            f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
+            "were packed, which cannot be restored; choose what to write into new ones (only=)",
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
@@ -270,14 +264,14 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
 def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
     rest = items.get(rest_of(path))
     if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
-        raise MetadataError("the item is not a row of bytes, as pack stores it", item=rest.name)
+        raise MetadataError("the item is not one-dimensional uint8, as pack stores it", item=rest.name)
     runs, at, gaps = [], 0, [0]
     for tensor in file.tensors:
         item = items.get(tensor.name)
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
-                f"the tensor is missing, or has another dtype or shape than when {shorten(path)} was packed, so that "
-                "file cannot be restored; choose what to write into a new one (only=)",
+                f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
+                "it was packed; choose what to write into a new file (only=)",
                 item=shorten(tensor.name),
             )
         runs.append(Run(tensor.start, item, tensor.order))
@@ -286,7 +280,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
     made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
-            f"the tensors of {shorten(path)} do not stand where they stood when it was packed", item=ITEM
+            f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
         )
     return made
 

@@ -1,1 +1,1 @@
-"""Two checkpoints beside each other: which items differ, and how far."""
+"""Two checkpoints compared: which items differ, and how far."""

@@ -42,7 +42,7 @@ def diff(
     """Compare two checkpoints: which items are not the same, and how far apart they are.
 
     Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read box by box, and
-    none is held whole. See `streamxf.tools.diff.values` for what counts as the same.
+    none is held whole. See `streamxf.tools.diff.distance` for what counts as the same.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
     included. Otherwise only tensors and objects are compared, and `Difference.not_compared` says what was not.
@@ -65,17 +65,17 @@ def diff(
     storage_options : mapping, optional
         fsspec's, for both.
     progress : Progress, optional
-        Is told the bytes of the tensors that are compared, those of both.
+        Receives the bytes of the compared tensors, of both checkpoints.
 
     Raises
     ------
     NoCheckpointError, UnsupportedError
-        If one is no checkpoint, or nothing that streamxf can read.
+        If one is not a checkpoint that streamxf can read.
     StreamxfError
         If the metadata of one is damaged or needs another key, or nothing in it can be read. A single item that cannot
         be read is not comparable, and the others are compared.
     OSError
-        If the storage does not give it.
+        If the storage cannot be read.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
     storages = [Storage.of(path, storage_options) for path in (first, second)]

@@ -1,4 +1,4 @@
-"""`Difference`: what is not the same in two checkpoints."""
+"""`Difference`: the result of comparing two checkpoints."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What `diff` has found.
+    """What `diff` found.
 
     Attributes
     ----------
@@ -90,9 +90,9 @@ class Difference:
     elements, differing : int
         Of all tensors of both that were compared; how many elements there are, and how many are not the same.
     notes : tuple of str
-        In plain sentences, what a reader should know.
+        What a reader should know, in sentences.
     not_compared : tuple of str
-        What else the two paths hold: files beside tensors, say.
+        Other contents of the two paths, such as files beside tensors.
     """
 
     first: str

@@ -3,9 +3,9 @@
 Elements of the same dtype are the same if all their bits are; so a NaN is the same as itself, and 0.0 is another
 element than -0.0, at a distance of 0. Elements of two dtypes are the same if they are the same number, or both NaN.
 
-Integers are subtracted exactly, whatever their dtypes. Beside a floating-point number an integer counts as the float64
-that is nearest to it. Two infinities of the same sign are at a distance of 0. An infinity beside anything else has no
-distance. Neither has a NaN beside a number, or beside a NaN with other bits. These elements are counted separately.
+Integers are subtracted exactly, whatever their dtypes. Compared with a floating-point number, an integer counts as the
+float64 that is nearest to it. Two infinities of the same sign are at a distance of 0. An infinity and anything else
+have no distance. Neither have a NaN and a number, or two NaNs with other bits. These elements are counted separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Distance:
     differing : int
         How many of them are not the same.
     without : int
-        How many of those have no distance: NaN or an infinity beside something else, and numbers whose difference
+        How many of those have no distance: NaN or an infinity against something else, and numbers whose difference
         overflows a float64.
     to_nan, from_nan, other_nan : int
         How many of those are NaN in the second tensor only, in the first only, and in both with different bits.
@@ -58,14 +58,8 @@ class Distance:
 
 
 class DistanceCounter:
-    """Adds up how far two tensors are apart.
-
-    Parameters
-    ----------
-    first, second : str
-        Their dtypes. If they are not the same, both have to be numbers (`is_number`).
-    statistics : bool
-        Whether to collect statistics of the differences, too; that takes about as long again.
+    """Adds up how far two tensors of these dtypes are apart; dtypes that are not the same are both of numbers
+    (`is_number`). Statistics of the differences take about as long again.
     """
 
     def __init__(self, first: str, second: str, statistics: bool = False) -> None:
@@ -153,7 +147,8 @@ class DistanceCounter:
 
     def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
         """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
-        nan, other_nan = np.isnan(first), np.isnan(second)
+        nan: Any = np.isnan(first)
+        other_nan: Any = np.isnan(second)
         same: Any = (first == second) | (nan & other_nan)
         apart[same] = 0
         lengths = np.abs(apart)

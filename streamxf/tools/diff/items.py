@@ -54,21 +54,7 @@ def compare(
     files: bool = False,
     progress: Progress | None = None,
 ) -> Difference:
-    """Compare two opened checkpoints, as `diff` does.
-
-    Parameters
-    ----------
-    paths : tuple of str
-        Of both, for the report.
-    files : bool
-        Whether what `pack` keeps of files is compared, too. Otherwise a checkpoint is the same as the file that it was
-        packed from, whatever else is in that file.
-
-    Raises
-    ------
-    StreamxfError, OSError
-        If no item can be read that both have. One that cannot be read beside others that can is not comparable.
-    """
+    """Compare two opened checkpoints, as `diff` does; with `files`, also what `pack` keeps of files."""
     one, other = _chosen(first, only, prefixes[0], files), _chosen(second, only, prefixes[1], files)
     if not one and not other and (only or any(prefixes)):
         raise ParameterError("no item of either has such a name, so there is nothing to compare")
@@ -95,7 +81,7 @@ def compare(
         share = Share(progress, pair.size) if progress is not None else None
         try:
             found.tensors(pair, _distance(first, second, pair, values, share))
-        except Exception as error:  # somebody else's codec raises anything
+        except Exception as error:  # a third-party codec may raise anything
             found.unreadable(pair.name, error)
         if share is not None:
             share.finish()

@@ -1,4 +1,4 @@
-"""Names that are the same behind a prefix, as those of a model and of ``{"model": ...}``."""
+"""Names that are the same after a prefix, as those of a model and of ``{"model": ...}``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TRIED = 20
 
 
 def prefix_notes(removed: Sequence[str], added: Sequence[str]) -> Iterator[str]:
-    """Say so if the names that only one checkpoint has are those that only the other has, behind a prefix."""
+    """Say so if the names that only one checkpoint has are those that only the other has, after a prefix."""
     for these, those, which in ((removed, added, "second"), (added, removed, "first")):
         prefix, count = _prefix(these, those)
         if count:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from streamxf.checkpoint.strided import FREE_ELEMENTS, MAX_REPEATS
+from streamxf.proportion import most
 from streamxf.tools.diff.distance import same_bits
 from streamxf.wording import printable
 
@@ -66,7 +66,7 @@ class _Comparison:
         if size and id(value) in self._known:
             self._left -= size
             if self._left < 0:
-                raise Incomparable("it holds the same parts so often that comparing them takes too long")
+                raise Incomparable("its parts are shared so often that comparing them would take too long")
         elif size:
             self._known.add(id(value))
 
@@ -90,7 +90,7 @@ class _Comparison:
 
 
 def _size_of(value: Any) -> int:
-    """What comparing it takes; nothing for numbers and short strings."""
+    """What comparing it costs; nothing for numbers and short strings."""
     if isinstance(value, list | tuple | Mapping | set | frozenset):
         return len(value)
     if isinstance(value, str | bytes | bytearray):
@@ -111,7 +111,7 @@ def _of_values(first: Any, second: Any, place: str) -> str | None:
     if not single and not isinstance(first, _PLAIN) and cast(Any, type(first)).__eq__ is object.__eq__:
         if first is second:
             return None
-        raise Incomparable(f"objects of {_kind(first)} do not say when they are equal")
+        raise Incomparable(f"objects of {_kind(first)} cannot be compared")
     if first == second or (first != first and second != second):
         return None
     return _said(place, f"{_shown(first)} became {_shown(second)}")
@@ -125,7 +125,7 @@ def _of_tensors(torch: Any, first: Any, second: Any, place: str) -> str | None:
         facts = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (first, second)]
         return _said(place, f"a tensor of {facts[0]} became one of {facts[1]}")
     for each in (first, second):
-        if each.nbytes > max(FREE_ELEMENTS, MAX_REPEATS * each.untyped_storage().nbytes()):
+        if each.nbytes > most(each.untyped_storage().nbytes()):
             raise Incomparable("it has a tensor that is far larger than its storage")
     dense = [each.detach().cpu().resolve_conj().resolve_neg().contiguous() for each in (first, second)]
     bits = [each.reshape(-1).view(torch.uint8).numpy() for each in dense]
@@ -142,7 +142,7 @@ def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
 
 
 def _inside(place: str, key: Any) -> str:
-    """Of what is too long to be shown, only so much as shows that: keys may be as long as they like."""
+    """The place of an entry; one that is already too long to be shown does not grow: keys may have any length."""
     return place if len(place) > _SHOWN else f"{place}[{_shown(key)}]"
 
 

@@ -44,12 +44,12 @@ def inspect(
     storage_options : mapping, optional
         fsspec's, for a URL.
     progress : Progress, optional
-        Is told the size of the tensors as they are counted.
+        Receives the size of the tensors as they are counted.
 
     Raises
     ------
     FileNotFoundError, NoCheckpointError, UnsupportedError
-        If there is nothing that can be shown.
+        If the path does not exist, or is not a checkpoint that can be read.
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
     WrongKeyError, KeyMissingError, AuthenticationError, PolicyError

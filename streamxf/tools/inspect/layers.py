@@ -11,25 +11,16 @@ from streamxf.tools.inspect.tree import MAX_DEPTH, number_of
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that stand on one another.
+    """Layers on top of one another.
 
-    Attributes
-    ----------
-    name : str
-        Of what holds them: ``model.layers``.
-    layers : list of int
-        Their numbers.
-    roles : list of str
-        What tensors are inside of a layer, ``self_attn.q_proj.weight``; numbers in them are stars, so that all experts
-        are one.
-    cells : dict of (int, str) to list of TensorItem
-        The tensors, by layer and role.
+    A role is what a tensor is inside of a layer, as in ``self_attn.q_proj.weight``; numbers in it are stars, so that
+    all experts are one.
     """
 
-    name: str
+    name: str  # of what holds them: ``model.layers``
     layers: list[int]
     roles: list[str]
-    cells: dict[tuple[int, str], list[TensorItem]]
+    cells: dict[tuple[int, str], list[TensorItem]]  # by layer and role
 
     @property
     def stored_bytes(self) -> int:
@@ -59,11 +50,8 @@ def stacks_of(items: Iterable[Item]) -> list[Stack]:
             stack = cells.setdefault(holder, {})
             stack.setdefault((number, role), []).append(item)
             break
-    found = [_stack(".".join(holder), stack) for holder, stack in cells.items()]
+    found = []
+    for holder, stack in cells.items():
+        roles = list(dict.fromkeys(role for _, role in stack))
+        found.append(Stack(".".join(holder), sorted({layer for layer, _ in stack}), roles, stack))
     return sorted(found, key=lambda stack: stack.stored_bytes, reverse=True)
-
-
-def _stack(name: str, cells: dict[tuple[int, str], list[TensorItem]]) -> Stack:
-    layers = sorted({layer for layer, _ in cells})
-    roles = list(dict.fromkeys(role for _, role in cells))
-    return Stack(name, layers, roles, cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamxf.checkpoint.storage import Storage
@@ -57,20 +57,9 @@ class PlainSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "path": self.path,
-            "format": str(Format.PLAIN),
-            "raw_bytes": self.raw_bytes,
-            "file_bytes": self.file_bytes,
-            "ratio": self.ratio,
-            "chain": "+".join(short_name(descriptor.partition("/")[0]) for descriptor in self.chain),
-            "descriptors": list(self.chain),
-            "blocks": self.blocks,
-            "block_size": self.block_size,
-            "key_ids": list(self.key_ids),
-            "signers": list(self.signers),
-            "notes": list(self.notes),
-        }
+        chain = "+".join(short_name(descriptor.partition("/")[0]) for descriptor in self.chain)
+        more = {"format": str(Format.PLAIN), "ratio": self.ratio, "chain": chain, "descriptors": self.chain}
+        return asdict(self) | more
 
     @classmethod
     def read(cls, storage: Storage, keys: KeyRing) -> PlainSummary:

@@ -12,7 +12,7 @@ from streamxf.format.items import Item, ObjectItem
 
 @dataclass(slots=True)
 class Tally:
-    """What some items come to.
+    """Sums over some items.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Tally:
     raw_bytes, stored_bytes : int
         Of the tensors, as they are in memory and as they are stored.
     object_bytes : int
-        Of the objects, as they are stored; what they take in memory only decoding them tells.
+        Of the objects, as they are stored; their size in memory is not known without decoding them.
     """
 
     tensors: int = 0
@@ -35,7 +35,7 @@ class Tally:
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> Tally:
-        """What `items` come to."""
+        """The sums of `items`."""
         tally = cls()
         for item in items:
             tally.add(item)

@@ -1,4 +1,4 @@
-"""The items as a tree of modules, in which layers that are built alike stand in one line.
+"""The items as a tree of modules, in which layers of the same structure share a line.
 
 Names are split at dots. What a user of large models looks at is one of many equal layers, so siblings whose names are
 numbers, and which hold items of the same names, dtypes and shapes, become one module ``[0-31]`` with their sums; and a
@@ -24,26 +24,13 @@ _MAX_DIGITS = 9
 
 @dataclass(slots=True)
 class Module:
-    """A module, several that are built alike, or an item.
+    """A module, several that are built alike, or an item."""
 
-    Attributes
-    ----------
-    name : str
-        One or more parts of the items' names, as in ``layers.[0-31]``.
-    tally : Tally
-        Of all items in it.
-    item : Item or None
-        The item that has just this name; where there are several, the first.
-    children : list of Module
-    times : int
-        How many of them stand here for one another.
-    """
-
-    name: str
+    name: str  # one or more parts of the items' names, as in ``layers.[0-31]``
     tally: Tally
-    item: Item | None
+    item: Item | None  # that has just this name; the first of several
     children: list[Module]
-    times: int = 1
+    times: int = 1  # how many of them are shown as this one
 
 
 @dataclass(slots=True)
@@ -73,7 +60,7 @@ def walk(module: Module, depth: int | None = None) -> Iterator[tuple[int, Module
 
 
 class _Folding:
-    """Bottom-up, with a number for each way to be built: two modules are alike if their numbers are equal."""
+    """Works bottom-up, with a number for each structure: two modules are alike if their numbers are equal."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -103,7 +90,7 @@ def number_of(part: str) -> int | None:
 
 
 def _ordered(children: dict[str, _Node]) -> list[tuple[str, _Node]]:
-    """Numbers by their values: some formats sort names as texts."""
+    """Sort numbers by value: some formats sort names as strings."""
     numbers = {part: number_of(part) for part in children}
     if any(number is None for number in numbers.values()):
         return list(children.items())
@@ -146,5 +133,5 @@ def _ranges(numbers: list[int]) -> str:
             runs[-1] = [runs[-1][0], number]
         else:
             runs.append([number])
-    texts = ["-".join(map(str, run)) for run in runs]
-    return ",".join(texts if len(texts) <= _MAX_RUNS else [*texts[: _MAX_RUNS - 2], "...", texts[-1]])
+    parts = ["-".join(map(str, run)) for run in runs]
+    return ",".join(parts if len(parts) <= _MAX_RUNS else [*parts[: _MAX_RUNS - 2], "...", parts[-1]])

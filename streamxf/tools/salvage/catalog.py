@@ -35,9 +35,9 @@ from streamxf.wording import many
 
 _UNCHECKED_METADATA = (
     "the metadata {} has no digest, since streamxf's writer did not make it: names, shapes and places of the items are "
-    "taken as they stand there"
+    "used as they are"
 )
-_UNLIKELY_LISTS = "the metadata speaks of longer lists than its items explain, so the state dict is flat"
+_UNLIKELY_LISTS = "the metadata describes longer lists than its items fill, so the state dict is flat"
 _WITHOUT = (
     "salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
     "check, first"
@@ -230,7 +230,7 @@ def open_catalog(
 
 
 def _candidates(has_global: bool, ranks: list[int], rank: int | None) -> Sequence[int | None]:
-    """Whose metadata to look at; None stands for that of all."""
+    """Whose metadata to use; None for that of all."""
     if rank is None:
         return [None] if has_global else ranks
     if has_global or rank not in ranks:

@@ -96,7 +96,7 @@ def rebuild(
     save = choose([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
     reader = _Files(storage, access, WrappedKeys(_remains(storage, files), access.keys))
     for name in save.missing:
-        reader.gap(MetadataError("the file is missing, and nothing says what was in it"), name)
+        reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
     budget = Budget(max_expansion, sum(storage.held(name, files[name]) for name in save.files))
     shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
     for name, writer in sorted(save.files.items()):
@@ -160,7 +160,7 @@ class _Files:
             self.gap(error, name)
         for each in found:
             if isinstance(each, Gap) or not each.sure:
-                text = f"{each.size} bytes at {each.at} are damaged, and nothing says what was there"
+                text = f"{each.size} bytes at {each.at} are damaged, and their contents are unknown"
                 self.gap(MetadataError(text), name)
             if isinstance(each, Found):
                 self.containers += 1
@@ -252,8 +252,8 @@ class WrappedKeys:
         """Raise StreamxfError if none opens: the first reason, or that there is none."""
         if next(iter(self), None) is None:
             raise self._reason or MetadataError(
-                "the checkpoint is encrypted, and its wrapped data key stood in .metadata alone: nothing is left of "
-                "it, so nobody can decrypt the items. Restore .metadata from a copy"
+                "the checkpoint is encrypted, and its wrapped data key was in .metadata alone: nothing is left of "
+                "it, so the items cannot be decrypted. Restore .metadata from a copy"
             )
 
 

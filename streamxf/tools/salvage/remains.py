@@ -98,7 +98,7 @@ class Remains(BoxReader):
         assert chunk is not None
         if item.dtype not in ITEMSIZES:
             raise UnsupportedError(
-                f"a tensor of {item.dtype} is read by dcp.load alone, into one of its kind that is there already"
+                f"a tensor of {item.dtype} can be read by dcp.load alone, into an existing tensor of its kind"
             )
         try:
             if out.size:
@@ -174,12 +174,12 @@ def _check_bare(data: bytearray) -> None:
     archive = check_records(io.BytesIO(data), len(data))
     if archive is None:
         raise ContainerError(
-            "the item was stored without a codec and without CRCs (torch.serialization.set_crc32_options), so nobody "
-            "can tell whether it is damaged. dcp.load reads it as it is"
+            "the item was stored without a codec and without CRCs (torch.serialization.set_crc32_options), so "
+            "damage to it cannot be detected. dcp.load reads it as it is"
         )
     for name in archive.sizes:
         if not _KNOWN.fullmatch(name):
-            raise MetadataError(f"its record {name!r:.80} has a name that torch.save gives to none: it is damaged")
+            raise MetadataError(f"its record {name!r:.80} has a name that torch.save never uses: it is damaged")
 
 
 def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
@@ -190,4 +190,4 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
     except (ValueError, OverflowError, MemoryError) as error:
-        raise MetadataError(f"there can be no tensor of {dtype} and shape {shape} here: {error}") from None
+        raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None

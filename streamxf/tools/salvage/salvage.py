@@ -69,7 +69,7 @@ def salvage(
         merges them; so does `expect_save_id`.
     without_metadata : bool or collection of str
         Where the metadata cannot be used, look for the items in the data files of streamxf's writers. You then vouch
-        that no data file of the save is missing, and that nobody else could put others there: nothing else can tell.
+        that no data file of the save is missing, and that no one else could add others: nothing else can show it.
         For a private key that needs ``allow_unsigned=True``, since the signature was in the metadata.
         Files of several processes are taken together only if what is left of the metadata names them all; if not, name
         the writer ids (the 32 digits in their names) that belong to one save.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ SHOWN = 32
 """The most bins of a result."""
 
 _FINE = 1024  # bins while counting; with so many, a result can zoom in on the numbers between outliers
-_MANTISSA = 53  # bits of a float64: finer bins could not tell the largest numbers apart
+_MANTISSA = 53  # bits of a float64: finer bins could not distinguish the largest numbers
 _LEAST = -1074  # the exponent of the smallest float64
 _EASY = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here and a little farther
 
@@ -34,7 +33,7 @@ class Histogram:
     counts : tuple of int
         One for each bin.
     below, above : int
-        How many numbers lie outside of the bins.
+        How many numbers are outside of the bins.
     """
 
     start: float
@@ -43,25 +42,9 @@ class Histogram:
     below: int = 0
     above: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "start": self.start,
-            "width": self.width,
-            "counts": list(self.counts),
-            "below": self.below,
-            "above": self.above,
-        }
-
 
 class FineHistogram:
-    """Counts finite numbers.
-
-    Parameters
-    ----------
-    whole : bool
-        Whether they are integers; no bin is then narrower than 1.
-    """
+    """Counts finite numbers. If they are `whole`, no bin is narrower than 1."""
 
     def __init__(self, whole: bool = False) -> None:
         self._least = 0 if whole else _LEAST
@@ -85,7 +68,7 @@ class FineHistogram:
         self._count(_coarser(bins, self._exponent - other._exponent) - self._first, counts)
 
     def result(self, low: float, high: float) -> Histogram | None:
-        """The numbers from `low` to `high` in a few bins, and how many lie outside; None if none was counted."""
+        """The numbers from `low` to `high` in a few bins, and how many are outside; None if nothing was counted."""
         if self._low > self._high:
             return None
         exponent = max(self._exponent, _exponent(low, high, SHOWN, self._least))

@@ -45,8 +45,9 @@ def has_numbers(dtype: str) -> bool:
 def integers(elements: Array, dtype: str) -> Array:
     """Integers as int64, but uint64 as it is."""
     if dtype == "bool":  # whatever byte is not 0 is true
-        return (elements.view(np.uint8) != 0).astype(np.int64)
-    found: Array = elements if dtype == "uint64" else elements.view(np.dtype(dtype)).astype(np.int64)
+        found: Array = (elements.view(np.uint8) != 0).astype(np.int64)
+    else:
+        found = elements if dtype == "uint64" else elements.view(np.dtype(dtype)).astype(np.int64)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Statistics:
     mean, std : float or None
         The standard deviation is that of all finite elements, without Bessel's correction.
     histogram : Histogram or None
-        From `min` to `max`, but no farther than four standard deviations from the mean, so that a few outliers do not
+        From `min` to `max`, but at most four standard deviations from the mean, so that a few outliers do not
         squeeze everything else into one bin.
     """
 
@@ -55,27 +55,11 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "elements": self.elements,
-            "nan": self.nan,
-            "inf": self.inf,
-            "zeros": self.zeros,
-            "min": self.min,
-            "max": self.max,
-            "mean": self.mean,
-            "std": self.std,
-            "histogram": None if self.histogram is None else self.histogram.as_dict(),
-        }
+        return asdict(self)
 
 
 class ValueCounter:
-    """Counts values.
-
-    Parameters
-    ----------
-    whole : bool
-        Whether they are integers.
-    """
+    """Counts values; `whole` if they are integers."""
 
     def __init__(self, whole: bool = False) -> None:
         self._elements = self._nan = self._inf = self._zeros = 0
@@ -83,11 +67,6 @@ class ValueCounter:
         self._most: int | float = -math.inf
         self._moments = Moments()
         self._histogram = FineHistogram(whole)
-
-    @classmethod
-    def of(cls, dtype: str) -> ValueCounter:
-        """For elements of a dtype."""
-        return cls(dtype in INTEGERS)
 
     def add(self, elements: Array, dtype: str) -> None:
         """Count elements, as `BoxReader` reads them, of a dtype that `has_numbers`."""
@@ -109,21 +88,10 @@ class ValueCounter:
             self.add_numbers(np.zeros(1), np.array([count]), least=0, most=0)
 
     def add_numbers(
-        self,
-        numbers: Array,
-        weights: Array | None = None,
-        *,
-        least: int | float | None = None,
-        most: int | float | None = None,
+        self, numbers: Array, weights: Array | None = None, *, least: float | None = None, most: float | None = None
     ) -> None:
-        """Count float64 numbers, and pairs of them, which stand for complex numbers, by their absolute values.
-
-        Parameters
-        ----------
-        weights : array of int, optional
-            How often each number occurs, at least once.
-        least, most : int or float, optional
-            The exact smallest and largest number, where float64 rounds.
+        """Count float64 numbers, each `weights` times, and pairs of them, which are complex, by their absolute values.
+        `least` and `most` are the exact smallest and largest number, where float64 rounds.
         """
         if not len(numbers):
             return

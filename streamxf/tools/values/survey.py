@@ -11,7 +11,7 @@ from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
 from streamxf.format.items import TensorItem
 from streamxf.progress import Progress
-from streamxf.tools.values.numbers import Array, has_numbers
+from streamxf.tools.values.numbers import INTEGERS, Array, has_numbers
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
@@ -30,15 +30,7 @@ class _Part(NamedTuple):
 def statistics_of(
     reader: BoxReader, tensors: Mapping[str, TensorItem], progress: Progress | None = None
 ) -> dict[str, Statistics | None]:
-    """Read tensors, and count their values. By name; None where the elements are not numbers.
-
-    Parameters
-    ----------
-    reader : BoxReader
-    tensors : mapping of str to TensorItem
-        Some of the reader's.
-    progress : Progress, optional
-        Is told the size of the tensors in memory.
+    """Read some of a reader's tensors, and count their values. By name; None where the elements are not numbers.
 
     Raises
     ------
@@ -88,6 +80,6 @@ def _is_last(box: Box) -> bool:
 
 
 def _counted(name: str, box: Box, elements: Array) -> _Part:
-    counter = ValueCounter.of(box.item.dtype)
+    counter = ValueCounter(box.item.dtype in INTEGERS)
     counter.add(elements, box.item.dtype)
     return _Part(name, box, counter)

@@ -128,7 +128,7 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
                 return
     except (StreamxfError, OSError) as error:
         text = error.message if isinstance(error, StreamxfError) else str(error)
-        where = "nothing tells where this block and those behind it are"
+        where = "the positions of this block and of those after it are unknown"
         notes.error(BlockError(f"{where}: {text}") if isinstance(error, ContainerError) else error, index)
 
 

@@ -36,7 +36,8 @@ from streamxf.wording import many
 
 _SUFFIX = ".distcp"
 _NO_METADATA = (
-    "the metadata is missing, so nothing tells what was saved: it was lost, or no save to this folder was published yet"
+    "the metadata is missing, so it is not known what was saved: it was lost, or no save to this folder was published "
+    "yet"
 )
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 _MAX_OBJECT = 2 * 2**30
@@ -152,7 +153,7 @@ class CheckpointCheck:
         opening = Opening(self._call.access, opener, budget.renewed())
         for path, items in files.items():
             if path in tasks:  # read once: otherwise little metadata could have the same bytes read without end
-                text = f"it places items in {path!r:.120}, as other metadata does; these were not checked"
+                text = f"other metadata places items in {path!r:.120}, too; these were not checked"
                 self._findings.damage(MetadataError(text), content.name)
                 continue
             facts = content.files.get(path)

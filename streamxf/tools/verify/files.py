@@ -1,4 +1,4 @@
-"""Data files: the items in each, one behind the other, and the digest of the whole where there is one."""
+"""Data files: the items in each, one after the other, and the digest of the whole where there is one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Skipped(NamedTuple):
 
 
 KEYED = Skipped("encrypted item", "seals, tags and content of {}, which need a key")
-UNBOUND = Skipped("item", "whether any were exchanged of {} that are not bound to their places")
+UNBOUND = Skipped("item", "whether {} not bound to their places were exchanged")
 WITHOUT_CRC = Skipped("item", "the bytes of {} saved without any checksum")
 TRANSFORMED = Skipped("item", "the bytes of {} that passed a stream transform, except that they decode")
 

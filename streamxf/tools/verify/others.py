@@ -18,10 +18,9 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.items import Item, TensorItem
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import BEGINNING, format_of, open_layout
+from streamxf.formats.opening import format_of, open_layout
 from streamxf.stream.slicefile import SliceFile
 from streamxf.tools.verify.file import Call, guarded, pieces_of
 from streamxf.tools.verify.findings import Findings
@@ -42,13 +41,11 @@ def check_file(call: Call) -> None:
     """
     storage = call.storage
     with storage_errors(storage.given), storage.open() as file:
-        size = file.size
-        beginning = file.slice(0, min(BEGINNING, size)).read_at(0, min(BEGINNING, size))
-    if beginning.startswith(PLAIN_MAGIC):
+        found = format_of(file, storage.name)
+    if found is Format.PLAIN:
         _check(call, storage, storage.name, lambda file, findings: check_plain(file, call.access, findings))
         return
     _refuse_keys(call)
-    found = format_of(beginning, size, storage.name)
     if found is None:
         raise NoCheckpointError(
             "the file is not a checkpoint: it begins neither as one of streamxf.open, nor as a .safetensors file, nor "
@@ -57,7 +54,7 @@ def check_file(call: Call) -> None:
     _check(call, storage, storage.name, check_torch if found is Format.TORCH else check_safetensors)
 
 
-def check_folder(call: Call, layout: huggingface.Layout) -> None:
+def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
     """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
     other. Raises as `check_file`.
     """
@@ -90,7 +87,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
         if share is not None:
             share.finish()
     except FileNotFoundError:
-        findings.damage(ContainerError("the index names this file, and it is not there"), name)
+        findings.damage(ContainerError("the index names this file, which is missing"), name)
     except (OSError, ForeignError) as error:
         findings.damage(error, name)
     call.findings.add(findings)
@@ -135,8 +132,8 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     except ContainerError as error:
         findings.damage(error, file.name, error.item)
     try:
-        archive = Archive.read(stream, file.size, torchfile.MAX_RECORDS)
-        places = {record: (*archive.find(stream, record), size) for record, size in archive.sizes.items()}
+        archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
+        places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
         _let_others_open(stream, {record: begin for record, (begin, *_) in places.items()})
     except NotSavedByTorch as error:
         if unsupported is not None:

@@ -91,7 +91,7 @@ class VerifyReport:
         """Whether no damage was found."""
         return not self.damaged
 
-    advice: ClassVar[str] = "put back what is damaged from another copy; or load the rest with streamxf.salvage"
+    advice: ClassVar[str] = "restore what is damaged from another copy, or load the rest with streamxf.salvage"
 
     def __bool__(self) -> bool:
         return self.ok
@@ -120,4 +120,4 @@ class VerifyReport:
 class FileReport(VerifyReport):
     """The same of what is not a checkpoint of DCP."""
 
-    advice: ClassVar[str] = "put back what is damaged from another copy"
+    advice: ClassVar[str] = "restore what is damaged from another copy"

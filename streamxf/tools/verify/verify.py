@@ -57,7 +57,7 @@ def verify(
         The checkpoint's folder or file, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. Without them everything is checked that needs no key: sizes, digests, structure and the
-        CRC of each block, which show accidents, but not what somebody altered on purpose.
+        CRC of each block, which find accidents, but not deliberate changes.
     trust, allow_unsigned, require
         As in `FileSystemReader`.
     expect_save_id : str or several, optional
@@ -98,7 +98,7 @@ def verify(
 
         access = access_with(registry, ring, require=require, expect_save_id=expect_save_id)
     call = Call(Storage.of(path, storage_options), access, check_expansion(max_expansion), progress)
-    layout: huggingface.Layout | None = None
+    layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):
             is_folder = call.storage.is_folder()

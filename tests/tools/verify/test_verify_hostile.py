@@ -196,5 +196,5 @@ def test_records_that_lie_over_one_another() -> None:
         size = directory - begin
         struct.pack_into("<3I", data, at + 16, zlib.crc32(data[begin:directory]), size, size)
         at += 46 + name + extra + note
-    with pytest.raises(MetadataError, match="over one another"):
+    with pytest.raises(MetadataError, match="overlap"):
         check_records(io.BytesIO(data), len(data))

@@ -55,10 +55,10 @@ def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
 
 
 def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
-    """The ends of a scale of colours for ratios, each of so many bytes; what lies beyond has colours of its own.
+    """The ends of a colour scale for ratios, each weighted by bytes; ratios beyond the ends have colours of their own.
 
-    All but a hundredth of the bytes at either end lie between them, so that a few tiny tensors, each of which is mostly
-    framing, do not take all colours for themselves. What is only just beyond them belongs to the scale, too.
+    All but a hundredth of the bytes at either end are within the scale, so that a few tiny tensors, each of which is
+    mostly framing, do not stretch it. Ratios that are only just beyond it are included, too.
     """
     found = sorted((ratio, weight) for ratio, weight in ratios if ratio is not None)
     if not found:
@@ -81,7 +81,7 @@ def _quantile(weights: list[tuple[float, int]], part: float) -> float:
 
 
 class _Tree:
-    """Modules as they are nested; dtypes and chains stand in it as their numbers in the page's lists of them."""
+    """Nested modules; dtypes and chains are given by their numbers in the page's lists."""
 
     def __init__(self, summary: Summary) -> None:
         self._dtypes = {dtype: number for number, dtype in enumerate(summary.dtypes)}

@@ -1,4 +1,4 @@
-"""`page_of`: the page, from its pieces beside this file."""
+"""`page_of`: the page, from the files next to this one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "lay
 
 
 def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
-    """A page of HTML that needs nothing beside itself.
+    """A self-contained page of HTML.
 
     Names come from the checkpoint, which may be hostile: they are escaped here, and the script only ever makes text of
     them. The policy in the page's head allows this one script and this one style sheet, by their digests, and nothing
@@ -69,5 +69,5 @@ def _digest(text: str) -> str:
 
 
 def _json(data: object) -> str:
-    """JSON that may stand inside of a script element, which a ``</script`` anywhere in it would end."""
+    """JSON for the inside of a script element, which a ``</script`` anywhere in it would end."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")

@@ -21,7 +21,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 def facts_of(statistics: Statistics) -> list[Any]:
     """Counts of elements, NaN, infinities and zeros; minimum, maximum, mean, standard deviation; and the histogram: its
-    ends, its bars, each a digit to base 36, and how many numbers lie below and above it.
+    ends, its bars, each a digit to base 36, and how many numbers are below and above it.
     """
     figures = (statistics.min, statistics.max, statistics.mean, statistics.std)
     counts = [statistics.elements, statistics.nan, statistics.inf, statistics.zeros]
