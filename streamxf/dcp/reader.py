@@ -181,7 +181,7 @@ class ChainReaderMixin:
             check_filled(plan, planner, self._used.items)
         begin = perf_counter()
         with shown(self._progress, "Loading") as progress:
-            meter = _Reading(self, planner, progress).run(plan.items)
+            meter = _Load(self, planner, progress).run(plan.items)
         self.report = LoadReport.of(meter, perf_counter() - begin)
         done: Future[None] = Future()
         done.set_result(None)
@@ -198,7 +198,7 @@ class ChainReaderMixin:
         return Storage(path, path, getattr(self.fs, "fs", None))
 
 
-class _Reading:
+class _Load:
     """One `read_data`: the items of a plan, file by file."""
 
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
