@@ -343,7 +343,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
-        Classes and functions that such items, and tensors of subclasses, may use besides.
+        Classes and functions that such items, and tensors of subclasses, may use as well.
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
@@ -384,6 +384,6 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
+        """Switch to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecReader")
         super().reset(checkpoint_id)

@@ -52,10 +52,9 @@ def find_leftovers(
     files, named, rank
         As `leftovers` has them.
     locked : bool
-        Whether the lock keeps others from publishing to the folder meanwhile. Otherwise a file that no metadata names
-        may belong to a save that is about to be published. Then only two kinds are left behind: what the present
-        metadata names, which no other save will name, and what was not written to for a day. The rest is for
-        `streamxf.clean`.
+        Whether no other process can publish to the folder meanwhile. Otherwise files that no metadata names may belong
+        to a save that is about to be published, too; then only files that the current metadata names are leftovers,
+        which no other save will name, and those older than a day. The rest is for `streamxf.clean`.
     """
     found = leftovers(files, named, rank)
     if locked:
@@ -79,7 +78,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
         warnings.warn(
             f"the checkpoint is saved, but files of earlier saves could not be removed{plain}: "
             f"{', '.join(shown)}{more} ({next(iter(failed.values()))}). "
-            "Once the cause is fixed, streamxf.clean removes them",
+            "Once that is mended, `streamxf clean` removes them",
             stacklevel=2,
         )
 

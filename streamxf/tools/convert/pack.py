@@ -166,6 +166,6 @@ def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
         raise UnsupportedError(
             f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
             f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
-            "or leave it out (exclude=)",
+            "or leave it out (exclude)",
             file=storage.given,
         )

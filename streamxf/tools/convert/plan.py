@@ -72,7 +72,7 @@ def format_of_name(name: str) -> Format | None:
     if suffix in _FOREIGN:
         raise UnsupportedError(
             f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
-            "or a folder; with format= any name will do",
+            "or a folder; with a format given, any name will do",
             file=name,
         )
     return _SUFFIXES.get(suffix)
@@ -177,7 +177,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
     if strange:
         raise UnsupportedError(
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
-            "choose tensors by only="
+            "choose tensors (only)"
         )
     unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
     if unnamed:

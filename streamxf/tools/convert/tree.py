@@ -55,7 +55,7 @@ class Tree:
             more = f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else ""
             raise UnsupportedError(
                 f"the folder has content that could not be restored: {'; '.join(refused[:_SHOWN])}{more}. Leave it out "
-                "(exclude=); a link to a file can be packed as that file (follow_links)",
+                "(exclude); a link to a file can be packed as that file (follow_links)",
                 file=storage.given,
             )
         return tree
