@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
@@ -98,16 +99,8 @@ class Metadata:
 def read_metadata(
     storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
 ) -> Metadata:
-    """Read a metadata file.
-
-    Parameters
-    ----------
-    name : str
-        ``.metadata`` or ``__<rank>.metadata``.
-    listing : bool
-        Whether it is only to be listed: then an encrypted one needs no keys.
-    rank : int, optional
-        Whose it must be, where the name is another one.
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
+    says whose it must be, where its name does not.
 
     Raises
     ------
@@ -227,8 +220,6 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
-    from streamxf.checkpoint.missing import no_metadata
-
     names = storage.names()
     if GLOBAL in names:
         return [GLOBAL]
