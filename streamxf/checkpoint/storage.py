@@ -211,7 +211,7 @@ class Storage:
         local = self.local
         found: dict[str, int | None] = {}
         if local is not None:
-            if known is not None and not os.access(local, os.R_OK):
+            if known and not os.access(local, os.R_OK):
                 return _look_for(local, known)
             with suppress(FileNotFoundError), os.scandir(local) as entries:
                 for entry in entries:
