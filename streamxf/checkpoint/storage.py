@@ -296,7 +296,7 @@ class Storage:
             try:
                 yield stream
             except BaseException:
-                if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, which store when closed
+                if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which store when closed
                     stream.close()
                     self.filesystem.rm_file(self.inner(name))
                 raise
@@ -340,7 +340,7 @@ class Storage:
                     self.filesystem.rm_file(self.inner(name))
             except FileNotFoundError:
                 pass
-            except Exception as error:  # the others shall go all the same
+            except Exception as error:  # the others are removed all the same
                 failed[name] = error
         return failed
 
