@@ -126,7 +126,7 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     unsupported: UnsupportedError | None = None
     stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
     try:
-        items = torchfile.read(StoredFile(file.name, file.size, stream, file.access), file.name).items
+        items = torchfile.read(file, file.name).items
     except UnsupportedError as error:
         unsupported = error
         findings.not_checked(f"what the pickle makes: {error.message}")
