@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import BoxReader
@@ -19,7 +19,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
 from streamxf.tools.convert.layout import Draft, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 SHARD_SIZE = 5 * 10**9
 """Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
@@ -33,7 +33,6 @@ _MODELS = ".gguf .ggml .llamafile .onnx .h5 .hdf5 .keras .pb .tflite .mlmodel .m
 _TENSORS = ".npz .npy .msgpack .pkl .pickle .joblib .nemo .mar .ptl .pte .pt2 .engine"
 _DATA = ".json .txt .yaml .csv .parquet .arrow .zip .tar .gz .tgz .zst .distcp"
 _FOREIGN = frozenset(f"{_MODELS} {_TENSORS} {_DATA}".split())
-_SHOWN = 5
 
 # The safetensors library sorts tensors by dtype, those with the strictest alignment first, and then by name.
 _WIDE = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16")
@@ -112,7 +111,7 @@ def fresh(
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
-            f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, choose items by "
+            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items by "
             "only= or prefix=, or leave objects out (skip_objects)"
         )
     _check_fit(tensors)
@@ -290,9 +289,4 @@ def _is_text(name: str) -> bool:
 
 
 def _typed(tensors: Mapping[str, TensorItem]) -> str:
-    return _shown((f"{shorten(name)} ({item.dtype})" for name, item in tensors.items()), len(tensors))
-
-
-def _shown(names: Iterable[str], count: int) -> str:
-    shown = ", ".join(islice(names, _SHOWN))
-    return f"{shown} and {count - _SHOWN:,} more" if count > _SHOWN else shown
+    return some(f"{shorten(name)} ({item.dtype})" for name, item in tensors.items())

@@ -42,11 +42,10 @@ from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice, PositionalFile
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
-from streamxf.wording import many, printable
+from streamxf.wording import many, printable, some
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
-_SHOWN = 3
 
 Gaps = Sequence[tuple[int, int]]
 """Where bytes that belong to no tensor begin and end in a file."""
@@ -212,10 +211,8 @@ class _Files:
 
     def notes(self) -> list[str]:
         """Files that were expected to have tensors, and are packed as bytes."""
-        if not self._unread:
-            return []
-        shown = ", ".join(map(printable, self._unread[:_SHOWN])) + (", ..." if len(self._unread) > _SHOWN else "")
-        return [f"no tensors could be read from {many(len(self._unread), 'file')}, packed as bytes: {shown}"]
+        files = many(len(self._unread), "file")
+        return [f"no tensors could be read from {files}, packed as bytes: {some(self._unread)}"] if self._unread else []
 
     def _read(self, path: str) -> Shard:
         """The tensors of a file that can be read, by names with its path before them."""
