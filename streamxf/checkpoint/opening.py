@@ -22,9 +22,9 @@ from streamxf.errors import (
     PolicyError,
 )
 from streamxf.format.dtypes import ITEMSIZES, elements_size
-from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
+from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
@@ -42,7 +42,7 @@ MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """The item, or one shard of a tensor, that is to be opened.
 
@@ -223,9 +223,9 @@ class ItemOpener:
         index, place = self._metadata.index, wanted.place
         if index is not None:
             identity = wanted.identity(index.writers[index.files[place.file].writer].id)
-            awaited = AwaitedHeader(_bound(place.descriptors), identity, place.sha256 is not None)
-            start = source.read_at(0, awaited.size) if awaited.size <= source.length else b""
-            if start and (header := awaited.match(start)) is not None:
+            start = source.read_at(0, min(MAX_HEADER, source.length))
+            header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
+            if header is not None:
                 return header
         header = read_header(source)  # says what is wrong with it
         self.check_header(header, wanted)

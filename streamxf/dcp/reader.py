@@ -37,7 +37,7 @@ from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
@@ -214,40 +214,40 @@ class _Reading:
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
         """Read all of them."""
-        found = [(request, *self._find(request)) for request in requests]
+        found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        by_file: dict[str, list[tuple[ReadItem, Item, Chunk | None]]] = {}
-        for entry in found:
-            by_file.setdefault(Wanted(*entry[1:]).place.file, []).append(entry)
+        by_file: dict[str, list[tuple[ReadItem, Wanted]]] = {}
+        for request, wanted in found:
+            by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
-            entries.sort(key=lambda entry: Wanted(*entry[1:]).place.at)
+            entries.sort(key=lambda entry: entry[1].place.at)
             with items_advised(), self._opened(name) as file:
                 self._read_file(file, entries, shares)
         if shares is not None:
             shares.finish()
         return self._meter
 
-    def _read_file(
-        self, file: StoredFile, entries: list[tuple[ReadItem, Item, Chunk | None]], shares: Shares | None
-    ) -> None:
-        last: tuple[MetadataIndex, Blocks, Elements | None] | None = None
+    def _read_file(self, file: StoredFile, entries: list[tuple[ReadItem, Wanted]], shares: Shares | None) -> None:
+        last: Wanted | None = None
         access = file.access
         try:
-            for request, item, chunk in entries:
-                with noted(file.name, item.name):
-                    if last is None or last[0] != request.storage_index:  # parts of one tensor follow each other
+            for request, wanted in entries:
+                with noted(file.name, wanted.item.name):
+                    if last is None or last != wanted:  # parts of one tensor follow each other
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
-                        last = request.storage_index, *self._open(file, item, chunk)
-                    self._read_item(file, request, item, chunk, last[1], last[2])
+                        blocks, elements = self._open(file, wanted)
+                        last = wanted
+                    self._read_item(file, request, wanted, blocks, elements)
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
             raise
 
-    def _open(self, file: StoredFile, item: Item, chunk: Chunk | None) -> tuple[Blocks, Elements | None]:
+    def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
-        blocks = self._opener.open(file, Wanted(item, chunk), self._meter)
+        blocks = self._opener.open(file, wanted, self._meter)
+        item, chunk = wanted.item, wanted.chunk
         if chunk is None or not isinstance(item, TensorItem) or item.dtype not in ITEMSIZES:
             return blocks, None
         if not chunk.framed:
@@ -258,27 +258,21 @@ class _Reading:
             return blocks, None
 
     def _read_item(
-        self,
-        file: StoredFile,
-        request: ReadItem,
-        item: Item,
-        chunk: Chunk | None,
-        blocks: Blocks,
-        elements: Elements | None,
+        self, file: StoredFile, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
     ) -> None:
-        place = Wanted(item, chunk).place
+        item, stored = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_bytes(request, read_all(blocks, self._meter), place.size)
+            self._loader.load_object(request, read_all(blocks, self._meter), stored)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, item, chunk))
+            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, wanted))
         else:
             stream = StreamReader(blocks, meter=self._meter)
-            self._loader.load_whole(request, stream, blocks.size, place.size, dtype)
+            self._loader.load_whole(request, stream, blocks.size, stored, dtype)
 
-    def _find(self, request: ReadItem) -> tuple[Item, Chunk | None]:
-        """The item that a request wants and, of a tensor, the chunk."""
+    def _find(self, request: ReadItem) -> Wanted:
+        """What a request wants."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
         if item is None:
@@ -287,14 +281,14 @@ class _Reading:
             wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
             raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
         if not isinstance(item, TensorItem):
-            return item, None
+            return Wanted(item)
         chunks, offset = item.chunks, tuple(index.offset or ())
         if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
-            return item, chunks[index.index]  # as nearly always: the list may be long
+            return Wanted(item, chunks[index.index])  # as nearly always: the list may be long
         chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
         if chunk is None:
             raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
-        return item, chunk
+        return Wanted(item, chunk)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[StoredFile]:
@@ -316,19 +310,18 @@ def _closing(opening: Any) -> Iterator[None]:
         opening.__exit__(None, None, None)
 
 
-def _sizes(found: list[tuple[ReadItem, Item, Chunk | None]]) -> dict[Hashable, int]:
+def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     """Stored bytes of what is wanted, by item."""
     sizes: dict[Hashable, int] = {}
-    for request, item, chunk in found:
+    for request, wanted in found:
         index = request.storage_index
-        stored = _stored_bytes(request, item, chunk) + sizes.get(index, 0)
-        sizes[index] = min(Wanted(item, chunk).place.size, stored)
+        sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
 
 
-def _stored_bytes(request: ReadItem, item: Item, chunk: Chunk | None) -> int:
+def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
-    size = Wanted(item, chunk).place.size
+    size, chunk = wanted.place.size, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
         return size
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))

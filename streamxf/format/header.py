@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property, lru_cache
 
@@ -153,6 +153,8 @@ class Header:
         Whether the table has a SHA-256 for each block.
     seal : bytes or None
         32 bytes, in a keyed stream.
+    keyed : bool
+        Whether the chain encrypts.
     """
 
     block_log2: int
@@ -162,8 +164,10 @@ class Header:
     published: bool = False
     hashed: bool = False
     seal: bytes | None = None
+    keyed: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "keyed", _is_keyed(self.chain))
         if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
             raise ContainerError(
                 f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)"
@@ -198,11 +202,6 @@ class Header:
         """The codecs of the chain."""
         return self.chain[_transforms(self.chain) :]
 
-    @property
-    def keyed(self) -> bool:
-        """Whether the chain encrypts."""
-        return _is_keyed(self.chain)
-
     @cached_property
     def body(self) -> bytes:
         """The header's bytes before the seal."""
@@ -216,6 +215,19 @@ class Header:
     def digest(self) -> bytes:
         """H: SHA-256 of `body`."""
         return hashlib.sha256(self.body).digest()
+
+    @classmethod
+    def awaited(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
+        """The header at the start of `data`, if it is the one that a published container of this item must have; None
+        if it is another, or damaged. All but its block size, salt and seal is known, so nothing has to be parsed.
+        """
+        if len(data) < HEADER_FIXED_BYTES or not MIN_BLOCK_LOG2 <= data[9] <= MAX_BLOCK_LOG2:
+            return None
+        header = cls(data[9], chain, data[HEADER_FIXED_BYTES - SALT_BYTES : HEADER_FIXED_BYTES], identity, True, hashed)
+        seal_at, crc_at = len(header.body), header.size - _CRC.size
+        if data[:seal_at] != header.body or data[crc_at : header.size] != _CRC.pack(crc32c.crc32c(data[:crc_at])):
+            return None
+        return header.sealed(data[seal_at:crc_at]) if header.keyed else header
 
     def sealed(self, seal: bytes | None) -> Header:
         """The same header with its seal."""
@@ -254,49 +266,6 @@ class Header:
         header.__dict__["body"] = data[: identity_at + ident_len]
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
-        return header
-
-
-class AwaitedHeader:
-    """The header that a published container has to have, as far as an index says it.
-
-    All but block size, salt and seal is known, so it is compared as bytes, and nothing of it needs to be parsed.
-
-    Parameters
-    ----------
-    chain : tuple of str
-    identity : Identity
-    hashed : bool
-
-    Attributes
-    ----------
-    size : int
-        Bytes of the header.
-    """
-
-    def __init__(self, chain: tuple[str, ...], identity: Identity, hashed: bool) -> None:
-        text, bound = _chain_text(chain), identity.pack()
-        self._keyed = _is_keyed(chain)
-        self._flags = KEYED * self._keyed | BOUND | PUBLISHED | HASHED * hashed
-        self._rest = self._flags, 0, len(text), len(bound)
-        self._facts = chain, identity, hashed
-        self._tail = text + bound
-        self._end = HEADER_FIXED_BYTES + len(self._tail)
-        self.size = self._end + (SEAL_BYTES if self._keyed else 0) + _CRC.size
-
-    def match(self, data: bytes) -> Header | None:
-        """The header that is exactly `data`; None if that is another one, or is damaged."""
-        magic, version, block_log2, *rest, salt = _FIXED.unpack_from(data)
-        body, crc_at = data[: self._end], self.size - _CRC.size
-        if (magic, version, *rest) != (CONTAINER_MAGIC, VERSION, *self._rest) or data[48 : self._end] != self._tail:
-            return None
-        if _CRC.unpack_from(data, crc_at)[0] != crc32c.crc32c(data[:crc_at]):
-            return None
-        chain, identity, hashed = self._facts
-        header = Header(
-            block_log2, chain, salt, identity, True, hashed, data[self._end : crc_at] if self._keyed else None
-        )
-        header.__dict__["body"] = body
         return header
 
 

@@ -16,7 +16,7 @@ from streamxf.errors import BlockError, ContainerError
 from streamxf.format.block import BlockHead, check_payload, hash_of, parse_head
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_BLOCKS, stage_limit
-from streamxf.format.table import Table, entry_size
+from streamxf.format.table import Footer, Table, entry_size
 
 _LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
 
@@ -198,7 +198,8 @@ class ContainerParser:
         if len(self._table.ends) < len(self._ends) or len(self._buffer) < FOOTER_BYTES:
             return NEED_DATA
         total = self._position + FOOTER_BYTES
-        footer = self._table.finish(self._take(FOOTER_BYTES), total)
+        footer = Footer.parse(self._take(FOOTER_BYTES), self._parsed.block_size)
+        self._table.finish(footer, total)
         self._step = self._done
         return End(footer.raw_size, footer.container_size, self._table.digest)
 

@@ -33,6 +33,7 @@ class Footer(NamedTuple):
     raw_size: int
     container_size: int
     blocks: int
+    sizes: bytes
     crc: int
 
     @classmethod
@@ -51,7 +52,7 @@ class Footer(NamedTuple):
             raise ContainerError("the container does not end as one: it is truncated, or something was appended")
         if not 1 <= blocks <= MAX_BLOCKS or raw_size > MAX_RAW_SIZE or not _fits(raw_size, blocks, block_size):
             raise ContainerError(f"the footer contradicts itself: {raw_size} bytes in {blocks} blocks of {block_size}")
-        return cls(raw_size, container_size, blocks, crc)
+        return cls(raw_size, container_size, blocks, data[:_SIZES_BYTES], crc)
 
     def tail_size(self, hashed: bool) -> int:
         """Bytes of table and footer together."""
@@ -132,26 +133,24 @@ class Table:
         self._digest.update(data)
         self.ends.extend(ends)
 
-    def finish(self, data: bytes, container_size: int) -> Footer:
-        """Read the footer, which is exactly `data`, and compare it with the table before it.
+    def finish(self, footer: Footer, container_size: int) -> None:
+        """Compare the table with the footer behind it.
 
         Raises
         ------
         ContainerError
             If they are damaged, or contradict the container.
         """
-        footer = Footer.parse(data, self._block_size)
         if len(self.ends) != footer.blocks or footer.container_size != container_size:
             raise ContainerError(
                 f"the footer says {footer.blocks} blocks in a container of {footer.container_size} bytes; this one "
                 f"has {len(self.ends)} in {container_size}: it is truncated or continued"
             )
-        if crc32c.crc32c(data[:_SIZES_BYTES], self._crc) != footer.crc:
+        if crc32c.crc32c(footer.sizes, self._crc) != footer.crc:
             raise ContainerError("the CRC of table and footer does not match: they are damaged, or another container's")
         if self._last != container_size - footer.tail_size(self._hashed):
             raise ContainerError("the table does not begin where the last block ends")
-        self._digest.update(data[:_SIZES_BYTES])
-        return footer
+        self._digest.update(footer.sizes)
 
     @property
     def digest(self) -> bytes:

@@ -48,7 +48,7 @@ def read(file: StoredFile, name: str) -> Shard:
                 "again"
             )
         try:
-            archive = Archive.read(raw, file.size, MAX_RECORDS)
+            archive = Archive(raw, file.size, MAX_RECORDS)
             if _OF_TORCHSCRIPT in archive.sizes:
                 raise _torchscript()
             if not archive.little:
@@ -58,8 +58,8 @@ def read(file: StoredFile, name: str) -> Shard:
             begins: dict[str, int] = {}
             for _, value in flat.values():
                 if isinstance(value, StoredTensor) and value.record not in begins:
-                    begins[value.record] = archive.find(raw, value.record)[0]
-            return _described(flat, begins, archive.find(raw, PICKLE)[0], name)
+                    begins[value.record] = archive.find(value.record)[0]
+            return _described(flat, begins, archive.find(PICKLE)[0], name)
         except RecursionError:
             raise _too_deep() from None
         except NotSavedByTorch as error:

@@ -21,7 +21,7 @@ _SUSPECT = re.compile(rb"c([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n|\x8b")
 def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
     """What the bytes of an object need: names to allow, and why it does not load then either, or ""."""
     try:
-        archive = Archive.read(io.BytesIO(data), len(data))
+        archive = Archive(io.BytesIO(data), len(data))
     except NotSavedByTorch as error:
         return (), str(error)
     check = Check(archive.pickled, archive.sizes, len(data), chosen)
@@ -36,7 +36,7 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     """As `needs_of`, for a save: only what it can find out at no cost that anyone would notice."""
     pickled: Any = _first_record(data)
     if pickled is None:
-        pickled = Archive.read(io.BytesIO(data), len(data)).pickled
+        pickled = Archive(io.BytesIO(data), len(data)).pickled
     if len(pickled) > MAX_LOOKED_AT:
         return (), ""
     for match in _SUSPECT.finditer(pickled):

@@ -123,7 +123,8 @@ class BlockReader:
             while at < stop:
                 table.feed(self._source.read_at(at, min(_TABLE_STEP, stop - at)))
                 at += _TABLE_STEP
-        return table.finish(end[-FOOTER_BYTES:], length), table
+        table.finish(footer, length)
+        return footer, table
 
     @property
     def table_digest(self) -> bytes:

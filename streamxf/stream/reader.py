@@ -197,4 +197,10 @@ class StreamReader(io.RawIOBase):
 
 def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
     """All of a stream; raises what decoding it raises."""
-    return bytes(blocks.data) if isinstance(blocks, MemoryBlocks) else StreamReader(blocks, meter=meter).read()
+    if isinstance(blocks, MemoryBlocks):
+        return bytes(blocks.data)
+    if blocks.count > 1:
+        return StreamReader(blocks, meter=meter).read()
+    data = bytearray(blocks.size)
+    blocks.decoder(0)(memoryview(data))
+    return bytes(data)

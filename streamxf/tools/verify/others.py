@@ -132,8 +132,8 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     except ContainerError as error:
         findings.damage(error, file.name, error.item)
     try:
-        archive = Archive.read(stream, file.size, torchfile.MAX_RECORDS)
-        places = {record: (*archive.find(stream, record), size) for record, size in archive.sizes.items()}
+        archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
+        places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
         _let_others_open(stream, {record: begin for record, (begin, *_) in places.items()})
     except NotSavedByTorch as error:
         if unsupported is not None:
