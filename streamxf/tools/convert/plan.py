@@ -17,7 +17,7 @@ from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Format
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
-from streamxf.tools.convert.layout import Draft, Run
+from streamxf.tools.convert.layout import NewFile, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
 from streamxf.wording import many, some
 
@@ -54,7 +54,7 @@ class Plan:
         As in `Origin`.
     """
 
-    files: Sequence[Draft]
+    files: Sequence[NewFile]
     folder: bool
     tensors: int
     objects: int
@@ -136,7 +136,7 @@ def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item
     return model, left_out
 
 
-def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> Draft:
+def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> NewFile:
     """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
@@ -157,7 +157,7 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         else:
             rest.append(part)
             at += len(part)
-    return Draft(name, runs, b"".join(rest))
+    return NewFile(name, runs, b"".join(rest))
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:
@@ -183,7 +183,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
         raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
 
 
-def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> Draft:
+def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
     """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
     header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
@@ -201,10 +201,10 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
         )
     starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
     runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
-    return Draft(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
-def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[Draft]:
+def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
     """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
     has a shard of its own.
     """
@@ -223,7 +223,7 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
     index = {"metadata": {"total_size": sum(item.size for item in tensors.values())}, "weight_map": placed}
     text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written = [_safetensors_file(file, shard, metadata) for file, shard in zip(files, shards, strict=True)]
-    return [*written, Draft(f"model.safetensors{INDEX}", (), text.encode())]
+    return [*written, NewFile(f"model.safetensors{INDEX}", (), text.encode())]
 
 
 # -- files that were packed ------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     )
 
 
-def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
+def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:
     rest = items.get(rest_of(path))
     if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
         raise MetadataError("the item is not one-dimensional uint8, as pack stores it", item=rest.name)
@@ -276,7 +276,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
         runs.append(Run(tensor.start, item, tensor.order))
         gaps.append(tensor.start - at)
         at = tensor.start + item.size
-    made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
             f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM

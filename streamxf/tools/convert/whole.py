@@ -62,7 +62,7 @@ class Whole(FileReader):
         Patterns that exclude nothing.
     """
 
-    def __init__(self, storage: Storage, contents: Contents, files: _Files, origin: Origin, unused: set[str]) -> None:
+    def __init__(self, storage: Storage, contents: Contents, files: _Packing, origin: Origin, unused: set[str]) -> None:
         super().__init__(storage, contents, files.shards, files.places, Access())
         self.origin = origin
         self.unused = unused
@@ -125,7 +125,7 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
             raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
         tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
         places = {storage.name: storage}
-    files = _Files(storage, places, main)
+    files = _Packing(storage, places, main)
     for path in tree.files:
         if path.endswith(_METADATA):
             files.add_checkpoint(path.removesuffix(_METADATA))
@@ -166,7 +166,7 @@ def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
     return None
 
 
-class _Files:
+class _Packing:
     """Collects what is in files, one by one; those of the model, `main`, are read already."""
 
     def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
