@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -16,6 +16,7 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Format
+from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
 from streamxf.tools.convert.layout import NewFile, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
@@ -47,8 +48,11 @@ class Plan:
 
     Attributes
     ----------
-    files, folder
-    tensors, objects, restored, left_out, notes
+    files : sequence of NewFile
+    folder : bool
+    items : collection of Item
+        Those that are in the files.
+    restored, left_out, notes
         As in `Unpacked`.
     folders, links
         As in `Origin`.
@@ -56,8 +60,7 @@ class Plan:
 
     files: Sequence[NewFile]
     folder: bool
-    tensors: int
-    objects: int
+    items: Collection[Item]
     restored: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -90,10 +93,9 @@ def fresh(
     *,
     skip_objects: bool,
     origin: Origin | None = None,
-    extra: Mapping[str, str] | None = None,
 ) -> Plan:
     """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
-    `origin` is a folder with a model, only the model is written. `extra` goes into the headers of safetensors files.
+    `origin` is a folder with a model, only the model is written.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
@@ -107,7 +109,7 @@ def fresh(
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        return Plan([_torch_file(name, reader, items, prefix)], False, len(tensors), len(objects), left_out=left_out)
+        return Plan([_torch_file(name, reader, items, prefix)], False, items.values(), left_out=left_out)
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
@@ -115,10 +117,12 @@ def fresh(
             "only= or prefix=, or leave objects out (skip_objects)"
         )
     _check_fit(tensors)
-    metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
+    metadata = {"format": "pt"}  # without which transformers refuses a file
+    if isinstance(reader, FileReader) and reader.contents.format is Format.SAFETENSORS:
+        metadata |= reader.contents.extra
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
-    return Plan(files, folder, len(tensors), 0, left_out=(*objects, *left_out))
+    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out))
 
 
 def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
@@ -245,14 +249,11 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
         files = [replace(files[0], name=name, mode=None)]
-    shown = [item for item in items.values() if not is_kept(item.name)]
-    tensors = sum(isinstance(item, TensorItem) for item in shown)
     notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
     return Plan(
         files,
         origin.is_folder,
-        tensors,
-        len(shown) - tensors,
+        [item for item in items.values() if not is_kept(item.name)],
         restored=True,
         notes=notes,
         folders=origin.folders if origin.is_folder else {},
