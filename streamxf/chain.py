@@ -83,7 +83,7 @@ class Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
-        and parameters joined by commas. The empty text is the empty chain.
+        and parameters joined by commas. The empty string is the empty chain.
 
         Raises
         ------

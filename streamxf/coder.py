@@ -49,7 +49,7 @@ class StreamCoder:
         Raises
         ------
         AuthenticationError
-            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream
+            If the seal does not match the key, or one of the two is missing. No other codec has seen the stream
             then.
         """
         state = chain.encryption.start(stream) if chain.encryption is not None else None

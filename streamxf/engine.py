@@ -341,7 +341,7 @@ class Pipeline(Generic[T]):
         """Wait until at most `most` jobs are not handed out, and give the results of the others; raises as `submit`.
 
         The budget lets finished ones wait by their bytes. Where little memory matters more than that a job which takes
-        long holds nobody up, this keeps them few.
+        long blocks nothing, this keeps them few.
         """
         return self._taken_while(lambda: len(self._flying) > most)
 

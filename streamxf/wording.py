@@ -35,7 +35,7 @@ def rate_text(rate: float) -> str:
 def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:
     """A line for each of the first entries, and one that counts the others.
 
-    Texts may come from a damaged checkpoint, or be names that anybody gave to files: what would end the line or steer
+    Strings may come from a damaged checkpoint, or be arbitrary file names: what would end the line or steer
     a terminal is escaped, and what is long is cut.
 
     Parameters

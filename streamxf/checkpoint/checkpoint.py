@@ -26,10 +26,10 @@ from streamxf.stream.reader import read_all
 
 
 class Checkpoint(BoxReader):
-    """A checkpoint of DCP, opened to be read: its items, tensors and parts of tensors.
+    """A DCP checkpoint, opened for reading: its items, tensors and parts of tensors.
 
-    Only metadata is read when it is opened. `items` says what there is; ``checkpoint[name]`` gives a handle, of which a
-    slice reads the blocks that it needs and no more::
+    Only metadata is read when it is opened. `items` lists what there is; ``checkpoint[name]`` returns a handle, and
+    slicing it reads only the blocks that are needed::
 
         with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
             for name, item in checkpoint.items.items():
@@ -197,7 +197,7 @@ class Checkpoint(BoxReader):
             return self.access.objects.load(read_all(blocks), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
-        """What opens items of the metadata file that has this place."""
+        """The opener for items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
             self._openers[metadata.name] = ItemOpener(metadata, self.access, self.access.objects.limit)

@@ -174,7 +174,7 @@ def metadata_in(
 def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
     if lines is None:
         raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not "
+            "the checkpoint is not encrypted, and keys were given; leave the keys out if you know that it was not "
             "encrypted"
         )
     try:
@@ -203,7 +203,7 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
-            "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
+            "altered: restore it. If torch's own writer did, leave the keys out if you know that it was not encrypted, "
             "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
     access.check_save(None)

@@ -26,8 +26,8 @@ def unfinished(names: Collection[str]) -> str | None:
         return None
     return (
         "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
-        f"{len(finished):,} of the {len(data):,} data files that are here are finished. The same call resumes from "
-        "there and publishes the checkpoint; to give it up, delete the folder"
+        f"{len(finished):,} of the {len(data):,} data files that are here are finished. "
+        "Repeat it to resume from there and to publish the checkpoint; to give it up, delete the folder"
     )
 
 
@@ -38,7 +38,7 @@ def resumable(leftovers: Collection[str]) -> list[str]:
         return []
     return [
         f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
-        "transcode, pack or salvage that was interrupted, or is at work; the same call resumes from there"
+        "transcode, pack or salvage that was interrupted, or is at work; repeat it to resume from there"
     ]
 
 
@@ -68,7 +68,7 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
         return MetadataError(
             "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
             "removes these files), or its .metadata was lost: then restore a copy, or see "
-            "streamxf.salvage(path, keys=keys, without_metadata=True)",
+            "`streamxf salvage --without-metadata`",
             file=folder,
         )
     return NoCheckpointError("there is no checkpoint in the folder, or no such folder", file=folder)

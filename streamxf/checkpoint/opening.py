@@ -279,8 +279,8 @@ class ItemOpener:
 
     def _not_encrypted(self) -> PolicyError:
         return PolicyError(
-            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave keys= out "
-            "if you know that it was not encrypted"
+            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave the keys "
+            "out if you know that it was not encrypted"
         )
 
     # -- chains --------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class ItemOpener:
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
         if not len(keys):
-            raise KeyMissingError("this checkpoint is encrypted, and no keys were given; pass keys=")
+            raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
         if dek is not None:
             return partial(self._metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)

@@ -324,7 +324,7 @@ class Storage:
             self.filesystem.pipe_file(self.inner(name), data)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
-        """Remove files; gives those that could not be removed, each with the reason."""
+        """Remove files; returns those that could not be removed, each with the reason."""
         local = self.local
         failed: dict[str, Exception] = {}
         for name in names:

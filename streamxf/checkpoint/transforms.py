@@ -67,7 +67,7 @@ class Undone:
             return self._stream.read(size) or b""
         except (StreamxfError, MemoryError):
             raise
-        except Exception as error:  # whatever somebody else's transform raises
+        except Exception as error:  # whatever a third party's transform raises
             raise ContainerError(
                 f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
             ) from error

@@ -66,7 +66,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
             return _failed(command, cause, arguments)
-    except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
+    except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 

@@ -120,8 +120,8 @@ class Encrypt(Uncopied, Codec):
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
         if by is None and not accepted and not any(key.vouches for key in made):
             warnings.warn(
-                "nothing will show who wrote this: anyone may have these public keys, and there is no signer=. "
-                "Readers will refuse it without allow_unsigned=True; pass signer=, a SigningKey",
+                "nothing will show who wrote this: anyone may have these public keys, and there is no signer. "
+                "Readers will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
         self._take(made, by, None)

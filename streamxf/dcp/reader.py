@@ -141,7 +141,7 @@ class ChainReaderMixin:
             metadata.raise_error()
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # somebody read it in another way
+        if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
@@ -361,7 +361,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
-        Classes and functions that such items, and tensors of subclasses, may use besides.
+        Classes and functions that such items, and tensors of subclasses, may use as well.
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
@@ -402,6 +402,6 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
+        """Switch to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecReader")
         super().reset(checkpoint_id)

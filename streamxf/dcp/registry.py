@@ -48,7 +48,7 @@ class Registry(ExtensionRegistry):
         super().__init__()
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
-        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item anew, and unwrapping a key takes its time
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:

@@ -51,7 +51,7 @@ def from_json(value: Any) -> Any:
     Raises
     ------
     MetadataError
-        If `value` is not what it gives.
+        If `value` is not such a result.
     """
     try:
         return _plain(value)

@@ -1,7 +1,7 @@
 """The index of a metadata file: everything that a reader needs to know of a checkpoint; docs/format.md, "Metadata".
 
-Reading is one pass over what `json.loads` gives. Whatever is not as the format says raises `MetadataError`, so nobody
-who has an `Index` needs to look again.
+Reading is one pass over the result of `json.loads`. Whatever breaks the format raises `MetadataError`, so an `Index`
+needs no further checks.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ class TensorItem:
     shape : tuple of int
     chunks : tuple of Chunk
     path : tuple or None
-        Where it stands in the nested state dict, if the planner flattened one.
+        Its place in the nested state dict, if the planner flattened one.
     properties : mapping
-        What DCP records besides: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
+        What else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
         those of a plain tensor.
     """
 

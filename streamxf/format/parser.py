@@ -1,8 +1,8 @@
 """A container read front to back: feed it bytes, take out events. This is the one walk along block heads.
 
 In the manner of h11: `ContainerParser.feed` takes whatever has arrived, in pieces of any size, and
-`ContainerParser.next_event` gives the next header, block or end, or `NEED_DATA`. A block is handed on as it is stored;
-whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
+`ContainerParser.next_event` returns the next header, block or end, or `NEED_DATA`. A block is handed on as it is
+stored; whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ContainerParser:
         return None
 
     def _tail(self) -> Event | NeedData:
-        # each part of the table is checked as soon as it is there, so that nobody waits for what is wrong already
+        # each part of the table is checked as soon as it is there
         size = entry_size(self._parsed.hashed)
         known = len(self._table.ends)
         count = min(len(self._ends) - known, len(self._buffer) // size)

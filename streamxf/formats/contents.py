@@ -12,7 +12,7 @@ from streamxf.format.items import Item, TensorItem
 class Format(Enum):
     """What a path holds.
 
-    ``str()`` is the word for people.
+    ``str()`` is its name for people.
     """
 
     STREAMXF = "streamxf"

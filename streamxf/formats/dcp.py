@@ -83,19 +83,13 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
 
 def _file_notes(missing: list[str], wrong: list[str], beside: list[str]) -> Iterator[str]:
     if missing:
-        yield (
-            f"{many(len(missing), 'data file')} that the metadata names, such as {missing[0]}, "
-            f"{'are' if len(missing) > 1 else 'is'} missing."
-        )
+        yield f"Missing: {many(len(missing), 'file')} that the metadata names, such as {missing[0]}."
     if wrong:
-        yield (
-            f"{many(len(wrong), 'data file')}, such as {wrong[0]}, {'have' if len(wrong) > 1 else 'has'} another size "
-            "than the metadata says."
-        )
+        yield f"Not of the size in the metadata: {many(len(wrong), 'file')}, such as {wrong[0]}."
     if beside:
         yield (
-            f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
-            f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes leftovers."
+            f"Not part of it: {many(len(beside), 'file')} of other saves, such as {min(beside)}; `streamxf clean` "
+            "removes leftovers."
         )
 
 
@@ -108,9 +102,6 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     if files[0].rank is not None:
-        yield (
-            f"It was saved without collectives: {many(len(files), 'rank')} with metadata of "
-            f"{'their' if len(files) > 1 else 'its'} own."
-        )
+        yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
     if copies := sum(name != item.name for name, item in checkpoint.items.items()):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

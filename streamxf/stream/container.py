@@ -109,7 +109,7 @@ class BlockReader:
     def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, Table]:
         length = self._source.length
         header = self.header
-        # in one read, where the table is not unusually long: files that fetch ahead would fetch anew for each step back
+        # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
         end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
         footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
         if check_size is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from streamxf.stream.source import PositionalFile
 
-_STEP = 16 * 2**20  # bytes of a long read after which somebody hears of it
+_STEP = 16 * 2**20  # bytes of a long read after which it is reported
 
 
 class Counted:

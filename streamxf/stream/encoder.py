@@ -1,7 +1,7 @@
 """`ContainerEncoder`: one container on its way out, from sources of bytes to blocks that are ready to be written.
 
-It starts no thread and writes no file. `jobs` gives one call for each block, which any thread may make; what a call
-returns goes to `framed`, in order, which gives the bytes to write. Whoever owns the file does the writing.
+It starts no thread and writes no file. `jobs` yields one call for each block, which any thread may make; its result
+goes to `framed`, in order, which returns the bytes to write. Whoever owns the file does the writing.
 """
 
 from __future__ import annotations

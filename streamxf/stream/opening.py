@@ -1,4 +1,4 @@
-"""`ChainOpener`: from the descriptors that storage gives to a chain, importing nothing before a seal was right."""
+"""`ChainOpener`: from stored descriptors to a chain, importing nothing before a seal matched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChainOpener:
         In save order.
     registry : CodecRegistry
     data_key : callable, optional
-        Gives the data key, where the chain encrypts; called once.
+        Returns the data key, if the chain encrypts; called once.
     providers : iterable of Provider
         What the data says about the packages of its codecs, for errors.
     """

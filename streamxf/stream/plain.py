@@ -231,8 +231,8 @@ def _read_pipe(
 def _check_encrypted(header: Header, ring: KeyRing) -> None:
     if len(ring) and not header.keyed:
         raise PolicyError(
-            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
-            "keys= out if you know that it was not encrypted"
+            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave the "
+            "keys out if you know that it was not encrypted"
         )
 
 

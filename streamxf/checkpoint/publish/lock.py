@@ -26,7 +26,7 @@ _LONGEST_PAUSE = 0.25
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
-    """Hold the folder's advisory lock, once nobody else does; gives whether there is one.
+    """Hold the folder's advisory lock, once it is free; yields whether there is one.
 
     The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
     of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.

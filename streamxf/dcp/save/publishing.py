@@ -164,7 +164,7 @@ def publish(
     keep: bool = False,
     check: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Make a save the one that loads, while its folder is locked; gives the files that nothing needs after that.
+    """Publish a save, while its folder is locked; returns the files that nothing needs afterwards.
 
     Parameters
     ----------

@@ -212,7 +212,7 @@ class Save:
         path : str
             Relative to the checkpoint.
         resolve : callable
-            Gives an item's data, as `DataFile.write` takes it.
+            Returns an item's data, as `DataFile.write` takes it.
 
         Raises
         ------

@@ -54,7 +54,7 @@ class Ring:
         self._free: SimpleQueue[Buffer] = SimpleQueue()
 
     def take(self) -> Buffer:
-        """A buffer that nobody uses; waits for one where all are lent out."""
+        """A free buffer; waits for one if all are lent out."""
         try:
             return self._free.get_nowait()
         except Empty:

@@ -28,14 +28,14 @@ def chain_for(
         As `Chain.parse`.
     """
     if encrypt_to is None and signer is not None:
-        raise ParameterError("signer= signs what is encrypted; it needs encrypt_to=, the keys of those who may read")
+        raise ParameterError("signer signs what is encrypted; it needs encrypt_to, the keys of those who may read")
     if chain is None:
         if encrypt_to is not None:
             return Chain([*DEFAULT_CHAIN, Encrypt(encrypt_to, signer=signer)])
         if was_encrypted:
             raise ParameterError(
                 "the source is encrypted, and the default chain does not encrypt: give the keys of those who may read "
-                "the copy (encrypt_to=), or a chain without encrypt to write it unencrypted"
+                "the copy (encrypt_to), or a chain without encrypt to write it unencrypted"
             )
         return Chain(DEFAULT_CHAIN)
     if not isinstance(chain, str):
@@ -45,7 +45,7 @@ def chain_for(
     words = [word.strip() for word in chain.split("+")] if chain.strip() else []
     if _WORD in words and encrypt_to is None:
         raise KeyMissingError(
-            "the chain encrypts, and no key to encrypt to was given: give the keys of those who may read (encrypt_to=)"
+            "the chain encrypts, and no key to encrypt to was given: give the keys of those who may read (encrypt_to)"
         )
     if encrypt_to is not None and _WORD not in words:
         raise ParameterError("keys to encrypt to were given, and the chain does not encrypt: add '+encrypt' to it")

@@ -162,6 +162,6 @@ def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
     if beside:
         raise UnsupportedError(
             f"the folder is a DCP checkpoint with other content, which would not be packed: {some(beside)}. Move it "
-            "away, or leave it out (exclude=)",
+            "away, or leave it out (exclude)",
             file=storage.given,
         )

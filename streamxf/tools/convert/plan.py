@@ -74,7 +74,7 @@ def format_of_name(name: str) -> Format | None:
     if suffix in _FOREIGN:
         raise UnsupportedError(
             f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
-            "or a folder; with format= any name will do",
+            "or a folder; with a format given, any name will do",
             file=name,
         )
     return _SUFFIXES.get(suffix)
@@ -180,7 +180,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
     if strange:
         raise UnsupportedError(
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
-            "choose tensors by only="
+            "choose tensors (only)"
         )
     unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
     if unnamed:
@@ -241,7 +241,7 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     if added := [item for item in items if item not in known]:
         raise MetadataError(
             f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
-            "were packed, which cannot be restored; choose what to write into new ones (only=)",
+            "were packed, which cannot be restored; choose what to write into new ones (only)",
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
@@ -271,7 +271,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFil
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
                 f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
-                "it was packed; choose what to write into a new file (only=)",
+                "it was packed; choose what to write into a new file (only)",
                 item=shorten(tensor.name),
             )
         runs.append(Run(tensor.start, item, tensor.order))

@@ -112,10 +112,10 @@ class _Converter:
             if self._done:
                 error.add_note(
                     f"nothing was published; {len(self._done)} of {len(self._files)} data files are finished and stay, "
-                    "so the same call resumes from there"
+                    "so repeat it to resume"
                 )
             elif isinstance(error, KeyboardInterrupt):
-                error.add_note("nothing was published, and no data file is finished: the same call starts over")
+                error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
     def _write(self, name: str, parts: Sequence[Part]) -> _Unsynced:
@@ -181,8 +181,8 @@ class _Converter:
                     _log.warning("%s", warning)
         except BaseException as error:
             error.add_note(
-                f"its {many(len(self._files), 'data file')} stay: the same call resumes from there while source and "
-                "target are as they were, and streamxf.clean removes what no checkpoint needs"
+                f"its {many(len(self._files), 'data file')} stay: repeat it to resume while source and "
+                "target are as they were, and `streamxf clean` removes what no checkpoint needs"
             )
             raise
         return sum(place.size for place, _ in places.values())

@@ -109,9 +109,9 @@ def transcode(
         If the source is damaged or was altered. Nothing was published then.
     """
     if in_place == (target is not None):
-        raise ParameterError("give either a target, or in_place=True to replace the source")
+        raise ParameterError("give either a target, or replace the source (in_place)")
     if target is not None and is_same(source, target):
-        raise ParameterError("source and target are the same; in_place=True replaces the source")
+        raise ParameterError("source and target are the same; in_place replaces the source")
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
     made = chain_for(chain, encrypt_to, signer, was_encrypted=len(access.keys) > 0)
     place, options = (source, storage_options) if target is None else (target, target_options)

@@ -52,7 +52,7 @@ class Tree:
                 tree._refuse(path, "not a file of known size")
         if refused := tree._refused:
             raise UnsupportedError(
-                f"the folder has content that could not be restored: {some(refused, '; ')}. Leave it out (exclude=); "
+                f"the folder has content that could not be restored: {some(refused, '; ')}. Leave it out (exclude); "
                 "a link to a file can be packed as that file (follow_links)",
                 file=storage.given,
             )

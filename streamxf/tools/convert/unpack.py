@@ -119,7 +119,7 @@ def unpack(
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
     if asked is Format.DCP:
         if only or prefix:
-            raise ParameterError("a DCP checkpoint is always copied whole: leave out only= and prefix=")
+            raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
         return transcode(
             source,
             target,

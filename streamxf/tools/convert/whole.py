@@ -252,7 +252,7 @@ class _Packing:
                 )
             if name in self.items:
                 raise UnsupportedError(
-                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",
+                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude)",
                     file=self._storage.given,
                 )
         self.items.update(items)

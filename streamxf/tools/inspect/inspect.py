@@ -26,13 +26,13 @@ def inspect(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Add up what is in a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
+    """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
 
     Parameters
     ----------
     path : path or str
-        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a folder of Hugging
-        Face; or the URL of one.
+        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
+        or the URL of one.
     keys, trust, allow_unsigned
         As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
         authentic.
@@ -51,7 +51,7 @@ def inspect(
     FileNotFoundError, NoCheckpointError, UnsupportedError
         If the path does not exist, or is not a checkpoint that can be read.
     MetadataError, ContainerError
-        If it is damaged, or half a checkpoint.
+        If it is damaged or incomplete.
     WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
         If there are keys, and they do not fit; with `values` also if keys are missing.
     StreamxfError

@@ -95,7 +95,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
 
 def _refuse_keys(call: Call) -> None:
     if len(call.access.keys):
-        raise PolicyError("this is not encrypted, and keys were given; leave keys= out if you know that it was not")
+        raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
 
 
 def check_safetensors(file: StoredFile, findings: Findings) -> None:
@@ -125,7 +125,7 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     unsupported: UnsupportedError | None = None
     stream: Any = SliceFile(file.slice(0, file.size))
     try:
-        items = torchfile.read(StoredFile(file.name, file.size, stream, file.access), file.name).items
+        items = torchfile.read(file, file.name).items
     except UnsupportedError as error:
         unsupported = error
         findings.not_checked(f"what the pickle makes: {error.message}")

@@ -100,7 +100,7 @@ def test_memory_that_tensors_share(tmp_path: Path) -> None:
     weight = torch.zeros(100, 10)
     torch.save({"in": weight, "out": weight, "rows": weight[:10], "bias": torch.zeros(10)}, tmp_path / "tied.pt")
     found = inspect(tmp_path / "tied.pt")
-    assert found.notes[-1] == "2 tensors share stored bytes with others; each counts in full."
+    assert found.notes[-1] == "Stored bytes of 2 tensors are shared with others; each counts in full."
     assert found.total.ratio == 1
     torch.save({"in": weight, "bias": torch.zeros(10)}, tmp_path / "apart.pt")
     assert inspect(tmp_path / "apart.pt").notes == ()
