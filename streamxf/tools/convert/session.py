@@ -41,7 +41,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
     Whatever it raises, nothing was published then, and finished files stay for the next call.
     """
     if file_size < 1:
-        raise ParameterError(f"file_size={file_size}: it must be a number of bytes, at least 1")
+        raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     made = to.make()
     try:

@@ -108,7 +108,7 @@ def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iter
 def refuse_unused(unused: set[str]) -> None:
     """Raise ParameterError for patterns that exclude nothing, which are mistakes."""
     for pattern in sorted(unused):
-        raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
+        raise ParameterError(f"exclude {pattern!r:.200}: nothing in the folder has such a path")
 
 
 def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:

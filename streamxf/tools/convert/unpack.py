@@ -113,7 +113,7 @@ def unpack(
         If the source is damaged or was altered.
     """
     if shard_size < 1:
-        raise ParameterError(f"shard_size={shard_size}: it must be a number of bytes, at least 1")
+        raise ParameterError(f"shard_size {shard_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     place = Storage.of(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
