@@ -113,8 +113,8 @@ def fresh(
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
-            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or leave "
-            "objects out (skip_objects)"
+            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or "
+            "leave objects out (skip_objects)"
         )
     _check_fit(tensors)
     metadata = {"format": "pt"}  # without which transformers refuses a file
