@@ -11,7 +11,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
-from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index
 from streamxf.format.items import Item
 from streamxf.format.limits import TRAILER_BYTES
@@ -220,7 +220,10 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
-    names = storage.names()
+    try:
+        names = storage.names()
+    except NotADirectoryError:
+        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
     if GLOBAL in names:
         return [GLOBAL]
     ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
