@@ -25,8 +25,6 @@ class StreamCoder:
 
     Parameters
     ----------
-    chain : Chain
-    stream : StreamInfo
     encryption : Any, optional
         What `Codec.start` of the chain's `Encrypt` gave, if it was called already.
     meter : Meter, optional

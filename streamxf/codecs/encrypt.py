@@ -334,12 +334,8 @@ def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
 
 
 def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
-    """Those for whom data keys are wrapped: 1 to 16 keys, each once.
-
-    Raises
-    ------
-    ParameterError
-        If there are none or more, or one cannot be used.
+    """Those for whom data keys are wrapped: 1 to 16 keys, each once. Raises ParameterError if there are none or more,
+    or one cannot be used.
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")

@@ -6,7 +6,7 @@ import copy
 import errno
 import math
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -50,6 +50,10 @@ from streamxf.stream.source import Timed
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
+
+
+_Entry = tuple[ReadItem | None, Wanted]
+"""What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
 class ChainReaderMixin:
@@ -208,6 +212,7 @@ class _Reading:
         self._metadata = reader._used
         self._opener = ItemOpener(self._metadata, reader._access, reader._objects.limit)
         self._meter = Meter()
+        self._planner = planner
         self._loader = Loader(planner, self._meter, reader._objects)
         self._progress = progress
         self._share: Share | None = None
@@ -216,8 +221,8 @@ class _Reading:
         """Read all of them."""
         found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        by_file: dict[str, list[tuple[ReadItem, Wanted]]] = {}
-        for request, wanted in found:
+        by_file: dict[str, list[_Entry]] = {}
+        for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
             entries.sort(key=lambda entry: entry[1].place.at)
@@ -227,12 +232,29 @@ class _Reading:
             shares.finish()
         return self._meter
 
-    def _read_file(self, file: StoredFile, entries: list[tuple[ReadItem, Wanted]], shares: Shares | None) -> None:
+    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, Wanted]]:
+        """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
+        damaged.
+        """
+        items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
+        read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
+        for request in requests:
+            name = request.storage_index.fqn
+            read[name] = read.get(name, 0) + math.prod(request.lengths)
+        for name, count in read.items():
+            item = items.get(name)
+            if isinstance(item, TensorItem) and count >= math.prod(item.shape):
+                yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+
+    def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
         last: Wanted | None = None
         access = file.access
         try:
             for request, wanted in entries:
                 with noted(file.name, wanted.item.name):
+                    if request is None:
+                        self._open(file, wanted)
+                        continue
                     if last is None or last != wanted:  # parts of one tensor follow each other
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)

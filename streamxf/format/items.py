@@ -161,12 +161,8 @@ def check_name(name: object) -> str:
 
 
 def check_path(path: object) -> str:
-    """Return `path` if it stays inside the checkpoint.
-
-    Raises
-    ------
-    MetadataError
-        If it is absolute, climbs out, or is not a path at all.
+    """Return `path` if it stays inside the checkpoint. Raises MetadataError if it is absolute, climbs out, or is not a
+    path at all.
     """
     if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
         raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")

@@ -14,7 +14,6 @@ class Counted:
 
     Parameters
     ----------
-    access : PositionalFile
     add : callable
         Is told of bytes, in the thread that reads.
     """

@@ -36,12 +36,7 @@ _scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
-    """The bytes of a stream, wherever they lie.
-
-    Attributes
-    ----------
-    size : int
-    """
+    """The bytes of a stream, wherever they lie."""
 
     size: int
 
@@ -134,7 +129,6 @@ class ContainerEncoder:
 
     Attributes
     ----------
-    block_size : int
     raw_size, stored_size : int
         Bytes of the blocks that were handed out so far, and bytes that were framed so far.
     table_digest : bytes

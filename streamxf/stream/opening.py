@@ -26,7 +26,6 @@ class ChainOpener:
     ----------
     descriptors : sequence of Descriptor
         In save order.
-    registry : CodecRegistry
     data_key : callable, optional
         Returns the data key, if the chain encrypts; called once.
     providers : iterable of Provider
@@ -47,14 +46,9 @@ class ChainOpener:
         self._chain: Chain | None = None
 
     def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
-        """Make the chain ready for the stream of a header that was read.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header's seal does not match.
-        UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError
-            If the chain cannot be built.
+        """Make the chain ready for the stream of a header that was read. Raises AuthenticationError if the header's
+        seal does not match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain
+        cannot be built.
         """
         info = stream_info(header)
         if self._chain is None:
