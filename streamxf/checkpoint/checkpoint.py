@@ -10,12 +10,12 @@ from typing import Any
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.files import OpenFiles
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
 from streamxf.checkpoint.merging import merged
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
+from streamxf.checkpoint.missing import no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.reading import BoxReader, itemsize_of
+from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -165,13 +165,9 @@ class Checkpoint(BoxReader):
         if self._last is not None and self._last[0] == chunk.place:
             return self._last[1]
         self._last = None  # what had to be decoded whole is not held while the next one is
-        file = self.file(chunk.place.file)
-        with located(file=file.name, item=item.name):
-            blocks = self.blocks(item, chunk)
-            if chunk.framed:
-                made = framed_elements(blocks, item.dtype, chunk.shape)
-            else:
-                made = Elements(blocks, 0, itemsize_of(item), chunk.shape)
+        blocks = self.blocks(item, chunk)
+        with located(file=self.full(chunk.place.file), item=item.name):
+            made = Wanted(item, chunk).elements(blocks)
         self._last = chunk.place, made
         return made
 
@@ -208,8 +204,6 @@ class Checkpoint(BoxReader):
         try:
             return self._files[name]
         except FileNotFoundError as error:
-            from streamxf.checkpoint.missing import no_file
-
             raise no_file(self.storage.full(name)) from error
 
     def full(self, file: str) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
-from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index
 from streamxf.format.items import Item
 from streamxf.format.limits import TRAILER_BYTES
@@ -98,16 +99,8 @@ class Metadata:
 def read_metadata(
     storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
 ) -> Metadata:
-    """Read a metadata file.
-
-    Parameters
-    ----------
-    name : str
-        ``.metadata`` or ``__<rank>.metadata``.
-    listing : bool
-        Whether it is only to be listed: then an encrypted one needs no keys.
-    rank : int, optional
-        Whose it must be, where the name is another one.
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
+    says whose it must be, where its name does not.
 
     Raises
     ------
@@ -227,9 +220,16 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
+<<<<<<< HEAD
     from streamxf.checkpoint.missing import no_metadata
 
+    try:
+        names = storage.names()
+    except NotADirectoryError:
+        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
+=======
     names = storage.names()
+>>>>>>> format
     if GLOBAL in names:
         return [GLOBAL]
     ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)

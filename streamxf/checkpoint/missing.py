@@ -13,13 +13,7 @@ _SLIP = ".slip"  # what conversions write beside a data file that is finished, u
 
 
 def unfinished(names: Collection[str]) -> str | None:
-    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None.
-
-    Parameters
-    ----------
-    names : collection of str
-        Those of the files in it.
-    """
+    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
     data = [name for name in names if name.endswith(".distcp")]
     finished = [name for name in data if f"{name}{_SLIP}" in names]
     if not finished:
@@ -43,17 +37,7 @@ def resumable(leftovers: Collection[str]) -> list[str]:
 
 
 def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
-    """Why a metadata file is not there.
-
-    Parameters
-    ----------
-    names : collection of str
-        Those of the files in the folder.
-    folder : str
-        For the error.
-    rank : int, optional
-        Whose metadata it would be; None for that of all ranks.
-    """
+    """Why a metadata file is not there."""
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
     ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.checkpoint.transforms import Undone
 from streamxf.coder import StreamCoder
@@ -44,14 +47,7 @@ MAX_TRANSFORMED = 64 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The item, or one shard of a tensor, that is to be opened.
-
-    Attributes
-    ----------
-    item : Item
-    chunk : Chunk or None
-        None for an object.
-    """
+    """What is to be opened: an object, or one chunk of a tensor."""
 
     item: Item
     chunk: Chunk | None = None
@@ -83,6 +79,22 @@ class Wanted:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
         if found != wanted:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
+
+    def elements(self, blocks: Blocks) -> Elements:
+        """The elements in a tensor's stream.
+
+        Raises
+        ------
+        MetadataError
+            If the stream is another tensor's, or damaged.
+        UnsupportedError
+            If only torch can make the tensor.
+        """
+        assert self.chunk is not None
+        assert isinstance(self.item, TensorItem)
+        if self.chunk.framed:
+            return framed_elements(blocks, self.item.dtype, self.chunk.shape)
+        return Elements(blocks, 0, itemsize_of(self.item), self.chunk.shape)
 
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
         """The most bytes that the stream may have; None for any number."""
@@ -129,13 +141,6 @@ class ItemOpener:
 
     def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
-
-        Parameters
-        ----------
-        file : StoredFile
-            The one in which the item is.
-        meter : Meter, optional
-            Is told what decoding takes.
 
         Raises
         ------

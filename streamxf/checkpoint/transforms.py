@@ -26,17 +26,6 @@ def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
 class Undone:
     """What went into stream transforms, read once from its beginning to its end.
 
-    Parameters
-    ----------
-    descriptors : iterable of str
-        In save order.
-    stream : seekable binary file
-        What they made.
-    transform : Transform
-        As in `Access`.
-    providers : iterable of Provider
-        The packages that the checkpoint names, for errors.
-
     Raises
     ------
     UnknownCodecError

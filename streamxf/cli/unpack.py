@@ -30,14 +30,7 @@ def unpack(
             "folder, else a Hugging Face folder.",
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Only items whose names match, such as '*.weight'; may be given several times.",
-        ),
-    ] = None,
+    only: options.Only = None,
     prefix: Annotated[
         str,
         typer.Option(

@@ -7,7 +7,7 @@ import errno
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.futures import Future
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
@@ -36,12 +35,11 @@ from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
-from streamxf.progress import Progress, Share, Shares
+from streamxf.progress import Progress, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
@@ -187,7 +185,7 @@ class ChainReaderMixin:
             check_filled(plan, planner, self._used.items)
         begin = perf_counter()
         with shown(self._progress, "Loading") as progress:
-            meter = _Reading(self, planner, progress).run(plan.items)
+            meter = _Load(self, planner, progress).run(plan.items)
         self.report = LoadReport.of(meter, perf_counter() - begin)
         done: Future[None] = Future()
         done.set_result(None)
@@ -204,7 +202,7 @@ class ChainReaderMixin:
         return Storage(path, path, getattr(self.fs, "fs", None))
 
 
-class _Reading:
+class _Load:
     """One `read_data`: the items of a plan, file by file."""
 
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
@@ -215,7 +213,6 @@ class _Reading:
         self._planner = planner
         self._loader = Loader(planner, self._meter, reader._objects)
         self._progress = progress
-        self._share: Share | None = None
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
         """Read all of them."""
@@ -260,7 +257,7 @@ class _Reading:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
                         blocks, elements = self._open(file, wanted)
                         last = wanted
-                    self._read_item(file, request, wanted, blocks, elements)
+                    self._read_item(file.name, request, wanted, blocks, elements)
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
@@ -269,32 +266,26 @@ class _Reading:
     def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
         blocks = self._opener.open(file, wanted, self._meter)
-        item, chunk = wanted.item, wanted.chunk
-        if chunk is None or not isinstance(item, TensorItem) or item.dtype not in ITEMSIZES:
-            return blocks, None
-        if not chunk.framed:
-            return blocks, Elements(blocks, 0, ITEMSIZES[item.dtype], chunk.shape)
-        try:
-            return blocks, framed_elements(blocks, item.dtype, chunk.shape)
-        except UnsupportedError:
-            return blocks, None
+        if wanted.chunk is not None:
+            with suppress(UnsupportedError):
+                return blocks, wanted.elements(blocks)
+        return blocks, None
 
     def _read_item(
-        self, file: StoredFile, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
+        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
     ) -> None:
-        item, stored = wanted.item, wanted.place.size
+        item, size = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_object(request, read_all(blocks, self._meter), stored)
+            self._loader.load_object(request, read_all(blocks, self._meter), size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, wanted))
+            self._loader.load_tensor(request, elements, dtype, file, _stored_bytes(request, wanted))
         else:
-            stream = StreamReader(blocks, meter=self._meter)
-            self._loader.load_whole(request, stream, blocks.size, stored, dtype)
+            self._loader.load_whole(request, StreamReader(blocks, meter=self._meter), blocks.size, size, dtype)
 
     def _find(self, request: ReadItem) -> Wanted:
-        """What a request wants."""
+        """What a request wants: an object, or a chunk of a tensor."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
         if item is None:
@@ -314,22 +305,13 @@ class _Reading:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[StoredFile]:
-        try:
-            opening = self._storage.open(name)
-            file = opening.__enter__()
-        except FileNotFoundError as error:
-            raise no_file(self._storage.full(name)) from error
-        with _closing(opening):
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._storage.open(name))
+            except FileNotFoundError as error:
+                raise no_file(self._storage.full(name)) from error
             file.access = Timed(file.access, self._meter.io)
             yield file
-
-
-@contextmanager
-def _closing(opening: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        opening.__exit__(None, None, None)
 
 
 def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:

@@ -216,8 +216,8 @@ class ChainWriterMixin:
                 _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
-        need not know of them, and may be nothing that can be sent to another process.
+        """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
+        it need not know of them, and perhaps cannot be pickled.
         """
         return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
@@ -268,7 +268,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
-        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list is no chain at all.
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     block_size : int

@@ -82,13 +82,6 @@ def test_an_error(tmp_path: Path):
     assert f"there is no file or folder {str(path)!r}" in " ".join(" ".join(lines).split())
 
 
-@pytest.mark.parametrize(("option", "proposed"), [("--foo", False), ("--tpo", True), ("--to", True), ("-foo", False)])
-def test_options_that_are_proposed_are_alike(run: Run, plain: Path, option: str, proposed: bool):
-    done = run("inspect", plain, option)
-    assert done.code == 2
-    assert ("--top" in done.err) == proposed
-
-
 def test_what_was_written(tmp_path: Path):
     source = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(10)}, source)

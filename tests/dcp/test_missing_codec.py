@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cli.command import runner
-from streamxf.tools.convert.salvaged import salvage_to
+from streamxf.tools.salvage.copying import salvage_to
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify

@@ -283,7 +283,7 @@ def test_storage_that_may_not_replace_in_one_step_is_warned_of(tmp_path: Path) -
         protocol = "ftpmemory"
 
     fsspec.register_implementation("ftpmemory", Ftp, clobber=True)
-    with pytest.warns(UserWarning, match="whether ftpmemory replaces a file in one step"):
+    with pytest.warns(UserWarning, match="ftpmemory is not known to replace a file in one step"):
         streamxf.FsspecWriter("ftpmemory://x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,7 +54,7 @@ def _open(folder: str) -> int | None:
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError, NotADirectoryError):
-        return None  # who may write to a folder need not be allowed to list it; if there is none, others say so
+        return None  # a writable folder need not be readable; if there is none, others say so
 
 
 def _acquire(folder: str, patience: float) -> int | None:

@@ -31,11 +31,6 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
     tensor.
 
-    Parameters
-    ----------
-    items : mapping
-        What the metadata says of each item.
-
     Raises
     ------
     MetadataError

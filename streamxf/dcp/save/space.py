@@ -99,17 +99,6 @@ def check_room(
 ) -> None:
     """Refuse to begin what cannot fit.
 
-    Parameters
-    ----------
-    folder : path
-        Local, and there.
-    plan : SavePlan
-        This rank's.
-    extensions : Extensions
-        Renewed for this save.
-    save : bytes
-        This rank's writer id.
-
     Raises
     ------
     NoSpaceError
