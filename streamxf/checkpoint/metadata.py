@@ -220,16 +220,10 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
-<<<<<<< HEAD
-    from streamxf.checkpoint.missing import no_metadata
-
     try:
         names = storage.names()
     except NotADirectoryError:
         raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
-=======
-    names = storage.names()
->>>>>>> format
     if GLOBAL in names:
         return [GLOBAL]
     ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
