@@ -29,8 +29,8 @@ from described import (
 )
 from floatzip_forge import features
 from forge import take_apart
+from key_files import read_key_file
 from reference_codecs import Refused
-from reference_keys import read_key_file
 from samples import OneWay
 
 import streamxf

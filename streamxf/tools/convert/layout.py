@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draft:
+class NewFile:
     """A file that is to be written.
 
     Attributes
@@ -66,7 +66,7 @@ class Draft:
         return self.rest_size + sum(run.item.size for run in self.runs)
 
 
-def pieces(reader: BoxReader, file: Draft) -> Iterator[memoryview]:
+def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
     """A file's bytes; each piece is valid until the next."""
     arrays = reader.read_boxes(box for run in file.runs for box in run.boxes())
     rest = file.rest if isinstance(file.rest, TensorItem) else None

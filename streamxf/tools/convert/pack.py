@@ -35,9 +35,7 @@ from streamxf.tools.convert.sources import reads_of
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.tree import paths_in, refuse_unused
 from streamxf.tools.convert.whole import Whole, identity_of, open_whole
-from streamxf.wording import printable
-
-_SHOWN = 5
+from streamxf.wording import some
 
 
 def pack(
@@ -162,10 +160,8 @@ def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
         known = {place.file for item in items for place in item.places}
         beside = [path for path in beside if not any(f"{name}/".startswith(f"{path}/") for name in known)]
     if beside:
-        more = f" and {len(beside) - _SHOWN:,} more" if len(beside) > _SHOWN else ""
         raise UnsupportedError(
-            f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
-            f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
-            "or leave it out (exclude)",
+            f"the folder is a DCP checkpoint with other content, which would not be packed: {some(beside)}. Move it "
+            "away, or leave it out (exclude)",
             file=storage.given,
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import BoxReader
@@ -16,10 +16,11 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Format
+from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
-from streamxf.tools.convert.layout import Draft, Run
+from streamxf.tools.convert.layout import NewFile, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 SHARD_SIZE = 5 * 10**9
 """Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
@@ -33,7 +34,6 @@ _MODELS = ".gguf .ggml .llamafile .onnx .h5 .hdf5 .keras .pb .tflite .mlmodel .m
 _TENSORS = ".npz .npy .msgpack .pkl .pickle .joblib .nemo .mar .ptl .pte .pt2 .engine"
 _DATA = ".json .txt .yaml .csv .parquet .arrow .zip .tar .gz .tgz .zst .distcp"
 _FOREIGN = frozenset(f"{_MODELS} {_TENSORS} {_DATA}".split())
-_SHOWN = 5
 
 # The safetensors library sorts tensors by dtype, those with the strictest alignment first, and then by name.
 _WIDE = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16")
@@ -48,17 +48,19 @@ class Plan:
 
     Attributes
     ----------
-    files, folder
-    tensors, objects, restored, left_out, notes
+    files : sequence of NewFile
+    folder : bool
+    items : collection of Item
+        Those that are in the files.
+    restored, left_out, notes
         As in `Unpacked`.
     folders, links
         As in `Origin`.
     """
 
-    files: Sequence[Draft]
+    files: Sequence[NewFile]
     folder: bool
-    tensors: int
-    objects: int
+    items: Collection[Item]
     restored: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -91,10 +93,9 @@ def fresh(
     *,
     skip_objects: bool,
     origin: Origin | None = None,
-    extra: Mapping[str, str] | None = None,
 ) -> Plan:
     """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
-    `origin` is a folder with a model, only the model is written. `extra` goes into the headers of safetensors files.
+    `origin` is a folder with a model, only the model is written.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
@@ -108,18 +109,20 @@ def fresh(
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        return Plan([_torch_file(name, reader, items, prefix)], False, len(tensors), len(objects), left_out=left_out)
+        return Plan([_torch_file(name, reader, items, prefix)], False, items.values(), left_out=left_out)
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
-            f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, choose items by "
-            "only= or prefix=, or leave objects out (skip_objects)"
+            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or "
+            "leave objects out (skip_objects)"
         )
     _check_fit(tensors)
-    metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
+    metadata = {"format": "pt"}  # without which transformers refuses a file
+    if isinstance(reader, FileReader) and reader.contents.format is Format.SAFETENSORS:
+        metadata |= reader.contents.extra
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
-    return Plan(files, folder, len(tensors), 0, left_out=(*objects, *left_out))
+    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out))
 
 
 def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
@@ -137,7 +140,7 @@ def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item
     return model, left_out
 
 
-def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> Draft:
+def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> NewFile:
     """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
@@ -158,7 +161,7 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         else:
             rest.append(part)
             at += len(part)
-    return Draft(name, runs, b"".join(rest))
+    return NewFile(name, runs, b"".join(rest))
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:
@@ -184,7 +187,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
         raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
 
 
-def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> Draft:
+def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
     """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
     header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
@@ -202,10 +205,10 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
         )
     starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
     runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
-    return Draft(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
-def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[Draft]:
+def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
     """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
     has a shard of its own.
     """
@@ -224,7 +227,7 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
     index = {"metadata": {"total_size": sum(item.size for item in tensors.values())}, "weight_map": placed}
     text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written = [_safetensors_file(file, shard, metadata) for file, shard in zip(files, shards, strict=True)]
-    return [*written, Draft(f"model.safetensors{INDEX}", (), text.encode())]
+    return [*written, NewFile(f"model.safetensors{INDEX}", (), text.encode())]
 
 
 # -- files that were packed ------------------------------------------------------------------------------------
@@ -238,7 +241,7 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     if added := [item for item in items if item not in known]:
         raise MetadataError(
             f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
-            "were packed, which cannot be restored; choose what to write into new ones (only=)",
+            "were packed, which cannot be restored; choose what to write into new ones (only)",
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
@@ -246,14 +249,11 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
         files = [replace(files[0], name=name, mode=None)]
-    shown = [item for item in items.values() if not is_kept(item.name)]
-    tensors = sum(isinstance(item, TensorItem) for item in shown)
     notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
     return Plan(
         files,
         origin.is_folder,
-        tensors,
-        len(shown) - tensors,
+        [item for item in items.values() if not is_kept(item.name)],
         restored=True,
         notes=notes,
         folders=origin.folders if origin.is_folder else {},
@@ -261,7 +261,7 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     )
 
 
-def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
+def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:
     rest = items.get(rest_of(path))
     if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
         raise MetadataError("the item is not one-dimensional uint8, as pack stores it", item=rest.name)
@@ -271,13 +271,13 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
                 f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
-                "it was packed; choose what to write into a new file (only=)",
+                "it was packed; choose what to write into a new file (only)",
                 item=shorten(tensor.name),
             )
         runs.append(Run(tensor.start, item, tensor.order))
         gaps.append(tensor.start - at)
         at = tensor.start + item.size
-    made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
             f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
@@ -290,9 +290,4 @@ def _is_text(name: str) -> bool:
 
 
 def _typed(tensors: Mapping[str, TensorItem]) -> str:
-    return _shown((f"{shorten(name)} ({item.dtype})" for name, item in tensors.items()), len(tensors))
-
-
-def _shown(names: Iterable[str], count: int) -> str:
-    shown = ", ".join(islice(names, _SHOWN))
-    return f"{shown} and {count - _SHOWN:,} more" if count > _SHOWN else shown
+    return some(f"{shorten(name)} ({item.dtype})" for name, item in tensors.items())

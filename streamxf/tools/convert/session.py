@@ -41,12 +41,12 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
     Whatever it raises, nothing was published then, and finished files stay for the next call.
     """
     if file_size < 1:
-        raise ParameterError(f"file_size={file_size}: it must be a number of bytes, at least 1")
+        raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     made = to.make()
     try:
         with ThreadPoolExecutor(1) as syncing:  # a file is brought to the disk while the next one is written
-            return _Session(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
+            return _Converter(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -54,7 +54,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
         raise
 
 
-class _Leaving(NamedTuple):
+class _Unsynced(NamedTuple):
     """A data file that has all its bytes, and is being synced."""
 
     file: Finished
@@ -62,7 +62,7 @@ class _Leaving(NamedTuple):
     synced: Future[None] | None
 
 
-class _Session:
+class _Converter:
     def __init__(
         self, to: Destination, conversion: Conversion, files: Sequence[Sequence[Part]], syncing: ThreadPoolExecutor
     ) -> None:
@@ -97,7 +97,7 @@ class _Session:
         return Converted(str(chain), *who, (save_id,), *counts, perf_counter() - begin)
 
     def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
-        leaving: deque[_Leaving] = deque()
+        leaving: deque[_Unsynced] = deque()
         try:
             for name, parts in files.items():
                 leaving.append(self._write(name, parts))
@@ -118,7 +118,7 @@ class _Session:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[Part]) -> _Leaving:
+    def _write(self, name: str, parts: Sequence[Part]) -> _Unsynced:
         storage, wanted = self._to.storage, {id(write): each for each, write in parts}
 
         def resolve(write: WriteItem) -> Data:
@@ -135,7 +135,7 @@ class _Session:
         assert record is not None
         extensions = self._save.extensions
         places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
-        return _Leaving(Finished(record, places), parts, synced)
+        return _Unsynced(Finished(record, places), parts, synced)
 
     def _sync(self, raw: IO[bytes]) -> Future[None]:
         # the same open file: on another one the kernel might not report what it could not write
@@ -149,7 +149,7 @@ class _Session:
 
         return self._syncing.submit(sync)
 
-    def _finish(self, leaving: _Leaving) -> None:
+    def _finish(self, leaving: _Unsynced) -> None:
         """Wait until a file is stored, and note that it is."""
         storage, name = self._to.storage, leaving.file.record.path
         items = {wanted.item.name: wanted.item for wanted, _ in leaving.parts}

@@ -28,11 +28,11 @@ class Reads:
 
     def load(self, start: int, stop: int) -> Load:
         with located(file=self.file, item=self.item):
-            return _Reading(self, self.begin(start, stop), stop - start)
+            return _Range(self, self.begin(start, stop), stop - start)
 
 
 @dataclass(eq=False)
-class _Reading:
+class _Range:
     source: Reads
     fill: Fill
     size: int

@@ -12,9 +12,8 @@ from typing import Any
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.limits import MAX_PATH
-from streamxf.wording import printable
+from streamxf.wording import some
 
-_SHOWN = 5
 _OWNER = stat.S_IRWXU
 
 
@@ -52,10 +51,9 @@ class Tree:
             else:
                 tree._refuse(path, "not a file of known size")
         if refused := tree._refused:
-            more = f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else ""
             raise UnsupportedError(
-                f"the folder has content that could not be restored: {'; '.join(refused[:_SHOWN])}{more}. Leave it out "
-                "(exclude); a link to a file can be packed as that file (follow_links)",
+                f"the folder has content that could not be restored: {some(refused, '; ')}. Leave it out (exclude); "
+                "a link to a file can be packed as that file (follow_links)",
                 file=storage.given,
             )
         return tree
@@ -68,7 +66,7 @@ class Tree:
                 self.links[path] = leads_to
                 return
             if not follow_links or not entry.is_file():
-                self._refuse(path, f"a link that leads out of the folder, to {printable(leads_to, 80)}")
+                self._refuse(path, f"a link that leads out of the folder, to {leads_to:.80}")
                 return
             facts = entry.stat()
         if not is_inside(path):
@@ -90,7 +88,7 @@ class Tree:
             self._refuse(path, "a file that runs with its owner's rights (setuid or setgid)")
 
     def _refuse(self, path: str, reason: str) -> None:
-        self._refused.append(f"{printable(path, 200)} ({reason})")
+        self._refused.append(f"{path} ({reason})")
 
 
 def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iterator[tuple[str, Any]]:
@@ -110,7 +108,7 @@ def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iter
 def refuse_unused(unused: set[str]) -> None:
     """Raise ParameterError for patterns that exclude nothing, which are mistakes."""
     for pattern in sorted(unused):
-        raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
+        raise ParameterError(f"exclude {pattern!r:.200}: nothing in the folder has such a path")
 
 
 def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:

@@ -11,9 +11,9 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
+from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import open_source
-from streamxf.formats.reader import FileReader
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.tools.convert.origin import origin_of
@@ -113,7 +113,7 @@ def unpack(
         If the source is damaged or was altered.
     """
     if shard_size < 1:
-        raise ParameterError(f"shard_size={shard_size}: it must be a number of bytes, at least 1")
+        raise ParameterError(f"shard_size {shard_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     place = Storage.of(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
@@ -140,20 +140,9 @@ def unpack(
         if origin is not None and origin.format is wanted:
             plan = restored(reader.items, origin, place.name)
         else:
-            contents = reader.contents if isinstance(reader, FileReader) else None
-            extra = contents.extra if contents is not None and contents.format is Format.SAFETENSORS else {}
-            options: dict[str, Any] = {"skip_objects": skip_objects, "origin": origin, "extra": extra}
-            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, **options)
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
         write(place, plan, reader, overwrite=overwrite, progress=progress)
-    return Unpacked(
-        os.fspath(target),
-        str(wanted),
-        len(plan.files),
-        sum(file.size for file in plan.files),
-        plan.tensors,
-        plan.objects,
-        plan.restored,
-        plan.left_out,
-        perf_counter() - begin,
-        plan.notes,
-    )
+    tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
+    counts = len(plan.files), size, tensors, len(plan.items) - tensors
+    seconds = perf_counter() - begin
+    return Unpacked(os.fspath(target), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)

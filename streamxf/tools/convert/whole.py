@@ -42,11 +42,10 @@ from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice, PositionalFile
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
-from streamxf.wording import many, printable
+from streamxf.wording import many, printable, some
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
-_SHOWN = 3
 
 Gaps = Sequence[tuple[int, int]]
 """Where bytes that belong to no tensor begin and end in a file."""
@@ -63,7 +62,7 @@ class Whole(FileReader):
         Patterns that exclude nothing.
     """
 
-    def __init__(self, storage: Storage, contents: Contents, files: _Files, origin: Origin, unused: set[str]) -> None:
+    def __init__(self, storage: Storage, contents: Contents, files: _Packing, origin: Origin, unused: set[str]) -> None:
         super().__init__(storage, contents, files.shards, files.places, Access())
         self.origin = origin
         self.unused = unused
@@ -126,7 +125,7 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
             raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
         tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
         places = {storage.name: storage}
-    files = _Files(storage, places, main)
+    files = _Packing(storage, places, main)
     for path in tree.files:
         if path.endswith(_METADATA):
             files.add_checkpoint(path.removesuffix(_METADATA))
@@ -167,7 +166,7 @@ def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
     return None
 
 
-class _Files:
+class _Packing:
     """Collects what is in files, one by one; those of the model, `main`, are read already."""
 
     def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
@@ -212,10 +211,8 @@ class _Files:
 
     def notes(self) -> list[str]:
         """Files that were expected to have tensors, and are packed as bytes."""
-        if not self._unread:
-            return []
-        shown = ", ".join(map(printable, self._unread[:_SHOWN])) + (", ..." if len(self._unread) > _SHOWN else "")
-        return [f"no tensors could be read from {many(len(self._unread), 'file')}, packed as bytes: {shown}"]
+        files = many(len(self._unread), "file")
+        return [f"no tensors could be read from {files}, packed as bytes: {some(self._unread)}"] if self._unread else []
 
     def _read(self, path: str) -> Shard:
         """The tensors of a file that can be read, by names with its path before them."""
