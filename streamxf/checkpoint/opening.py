@@ -308,9 +308,9 @@ class ItemOpener:
 
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
-        if not len(keys):
-            raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
         if dek is not None:
+            if not len(keys):
+                raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
             return partial(self._metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
