@@ -150,7 +150,9 @@ class FileSlice:
         self.length = length
         self._whole: bytes | None = None
         if 0 <= self.length <= READ_WHOLE:
-            self._whole = self.read_at(0, self.length)
+            whole = bytearray(self.length)
+            self.read_into(0, memoryview(whole))
+            self._whole = bytes(whole)
 
     @property
     def parallel(self) -> bool:
