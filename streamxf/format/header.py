@@ -52,8 +52,7 @@ class Kind(IntEnum):
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "framed tensor"}
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Which item a stream is.
 
     Attributes

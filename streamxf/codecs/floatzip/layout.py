@@ -28,7 +28,6 @@ class Coding(IntEnum):
     LEVELLED = 3
 
 
-
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
