@@ -28,7 +28,7 @@ else:
 
 
 class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
-    """Saves a checkpoint through a chain to wherever fsspec writes.
+    """Saves a checkpoint through a chain to any storage that fsspec supports.
 
     Parameters
     ----------
@@ -72,14 +72,14 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""
+        """Switch to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""
         super().reset()
         if checkpoint_id:
             self.path = self.fs.init_path(checkpoint_id, **self._storage_options)
 
 
 class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
-    """Loads a checkpoint from wherever fsspec reads.
+    """Loads a checkpoint from any storage that fsspec supports.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, with the same storage options."""
+        """Switch to another checkpoint, with the same storage options."""
         super().reset()
         if checkpoint_id:
             self.path = self.fs.init_path(checkpoint_id, **self._storage_options)

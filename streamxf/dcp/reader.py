@@ -6,8 +6,8 @@ import copy
 import errno
 import math
 import os
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.futures import Future
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
@@ -36,12 +35,11 @@ from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
-from streamxf.progress import Progress, Share, Shares
+from streamxf.progress import Progress, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
@@ -51,6 +49,10 @@ from streamxf.stream.source import READ_WHOLE, Timed
 _AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
+
+
+_Entry = tuple[ReadItem | None, Wanted]
+"""What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
 class ChainReaderMixin:
@@ -142,7 +144,7 @@ class ChainReaderMixin:
             metadata.raise_error()
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # somebody read it in another way
+        if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
@@ -184,7 +186,7 @@ class ChainReaderMixin:
             check_filled(plan, planner, self._used.items)
         begin = perf_counter()
         with shown(self._progress, "Loading") as progress:
-            meter = _Reading(self, planner, progress).run(plan.items)
+            meter = _Load(self, planner, progress).run(plan.items)
         self.report = LoadReport.of(meter, perf_counter() - begin)
         done: Future[None] = Future()
         done.set_result(None)
@@ -201,7 +203,7 @@ class ChainReaderMixin:
         return Storage(path, path, getattr(self.fs, "fs", None))
 
 
-class _Reading:
+class _Load:
     """One `read_data`: the items of a plan, file by file."""
 
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
@@ -209,16 +211,16 @@ class _Reading:
         self._metadata = reader._used
         self._opener = ItemOpener(self._metadata, reader._access, reader._objects.limit)
         self._meter = Meter()
+        self._planner = planner
         self._loader = Loader(planner, self._meter, reader._objects)
         self._progress = progress
-        self._share: Share | None = None
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
         """Read all of them."""
         found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        by_file: dict[str, list[tuple[ReadItem, Wanted]]] = {}
-        for request, wanted in found:
+        by_file: dict[str, list[_Entry]] = {}
+        for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
             entries.sort(key=lambda entry: entry[1].place.at)
@@ -228,13 +230,30 @@ class _Reading:
             shares.finish()
         return self._meter
 
-    def _read_file(self, file: StoredFile, entries: list[tuple[ReadItem, Wanted]], shares: Shares | None) -> None:
+    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, Wanted]]:
+        """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
+        damaged.
+        """
+        items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
+        read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
+        for request in requests:
+            name = request.storage_index.fqn
+            read[name] = read.get(name, 0) + math.prod(request.lengths)
+        for name, count in read.items():
+            item = items.get(name)
+            if isinstance(item, TensorItem) and count >= math.prod(item.shape):
+                yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+
+    def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
         last: Wanted | None = None
         access = file.access
         try:
             ahead = 0
             for number, (request, wanted) in enumerate(entries):
                 with noted(file.name, wanted.item.name):
+                    if request is None:
+                        self._open(file, wanted)
+                        continue
                     if last is None or last != wanted:  # parts of one tensor follow each other
                         if shares is None and wanted.place.at >= ahead:
                             ahead = _read_ahead(file, entries, number)
@@ -242,7 +261,7 @@ class _Reading:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
                         blocks, elements = self._open(file, wanted)
                         last = wanted
-                    self._read_item(file, request, wanted, blocks, elements)
+                    self._read_item(file.name, request, wanted, blocks, elements)
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
@@ -251,32 +270,26 @@ class _Reading:
     def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
         blocks = self._opener.open(file, wanted, self._meter)
-        item, chunk = wanted.item, wanted.chunk
-        if chunk is None or not isinstance(item, TensorItem) or item.dtype not in ITEMSIZES:
-            return blocks, None
-        if not chunk.framed:
-            return blocks, Elements(blocks, 0, ITEMSIZES[item.dtype], chunk.shape)
-        try:
-            return blocks, framed_elements(blocks, item.dtype, chunk.shape)
-        except UnsupportedError:
-            return blocks, None
+        if wanted.chunk is not None:
+            with suppress(UnsupportedError):
+                return blocks, wanted.elements(blocks)
+        return blocks, None
 
     def _read_item(
-        self, file: StoredFile, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
+        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
     ) -> None:
-        item, stored = wanted.item, wanted.place.size
+        item, size = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_object(request, read_all(blocks, self._meter), stored)
+            self._loader.load_object(request, read_all(blocks, self._meter), size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, wanted))
+            self._loader.load_tensor(request, elements, dtype, file, _stored_bytes(request, wanted))
         else:
-            stream = StreamReader(blocks, meter=self._meter)
-            self._loader.load_whole(request, stream, blocks.size, stored, dtype)
+            self._loader.load_whole(request, StreamReader(blocks, meter=self._meter), blocks.size, size, dtype)
 
     def _find(self, request: ReadItem) -> Wanted:
-        """What a request wants."""
+        """What a request wants: an object, or a chunk of a tensor."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
         if item is None:
@@ -296,22 +309,13 @@ class _Reading:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[StoredFile]:
-        try:
-            opening = self._storage.open(name)
-            file = opening.__enter__()
-        except FileNotFoundError as error:
-            raise no_file(self._storage.full(name)) from error
-        with _closing(opening):
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._storage.open(name))
+            except FileNotFoundError as error:
+                raise no_file(self._storage.full(name)) from error
             file.access = Timed(file.access, self._meter.io)
             yield file
-
-
-@contextmanager
-def _closing(opening: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        opening.__exit__(None, None, None)
 
 
 def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
@@ -378,7 +382,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
-        Classes and functions that such items, and tensors of subclasses, may use besides.
+        Classes and functions that such items, and tensors of subclasses, may use as well.
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
@@ -419,6 +423,6 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
+        """Switch to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecReader")
         super().reset(checkpoint_id)

@@ -29,12 +29,8 @@ def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview)
 
 
 def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
-    """Read the eight bytes before block `index`, whose payload may have up to `limit` bytes.
-
-    Raises
-    ------
-    BlockError
-        If its length is over the limit.
+    """Read the eight bytes before block `index`, whose payload may have up to `limit` bytes. Raises BlockError if its
+    length is over the limit.
     """
     word, crc = _WORDS.unpack(data)
     stored_size = word & ~LAST
@@ -46,13 +42,7 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
 
 
 def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
-    """Compare a block's CRC with its payload and place.
-
-    Raises
-    ------
-    BlockError
-        If it does not match.
-    """
+    """Compare a block's CRC with its payload and place. Raises BlockError if it does not match."""
     word = (LAST if head.last else 0) | head.stored_size
     if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
         raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)

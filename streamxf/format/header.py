@@ -59,7 +59,6 @@ class Identity(NamedTuple):
     ----------
     writer_id : bytes
         16 random bytes of the process and save that wrote it.
-    kind : Kind
     name : str
         The item's name in the state dict.
     dtype : str
@@ -68,7 +67,6 @@ class Identity(NamedTuple):
         Where the shard begins in its tensor, in elements.
     shape : tuple of int
         The shard's.
-    tensor_shape : tuple of int
     """
 
     writer_id: bytes
@@ -233,12 +231,8 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
-        """Read a header that is exactly `data`; `header_size` tells how much that is.
-
-        Raises
-        ------
-        ContainerError
-            If anything about it is not as the format says.
+        """Read a header that is exactly `data`; `header_size` tells how much that is. Raises ContainerError if anything
+        about it is not as the format says.
         """
         size = header_size(data)
         if len(data) != size:
@@ -282,12 +276,8 @@ class _Chain(NamedTuple):
 
 
 def header_size(start: bytes) -> int:
-    """The whole header's size in bytes, from its first 48.
-
-    Raises
-    ------
-    ContainerError
-        If they do not begin a container that this version reads.
+    """The whole header's size in bytes, from its first 48. Raises ContainerError if they do not begin a container that
+    this version reads.
     """
     if len(start) < HEADER_FIXED_BYTES:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")

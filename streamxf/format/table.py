@@ -38,13 +38,7 @@ class Footer(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, block_size: int) -> Footer:
-        """Read the footer and check it against itself.
-
-        Raises
-        ------
-        ContainerError
-            If the end of the container is not one.
-        """
+        """Read the footer and check it against itself. Raises ContainerError if the end of the container is not one."""
         if len(data) != FOOTER_BYTES:
             raise ContainerError("the container is truncated: there is no room for its footer")
         raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
@@ -82,11 +76,8 @@ class Table:
 
     Parameters
     ----------
-    header_digest : bytes
     header_size : int
         Where the first block begins.
-    block_size : int
-    hashed : bool
 
     Attributes
     ----------
@@ -109,13 +100,7 @@ class Table:
         self._sizes = b""
 
     def feed(self, data: bytes) -> None:
-        """Take the next entries, whole ones.
-
-        Raises
-        ------
-        ContainerError
-            If one of them is impossible.
-        """
+        """Take the next entries, whole ones. Raises ContainerError if one of them is impossible."""
         if self._hashed:
             step = self.entry_size
             ends = _ends_of(b"".join(data[at : at + _END_BYTES] for at in range(0, len(data), step)))
@@ -132,12 +117,8 @@ class Table:
         self.ends.extend(ends)
 
     def finish(self, footer: Footer, container_size: int) -> None:
-        """Compare the table with the footer behind it.
-
-        Raises
-        ------
-        ContainerError
-            If they are damaged, or contradict the container.
+        """Compare the table with the footer behind it. Raises ContainerError if they are damaged, or contradict the
+        container.
         """
         if len(self.ends) != footer.blocks or footer.container_size != container_size:
             raise ContainerError(

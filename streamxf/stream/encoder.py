@@ -1,7 +1,7 @@
 """`ContainerEncoder`: one container on its way out, from sources of bytes to blocks that are ready to be written.
 
-It starts no thread and writes no file. `jobs` gives one call for each block, which any thread may make; what a call
-returns goes to `framed`, in order, which gives the bytes to write. Whoever owns the file does the writing.
+It starts no thread and writes no file. `jobs` yields one call for each block, which any thread may make; its result
+goes to `framed`, in order, which returns the bytes to write. Whoever owns the file does the writing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,7 @@ _scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
-    """The bytes of a stream, wherever they lie.
-
-    Attributes
-    ----------
-    size : int
-    """
+    """The bytes of a stream, wherever they lie."""
 
     size: int
 
@@ -134,7 +129,6 @@ class ContainerEncoder:
 
     Attributes
     ----------
-    block_size : int
     raw_size, stored_size : int
         Bytes of the blocks that were handed out so far, and bytes that were framed so far.
     table_digest : bytes

@@ -33,11 +33,8 @@ class PositionalFile(Protocol):
 
 
 class _LocalFile:
-    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at once.
-
-    Parameters
-    ----------
-    file : io.FileIO or io.BufferedReader
+    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at
+    once.
     """
 
     parallel = True
@@ -109,7 +106,6 @@ class Timed:
 
     Parameters
     ----------
-    access : PositionalFile
     add : callable
         Is told the seconds of each read, in the thread that reads.
     """
@@ -134,7 +130,6 @@ class FileSlice:
     ----------
     file : seekable binary file, or PositionalFile
         Slices that several threads read at the same time share one `access_to` the file.
-    offset : int
     length : int, optional
         Up to the end of the file when left out.
     whole : bytes, optional
@@ -166,12 +161,8 @@ class FileSlice:
         return FileSlice(self._access, self._offset + start, stop - start)
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Exactly `size` bytes from `position` of the slice.
-
-        Raises
-        ------
-        ContainerError
-            If the slice or the file ends before.
+        """Exactly `size` bytes from `position` of the slice. Raises ContainerError if the slice or the file ends
+        before.
         """
         self._check(position, size)
         if self._whole is not None:

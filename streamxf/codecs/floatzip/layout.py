@@ -33,7 +33,6 @@ class Plane(NamedTuple):
 
     Attributes
     ----------
-    coding : Coding
     lane : int
         How many bytes of each element: 1, 2 or 4.
     """
@@ -85,7 +84,6 @@ class Table(NamedTuple):
 
     Attributes
     ----------
-    layout : Layout
     raw_size : int
         Bytes of the block before it was encoded.
     planes : list of (Plane, int)
@@ -116,13 +114,8 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
 
 
 def parse_table(block: memoryview, limit: int) -> Table:
-    """Read the table of a block that is not stored as it is.
-
-    Raises
-    ------
-    CodecError
-        If it is not what `pack_table` writes, or the block would decode to more than `limit` bytes, or the sizes do not
-        add up to the block's own.
+    """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
+    or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
     if len(block) < _HEAD.size:
         raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")

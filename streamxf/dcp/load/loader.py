@@ -63,21 +63,7 @@ class _Filling:
 
 
 class Loader:
-    """Loads items for one planner.
-
-    Parameters
-    ----------
-    planner : LoadPlanner
-        Called only in the thread that calls this.
-    meter : Meter
-        Counts what is done.
-    objects : Objects
-        How objects are loaded.
-
-    Attributes
-    ----------
-    meter : Meter
-    """
+    """Loads items for one planner."""
 
     def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
         self.meter = meter
@@ -119,17 +105,10 @@ class Loader:
     ) -> None:
         """Load the part of a tensor that a request wants.
 
-        Parameters
-        ----------
-        elements : Elements
-            Of the stored shard.
-        file : str
-            For errors.
-
         Raises
         ------
         StreamxfError
-            If something is not as it was stored. For blocks that workers have at hand, a later call raises that.
+            If something is not as it was stored. For blocks that workers are decoding, a later call raises that.
         """
         target = self._target(request)
         _check_size(target.tensor, request.lengths)

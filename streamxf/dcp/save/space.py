@@ -99,17 +99,6 @@ def check_room(
 ) -> None:
     """Refuse to begin what cannot fit.
 
-    Parameters
-    ----------
-    folder : path
-        Local, and there.
-    plan : SavePlan
-        This rank's.
-    extensions : Extensions
-        Renewed for this save.
-    save : bytes
-        This rank's writer id.
-
     Raises
     ------
     NoSpaceError
@@ -146,7 +135,7 @@ def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) 
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
         f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
-        "space. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
+        "space. Nothing was written. Make room (`streamxf clean` removes what failed saves left), or save elsewhere",
         file=os.fspath(folder),
     )
 
