@@ -44,12 +44,8 @@ class Job(Generic[T]):
     The lock is a bare one and is taken from its birth until the call is over. ``concurrent.futures.Future`` waits on a
     condition, whose Python code an interrupt can leave with its lock taken, on which the worker would then hang.
 
-    Attributes
-    ----------
-    size : int
-        Bytes that the job or its result hold.
-    finished : bool
-        Whether it will not run any more, nor is running.
+    - `size`: bytes that the job or its result hold.
+    - `finished`: whether it will not run any more, nor is running.
     """
 
     __slots__ = ("__weakref__", "_begun", "_call", "_cancelled", "_error", "_over", "_result", "finished", "size")
@@ -271,10 +267,7 @@ if hasattr(os, "register_at_fork"):
 class Pipeline(Generic[T]):
     """One stream's jobs: run in parallel, their results handed out in the order of submission.
 
-    Attributes
-    ----------
-    peak_jobs : int
-        The most jobs that this stream had in flight: submitted and not handed out.
+    - `peak_jobs`: the most jobs that this stream had in flight: submitted and not handed out.
     """
 
     def __init__(self) -> None:

@@ -55,18 +55,11 @@ _KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "frame
 class Identity:
     """Which item a stream is.
 
-    Attributes
-    ----------
-    writer_id : bytes
-        16 random bytes of the process and save that wrote it.
-    name : str
-        The item's name in the state dict.
-    dtype : str
-        As torch names it; empty for an object, as are the next three.
-    offset : tuple of int
-        Where the shard begins in its tensor, in elements.
-    shape : tuple of int
-        The shard's.
+    - `writer_id`: 16 random bytes of the process and save that wrote it.
+    - `name`: the item's name in the state dict.
+    - `dtype`: as torch names it; empty for an object, as are the next three.
+    - `offset`: where the shard begins in its tensor, in elements.
+    - `shape`: the shard's.
     """
 
     writer_id: bytes
@@ -135,24 +128,15 @@ class Identity:
 class Header:
     """A container's header.
 
-    Attributes
-    ----------
-    block_log2 : int
-        Blocks hold ``2**block_log2`` bytes.
-    chain : tuple of str
-        Descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before them.
-    salt : bytes
-        32 random bytes.
-    identity : Identity or None
-        Set in a bound stream.
-    published : bool
-        Whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
-    hashed : bool
-        Whether the table has a SHA-256 for each block.
-    seal : bytes or None
-        32 bytes, in a keyed stream.
-    keyed : bool
-        Whether the chain encrypts.
+    - `block_log2`: blocks hold ``2**block_log2`` bytes.
+    - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
+      them.
+    - `salt`: 32 random bytes.
+    - `identity`: set in a bound stream.
+    - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
+    - `hashed`: whether the table has a SHA-256 for each block.
+    - `seal`: 32 bytes, in a keyed stream.
+    - `keyed`: whether the chain encrypts.
     """
 
     block_log2: int
