@@ -40,11 +40,8 @@ class StreamCoder:
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
 
-        Raises
-        ------
-        AuthenticationError
-            If the seal does not match the key, or one of the two is missing. No other codec has seen the stream
-            then.
+        Raises AuthenticationError if the seal does not match the key, or one of the two is missing. No other codec has
+        seen the stream then.
         """
         state = chain.encryption.start(stream) if chain.encryption is not None else None
         expected = state.seal if state is not None else None

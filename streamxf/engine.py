@@ -278,17 +278,9 @@ class Pipeline(Generic[T]):
     def submit(self, call: Callable[[], T], size: int) -> list[T]:
         """Make `call`, which holds about `size` bytes, in a worker.
 
-        Returns
-        -------
-        list
-            Results of earlier jobs: those that are there, and those that had to be waited for until there was room.
-
-        Raises
-        ------
-        Exception
-            Whatever an earlier job raised. All other jobs are then cancelled and none is running any more.
-        AbortedError
-            After a fork.
+        Returns the results of earlier jobs: those that are there, and those that had to be waited for until there was
+        room. Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
+        AbortedError after a fork.
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")

@@ -169,12 +169,8 @@ class BlockReader:
 
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
-        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`.
-
-        Returns
-        -------
-        memoryview or None
-            The whole stream, if that block is all of it.
+        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`. Returns
+        the whole stream, if that block is all of it.
         """
         if self.size and (self._size_known or not self.header.keyed):
             return None

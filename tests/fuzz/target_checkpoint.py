@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from forge import MetadataParts, prefix_of, split_metadata, take_container_apart
+from reference_codecs import Refused
 from reference_decoder import Tensor, load
 from samples import KEY
 from torch.distributed.checkpoint.api import CheckpointException
@@ -97,9 +98,13 @@ def streams_of(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
 
 
 def _by_reference(folder: Path, reader: Any) -> dict[str, Any]:
+    try:
+        found = load(folder, reader)
+    except OSError as error:
+        raise Refused("M3: there is no such file") from error
     return {
         name: (item.dtype, item.shape, [stream for _, stream in item.chunks]) if isinstance(item, Tensor) else item
-        for name, item in load(folder, reader).items()
+        for name, item in found.items()
     }
 
 
