@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 
 import crc32c
 
-from streamxf.descriptor import ENCRYPT, shorten
-from streamxf.errors import ContainerError
+from streamxf.descriptor import ENCRYPT, Descriptor, shorten
+from streamxf.errors import ContainerError, DescriptorError
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.limits import (
     CONTAINER_MAGIC,
@@ -260,6 +260,12 @@ def _transforms(chain: tuple[str, ...]) -> int:
     count = sum(marked)
     if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
         raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
+    try:
+        fragments = [Descriptor.parse(text.removeprefix("!")).fragment for text in chain]
+    except DescriptorError as error:
+        raise ContainerError(f"the header's chain: {error.message}") from None
+    if any(fragments):
+        raise ContainerError("the header's chain has a descriptor with a fragment")
     return count
 
 
@@ -295,12 +301,7 @@ def header_size(start: bytes) -> int:
 
 
 def _parse_chain(data: bytes) -> tuple[str, ...]:
-    if not data:
-        return ()
     try:
-        chain = tuple(data.decode("ascii").split("\n"))
+        return tuple(data.decode("ascii").split("\n")) if data else ()
     except UnicodeDecodeError:
         raise ContainerError("the header's chain is not ASCII") from None
-    if not all(text and text.isprintable() and "#" not in text for text in chain):
-        raise ContainerError("the header's chain is not a list of descriptors without fragments")
-    return chain

@@ -35,7 +35,6 @@ from streamxf.format.items import ObjectItem
 from streamxf.stream.reader import read_all
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-warnings.filterwarnings("ignore", "ComplexHalf support is experimental", UserWarning)
 
 _NAME = re.compile(r"[0-9A-Za-z_]{1,80}\.distcp")
 _MAX_LOADED = 1 << 20
@@ -131,7 +130,8 @@ def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | Non
 
 def _blank(item: Any) -> Any:
     dtype = getattr(torch, getattr(item, "dtype", ""), None)
-    return torch.zeros(item.shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
+    with warnings.catch_warnings(action="ignore"):  # torch calls complex32 experimental
+        return torch.zeros(item.shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
 
 def loaded_into(target: dict[str, Any], folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
