@@ -37,7 +37,8 @@ class Contents:
         As it was given.
     format : Format
     items : dict of str to Item
-        By name, in the order of the checkpoint's own metadata.
+        By name, in the order of the checkpoint's own metadata. Where ranks have metadata of their own, the names of
+        copies end with the rank.
     files : dict of str to int
         Sizes in bytes of the files that belong to it, by their paths relative to the checkpoint; metadata among them.
     packages : dict of str to str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.publish.names import made_by_writers
@@ -32,7 +33,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
     return Contents(
         checkpoint.storage.given,
         Format.STREAMXF if own else Format.DCP,
-        checkpoint.items,
+        {label: item if item.name == label else replace(item, name=label) for label, item in checkpoint.items.items()},
         sizes,
         packages,
         checkpoint.save_ids,

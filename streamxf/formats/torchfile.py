@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +13,6 @@ from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
-from streamxf.stream.blocks import BareBlocks
-from streamxf.stream.reader import StreamReader
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 
@@ -46,9 +43,8 @@ def read(file: StoredFile, name: str) -> Shard:
         raise UnsupportedError(
             "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it again"
         )
-    stream = io.BufferedReader(StreamReader(BareBlocks(file.slice(0, file.size))), 4096)
     try:
-        archive = Archive(stream, file.size, MAX_RECORDS)
+        archive = Archive(file.raw, file.size, MAX_RECORDS)
         if _OF_TORCHSCRIPT in archive.sizes:
             raise _torchscript()
         if not archive.little:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -198,7 +198,14 @@ def stream_info_of(stream: StreamInfo, identity: Identity | None) -> StreamInfo:
     """What codecs are told of a stream that is encoded."""
     if identity is None:
         return stream
-    return replace(stream, item=identity.name, dtype=identity.dtype or None, row=_row_length(identity))
+    return StreamInfo(
+        stream.block_size,
+        stream.salt,
+        stream.header_digest,
+        identity.name,
+        identity.dtype or None,
+        _row_length(identity),
+    )
 
 
 def _row_length(identity: Identity) -> int | None:

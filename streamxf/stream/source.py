@@ -119,9 +119,10 @@ class FileSlice:
 
     - `file`: slices that several threads read at the same time share one `access_to` the file.
     - `length`: up to the end of the file when left out.
+    - `whole`: the slice, if it was read already.
     """
 
-    def __init__(self, file: Any, offset: int = 0, length: int | None = None) -> None:
+    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
@@ -130,9 +131,11 @@ class FileSlice:
         self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
         self._offset = offset
         self.length = length
-        self._whole: bytes | None = None
-        if 0 <= self.length <= READ_WHOLE:
-            self._whole = self.read_at(0, self.length)
+        self._whole = whole
+        if whole is None and 0 <= self.length <= READ_WHOLE:
+            whole = bytearray(self.length)
+            self.read_into(0, memoryview(whole))
+            self._whole = bytes(whole)
 
     @property
     def parallel(self) -> bool:

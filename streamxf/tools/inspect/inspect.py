@@ -8,6 +8,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import TensorItem
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
@@ -66,4 +67,5 @@ def inspect(
             return Summary.of(contents)
         from streamxf.tools.values.survey import statistics_of
 
-        return Summary.of(contents, Values(statistics_of(source, contents.tensors, progress)))
+        tensors = {name: item for name, item in source.items.items() if isinstance(item, TensorItem)}
+        return Summary.of(contents, Values(statistics_of(source, tensors, progress)))
