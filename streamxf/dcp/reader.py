@@ -43,8 +43,9 @@ from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import Timed
+from streamxf.stream.source import READ_WHOLE, Timed
 
+_AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
 
@@ -262,12 +263,15 @@ class _Load:
         last: Wanted | None = None
         access = file.access
         try:
-            for request, wanted in entries:
+            ahead = 0
+            for number, (request, wanted) in enumerate(entries):
                 with noted(file.name, wanted.item.name):
                     if request is None:
                         self._open(file, wanted)
                         continue
                     if last is None or last != wanted:  # parts of one tensor follow each other
+                        if shares is None and wanted.place.at >= ahead:
+                            ahead = _read_ahead(file, entries, number)
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
                         blocks, elements = self._open(file, wanted)
@@ -336,6 +340,19 @@ def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
         index = request.storage_index
         sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
+
+
+def _read_ahead(file: StoredFile, entries: list[tuple[ReadItem, Wanted]], number: int) -> int:
+    """Read small items that follow each other at once; return where what was read ends."""
+    start = stop = entries[number][1].place.at
+    for _, wanted in entries[number:]:
+        at, size = wanted.place.at, wanted.place.size
+        if at > stop or size > READ_WHOLE or at + size > min(start + _AHEAD, file.size):
+            break
+        stop = max(stop, at + size)
+    if stop > start:
+        file.read_ahead(start, stop - start)
+    return stop
 
 
 def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
