@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from recordings.page import ROOT
-
 COLUMNS = 80
 ROWS = 50
 
@@ -49,7 +47,7 @@ class Shell:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMXF_")}
         self._environment = kept | {
             "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
             "TERM": "xterm-256color" if colours else "dumb",
             "COLUMNS": str(COLUMNS),
             "LANG": "C.UTF-8",
