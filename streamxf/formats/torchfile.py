@@ -96,7 +96,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
-    """The contents of nested dicts and lists, named as DCP names them: dicts are entered, and lists that hold tensors or
+    """The contents of nested dicts and lists, named as DCP names them: it enters dicts, and lists that hold tensors or
     dicts.
 
     Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
