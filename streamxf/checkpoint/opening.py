@@ -55,7 +55,10 @@ class Wanted:
     @property
     def place(self) -> Place:
         """Where it is stored."""
-        return self.chunk.place if self.chunk is not None else self.item.places[0]
+        if self.chunk is not None:
+            return self.chunk.place
+        assert isinstance(self.item, ObjectItem)
+        return self.item.place
 
     @property
     def kind(self) -> Kind:
@@ -308,9 +311,9 @@ class ItemOpener:
 
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
-        if not len(keys):
-            raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
         if dek is not None:
+            if not len(keys):
+                raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
             return partial(self._metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)

@@ -14,8 +14,11 @@ from streamxf.objects.stand_ins import TooMuch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
-# A global, or the opcode of a long integer; may also be found where none is.
-_SUSPECT = re.compile(rb"c([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n|\x8b")
+# The end of a global's module before its name, or the opcode of a long integer; may also be found where none is.
+_SUSPECT = re.compile(rb"\n(?=([A-Za-z_][\w.]*)\n)|\x8b")
+# Searched by itself: one pattern for both would go through a long string again from each `c` in it.
+_MODULE = re.compile(rb"c([A-Za-z_][\w.]*)\Z")
+_LONGEST = 256
 
 
 def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
@@ -40,7 +43,12 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     if len(pickled) > MAX_LOOKED_AT:
         return (), ""
     for match in _SUSPECT.finditer(pickled):
-        name = mapped(match[1].decode(), match[2].decode()) if match[1] is not None else ""
+        name = ""
+        if match[1] is not None:
+            module = _MODULE.search(pickled[max(0, match.start() - _LONGEST) : match.start()])
+            if module is None:
+                continue
+            name = mapped(module[1].decode(), match[1].decode())
         if not is_known(name):
             return needs_of(data)
     return (), ""
