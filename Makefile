@@ -72,7 +72,7 @@ docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command lin
 	PYTHONPATH=tests $(RUN) recordings $(ARGS)
 
 # Needs Chromium and its driver, from the system.
-docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ anew (a minute, needs Chromium)
+docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
 	PYTHONPATH=.:tests $(RUN) summary.screenshots
 
 clean: ## Remove .venv and everything that was built
@@ -86,7 +86,7 @@ $(STAMPS)/venv:
 	touch $@
 
 # The build backend, with what it needs for an editable install, and setuptools, which the source package of ZipNN is built with.
-# Build isolation would fetch them anew for each set of extras, unpinned.
+# Build isolation would fetch them again for each set of extras, unpinned.
 # What is installed here is named in the Makefile, hence the prerequisite.
 $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
 	$(PIP_INSTALL) hatchling editables setuptools

@@ -42,7 +42,7 @@ class ProgressBar:
     Raises
     ------
     UnsupportedError
-        If rich is not installed, which draws it.
+        If rich, which draws it, is not installed.
     """
 
     def __init__(self, title: str) -> None:

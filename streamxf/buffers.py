@@ -24,12 +24,8 @@ class Writable(Protocol):
 
 
 def flat_view(data: Buffer) -> memoryview:
-    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy.
-
-    Raises
-    ------
-    TypeError
-        If `data` has no buffer, or one that is not contiguous.
+    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy. Raises TypeError if
+    `data` has no buffer, or one that is not contiguous.
     """
     view = memoryview(data)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
@@ -42,12 +38,8 @@ def flat_view(data: Buffer) -> memoryview:
 
 
 def write_all(file: Writable, data: Buffer) -> int:
-    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes.
-
-    Raises
-    ------
-    OSError
-        If `file` takes nothing (a full or non-blocking file).
+    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes. Raises OSError if
+    `file` takes nothing (a full or non-blocking file).
     """
     view = flat_view(data)
     written = 0

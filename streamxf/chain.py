@@ -11,7 +11,6 @@ from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ChainError, DescriptorError, ParameterError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.datakey import DataKey
 from streamxf.registry import BUILTINS, CodecRegistry, short_name
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
-        and parameters joined by commas. The empty text is the empty chain.
+        and parameters joined by commas. The empty string is the empty chain.
 
         Raises
         ------
@@ -116,32 +115,6 @@ class Chain:
     def descriptors(self) -> tuple[Descriptor, ...]:
         """The codecs' descriptors in save order."""
         return tuple(codec.descriptor() for codec in self.codecs)
-
-    @classmethod
-    def from_descriptors(
-        cls,
-        descriptors: Iterable[Descriptor | str],
-        keys: KeysLike | DataKey = None,
-        registry: CodecRegistry | None = None,
-    ) -> Chain:
-        """Rebuild a chain from its descriptors in save order.
-
-        Parameters
-        ----------
-        descriptors : iterable of Descriptor or str
-        keys : DataKey, or as for every reader
-            With a data key, the descriptor of `Encrypt` has no wrapped one; with other keys it must.
-        registry : CodecRegistry, optional
-
-        Raises
-        ------
-        UnknownCodecError, DescriptorError, KeyMissingError, WrongKeyError, PolicyError, KeyServiceError
-            As `CodecRegistry.build`.
-        """
-        registry = registry or CodecRegistry()
-        opener = keys if isinstance(keys, DataKey) else KeyRing.of(keys)
-        parsed = (Descriptor.parse(item) if isinstance(item, str) else item for item in descriptors)
-        return cls(registry.build(descriptor, opener) for descriptor in parsed)
 
     def renew(self) -> Chain:
         """The chain for one save: whatever is random for each save is drawn again."""

@@ -72,9 +72,9 @@ class BlockInfo:
     stream : StreamInfo
         Facts about the stream.
     scratch : callable
-        ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A
-        codec that returns (a part of) it saves an allocation; using it is optional. A second call may give the same
-        memory again.
+        ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the chain. A
+        codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the same
+        memory.
     memory : Scratch or None
         All scratch memory of the block; `extend` uses it.
     """
@@ -90,9 +90,9 @@ class BlockInfo:
     def extend(self, block: memoryview, size: int) -> memoryview:
         """Return writable memory that begins with `block` and goes on for `size` more bytes.
 
-        There is no copy where the codec before left the block at the start of the chain's own scratch memory, which is
-        what most codecs do; else it is copied into `scratch` memory. For `encode`; use it instead of `scratch`, to put
-        something behind a block.
+        Nothing is copied if the codec before left the block at the start of the chain's own scratch memory, as most
+        codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to append
+        something to a block.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Codec(abc.ABC):
     name : str
         The name in descriptors and of the entry point, such as ``acme.delta``.
     version : int
-        Raised whenever the encoded bytes change their meaning.
+        Increased whenever the meaning of the encoded bytes changes.
     role : str
         ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec.
         Only a checksum may follow encryption.
@@ -249,7 +249,7 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what stands after the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
+        """Make the codec from what follows the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
         for it.
         """
         return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))

@@ -25,8 +25,6 @@ class StreamCoder:
 
     Parameters
     ----------
-    chain : Chain
-    stream : StreamInfo
     encryption : Any, optional
         What `Codec.start` of the chain's `Encrypt` gave, if it was called already.
     meter : Meter, optional
@@ -49,7 +47,7 @@ class StreamCoder:
         Raises
         ------
         AuthenticationError
-            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream
+            If the seal does not match the key, or one of the two is missing. No other codec has seen the stream
             then.
         """
         state = chain.encryption.start(stream) if chain.encryption is not None else None

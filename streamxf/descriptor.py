@@ -56,12 +56,8 @@ class Descriptor:
 
     @classmethod
     def parse(cls, text: str) -> Descriptor:
-        """Read a descriptor.
-
-        Raises
-        ------
-        DescriptorError
-            If `text` is not a descriptor, or is longer than the format allows.
+        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format
+        allows.
         """
         bound, marker, fragment = text.partition("#")
         if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
@@ -83,13 +79,7 @@ class Descriptor:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a codec may have it.
-
-    Raises
-    ------
-    DescriptorError
-        If it may not.
-    """
+    """Return `name` if a codec may have it. Raises DescriptorError if it may not."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise DescriptorError(
             f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at "
@@ -108,12 +98,8 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
-    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`.
-
-    Raises
-    ------
-    DescriptorError
-        If `text` is not well formed.
+    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError if `text` is not well
+    formed.
     """
     if not text:
         return ()

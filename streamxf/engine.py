@@ -92,12 +92,8 @@ class Job(Generic[T]):
             self._over.acquire()
 
     def result(self, timeout: float = -1) -> T:
-        """Wait for the call, and return or raise what it did.
-
-        Raises
-        ------
-        TimeoutError
-            If it is not over after `timeout` seconds.
+        """Wait for the call, and return or raise what it did. Raises TimeoutError if it is not over after `timeout`
+        seconds.
         """
         if not self.finished and not self._over.acquire(timeout=timeout):
             raise TimeoutError(f"the job did not end within {timeout} s")
@@ -303,18 +299,8 @@ class Pipeline(Generic[T]):
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")
-        budget = self._engine.budget
-        job = Job(call, size)
-        try:
-            results = self.collect()
-            self._flying.append(job)  # from here on whoever cancels returns its room
-            while not budget.take(job, always=self._flying[0] is job):
-                results.append(self._take_out())
-            self.peak_jobs = max(self.peak_jobs, len(self._flying))
-            self._engine.submit(job)
-        except BaseException:
-            self.cancel()
-            raise
+        results = self._enter(Job(call, size), self._engine.submit)
+        self.peak_jobs = max(self.peak_jobs, len(self._flying))
         return results
 
     def put(self, result: T, size: int) -> list[T]:
@@ -324,14 +310,16 @@ class Pipeline(Generic[T]):
         """
         if not self._flying:
             return [result]
-        budget = self._engine.budget
-        job = Job(lambda: result, size)
+        return self._enter(Job(lambda: result, size), lambda job: job.run(self._engine.budget.finished))
+
+    def _enter(self, job: Job[T], start: Callable[[Job[T]], object]) -> list[T]:
+        """Start a job once there is room for it, and give the results that had to be taken out."""
         try:
             results = self.collect()
-            self._flying.append(job)
-            while not budget.take(job, always=self._flying[0] is job):
+            self._flying.append(job)  # from here on whoever cancels returns its room
+            while not self._engine.budget.take(job, always=self._flying[0] is job):
                 results.append(self._take_out())
-            job.run(budget.finished)
+            start(job)
         except BaseException:
             self.cancel()
             raise
@@ -341,7 +329,7 @@ class Pipeline(Generic[T]):
         """Wait until at most `most` jobs are not handed out, and give the results of the others; raises as `submit`.
 
         The budget lets finished ones wait by their bytes. Where little memory matters more than that a job which takes
-        long holds nobody up, this keeps them few.
+        long blocks nothing, this keeps them few.
         """
         return self._taken_while(lambda: len(self._flying) > most)
 

@@ -48,7 +48,7 @@ def check_expansion(times: object) -> int:
 
 
 class Budget:
-    """What may still come of a checkpoint in one call.
+    """What may still come of a checkpoint in one call. Raises ParameterError if `times` is no whole number from 1.
 
     Parameters
     ----------
@@ -56,15 +56,6 @@ class Budget:
         The caller's `max_expansion`.
     stored : int
         Bytes that its storage holds, as far as they are known yet.
-
-    Attributes
-    ----------
-    times : int
-
-    Raises
-    ------
-    ParameterError
-        If `times` is no whole number from 1.
     """
 
     def __init__(self, times: int, stored: int) -> None:

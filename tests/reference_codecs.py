@@ -6,11 +6,12 @@ A part of reference_decoder.py, whose head says how rules are named.
 import base64
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections import namedtuple
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import crc32c
 import lz4.block
@@ -22,9 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 class Refused(Exception):
     """The data breaks a rule of the format, or what the caller requires. The text begins with the rule."""
 
-    @property
-    def rule(self) -> str:
-        return str(self).partition(":")[0]
+    rule = property(lambda self: str(self).partition(":")[0])
 
 
 def check(holds: object, rule: str) -> None:
@@ -81,14 +80,7 @@ def matched(pattern: str, text: str, rule: str) -> list[str]:
 # -- Descriptors
 
 
-class Descriptor(NamedTuple):
-    text: str  # without the fragment, as in a header
-    name: str
-    version: int
-    params: list[list[str]]
-    fragment: list[list[str]]
-
-
+Descriptor = namedtuple("Descriptor", "text name version params fragment")  # the text is that without the fragment
 PARAMS = r"[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*(?:&[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*)*"
 DESCRIPTOR = rf"(([a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)+)/([1-9][0-9]{{0,4}})(?:\?({PARAMS}))?)(?:#({PARAMS}))?"
 NOT_DEFAULT = {("streamxf.checksum", "algorithm"): "sha256"}  # the only parameter that decoding needs
@@ -126,10 +118,7 @@ def look_up(chain: list[Descriptor]) -> None:
 # -- Codecs: each takes a payload, its parameters, the limit for what it gives, and the facts about the block
 
 
-class Block(NamedTuple):
-    number: int
-    last: bool
-    key: bytes  # the stream key; empty if the container is not keyed
+Block = namedtuple("Block", "number last key")  # the key is the stream key, and empty if the container is not keyed
 
 
 def decode(payload: bytes, chain: list[Descriptor], block_size: int, block: Block) -> bytes:
@@ -261,11 +250,11 @@ def decode_packed(data: bytes, n: int) -> bytes:
 
 
 # A codec of a third party is registered by adding it to CODECS; stream transforms are undone by what is in TRANSFORMS.
-CODECS: dict[str, Callable[[bytes, list[list[str]], int, Block], bytes]] = {
+CODECS = {
     "streamxf.zstd": decode_zstd,
     "streamxf.lz4": decode_lz4,
     "streamxf.checksum": decode_checksum,
     "streamxf.encrypt": decode_encrypt,
     "streamxf.floatzip": decode_floatzip,
 }
-TRANSFORMS: dict[str, Callable[[bytes], bytes]] = {}
+TRANSFORMS: dict[str, Any] = {}

@@ -1,23 +1,25 @@
 """A decoder of checkpoints, written from docs/format.md and the pages below it alone. It favours clarity over speed.
 
 `load` reads a checkpoint, `read_container` a single container. This file has sections 1, 2, 4 and 5 of format.md,
-reference_plain.py section 3, reference_codecs.py codecs.md and floatzip.md, reference_keys.py keys.md. Each refusal
-names the rule that was broken ("C9", "M5", "K6"), or its heading or codec where the rule has no number.
+reference_plain.py section 3, reference_codecs.py codecs.md and floatzip.md, and reference_keys.py keys.md, but for key
+files, which vectors/key_files.py reads. Each refusal names the rule that was broken ("C9", "M5", "K6"), or its heading
+or codec where the rule has no number.
 """
 
 import hmac
 import json
 import re
 import struct
+from collections import namedtuple
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from reference_codecs import Block, Descriptor, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
-from reference_keys import Reader, Wrapped, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
+from reference_codecs import Block, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
+from reference_keys import Reader, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 OBJECT, TENSOR, FRAMED = 1, 2, 3
@@ -29,39 +31,13 @@ DTYPES = {
     16: "complex128",
 }
 ELEMENT_SIZE = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
 
 
 # -- Containers
 
-
-class Identity(NamedTuple):
-    writer: bytes
-    kind: int
-    dtype: str
-    offset: tuple[int, ...]
-    shard: tuple[int, ...]
-    tensor: tuple[int, ...]
-    name: str
-
-
-class Header(NamedTuple):
-    size: int
-    block_size: int
-    flags: int
-    salt: bytes
-    chain: list[str]  # as it stands there
-    codecs: list[Descriptor]
-    identity: Identity | None
-    hash: bytes  # H
-    seal: bytes
-
-
-class Table(NamedTuple):
-    raw_size: int
-    ends: list[int]
-    hashes: list[bytes]
-    digest: bytes  # T
+Identity = namedtuple("Identity", "writer kind dtype offset shard tensor name")
+Header = namedtuple("Header", "size block_size flags salt chain codecs identity hash seal")
+Table = namedtuple("Table", "raw_size ends hashes digest")  # the digest is T
 
 
 def parse_header(data: bytes) -> Header:
@@ -172,23 +148,10 @@ def read_container(data: bytes, data_key: bytes | None = None) -> tuple[Header, 
 
 # -- The index
 
-
-class Part(NamedTuple):
-    """A chunk of a tensor, or an object: where it is, and what its container says of it."""
-
-    place: dict[str, Any]
-    file: dict[str, Any]
-    identity: Identity
-
-
-class Index(NamedTuple):
-    transforms: list[Descriptor]
-    chain: list[Descriptor]
-    parts: dict[str, list[Part]]  # of each item
-    shapes: dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor
-    wrapped: dict[str, Wrapped]  # the wrapped data keys, by the id of the data key
-
-
+# A chunk of a tensor, or an object: where it is, and what its container says of it.
+Part = namedtuple("Part", "place file identity")
+# The parts of each item; dtype and shape of each tensor; the wrapped data keys, by the id of the data key.
+Index = namedtuple("Index", "transforms chain parts shapes wrapped")
 # What JSON has to look like: a type, a pattern, a list of something, something or null, or an object with these members
 # ("?" marks optional ones).
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
@@ -321,7 +284,7 @@ def parse_item(name: str, item: Any, index: dict[str, Any], signed: bool) -> lis
     return parts
 
 
-def check_chunks(shape: tuple[int, ...], chunks: list[Box], whole: bool) -> None:
+def check_chunks(shape: tuple[int, ...], chunks: list[Any], whole: bool) -> None:
     for offset, size in [*chunks, ((0,) * len(shape), shape)]:
         check_place(offset, size, shape, "M5")
     check(len({offset for offset, _ in chunks}) == len(chunks), "M5: two chunks have the same offset")
@@ -336,12 +299,8 @@ def check_chunks(shape: tuple[int, ...], chunks: list[Box], whole: bool) -> None
 
 # -- A checkpoint
 
-
-class Tensor(NamedTuple):
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: list[tuple[Identity, bytes]]
-    data: bytes | None  # all elements; None if a chunk is framed, and in the metadata of a rank
+# `data` is all elements; None if a chunk is framed, and in the metadata of a rank.
+Tensor = namedtuple("Tensor", "dtype shape chunks data")
 
 
 def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, bytes | Tensor]:

@@ -1,22 +1,17 @@
 """What docs/format/keys.md specifies. A part of reference_decoder.py, whose head says how rules are named."""
 
-import base64
 import hmac
-import re
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import shake_256
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hpke
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from reference_codecs import Refused, check, matched, refusing, unbase64
@@ -33,10 +28,6 @@ def public_id(kind: str, public: bytes) -> str:
     return hkdf(public, b"streamxf/1 key id " + kind.encode(), 8).hex()
 
 
-def mac(key: bytes, digest: bytes, wrapped: str = "") -> bytes:
-    return hmac.digest(key, statement(digest) + wrapped.encode(), "sha256")
-
-
 def statement(digest: bytes) -> bytes:
     return b"streamxf/1 contents\0" + digest  # V
 
@@ -44,11 +35,9 @@ def statement(digest: bytes) -> bytes:
 # -- Kinds of keys
 
 
-class Key(NamedTuple):
-    kind: str
-    key_id: str
-    unwrap: Callable[[bytes, bytes], bytes | None]  # from a wrapped key and the id `dek`; may raise
-    vouched: Callable[[bytes, bytes], bool] | None  # whether a voucher is right for a digest D, if the kind vouches
+# `unwrap(wrapped key, dek)` gives the data key, or raises; `vouched(voucher, D)` says whether a voucher is right. It is
+# None if the kind does not vouch.
+Key = namedtuple("Key", "kind key_id unwrap vouched")
 
 
 def aes_key(secret: bytes) -> Key:
@@ -75,38 +64,13 @@ def hpke_key(kind: str, secret: bytes) -> Key:
     return Key(kind, public_id(kind, public), open_, None)
 
 
-def kms_key(arn: str, decrypt: Callable[[str, bytes, dict[str, str]], bytes | None]) -> Key:
-    """A key inside AWS KMS. `decrypt(arn, ciphertext, context)` gives None where the service refuses."""
-    return Key(
-        "aws-kms",
-        public_id("aws-kms", arn.encode("ascii")),
-        lambda wrapped, dek: decrypt(arn, wrapped, {"streamxf:dek": dek.hex()}),
-        lambda voucher, digest: decrypt(arn, voucher, {"streamxf:contents": digest.hex()}) == digest,
-    )
+# What the caller of a reader gives and requires; `trust` are Ed25519 public keys.
+Reader = namedtuple("Reader", "keys trust allow_unsigned", defaults=((), (), False))
 
+# -- Wrapped data keys and vouchers; an entry is a kind, a key_id and bytes
 
-class Reader(NamedTuple):
-    """What the caller of a reader gives and requires; `trust` are Ed25519 public keys."""
-
-    keys: Sequence[Key] = ()
-    trust: Sequence[bytes] = ()
-    allow_unsigned: bool = False
-
-
-# -- Wrapped data keys and vouchers
-
-
-class Wrapped(NamedTuple):
-    text: str
-    dek: bytes
-    entries: list[tuple[str, str, bytes]]  # kind, key_id, the wrapped key
-
-
-class Vouchers(NamedTuple):
-    mac: bytes
-    entries: list[tuple[str, str, bytes]]  # kind, key_id, the voucher
-    signer: str
-    signature: bytes  # empty if there is none
+Wrapped = namedtuple("Wrapped", "text dek entries")
+Vouchers = namedtuple("Vouchers", "mac entries signer signature")  # the signature is empty if there is none
 
 
 def parse_entries(text: str) -> list[tuple[str, str, bytes]]:
@@ -148,7 +112,7 @@ def unwrap(wrapped: Wrapped, keys: Sequence[Key]) -> tuple[bytes, Key]:
 def check_vouchers(vouchers: Vouchers, wrapped: Wrapped, digest: bytes, reader: Reader) -> bytes:
     """What a reader requires of the vouchers for a digest D. Gives the data key."""
     data_key, opener = unwrap(wrapped, reader.keys)
-    expected = mac(hkdf(data_key, b"streamxf/1 mac"), digest, wrapped.text)
+    expected = hmac.digest(hkdf(data_key, b"streamxf/1 mac"), statement(digest) + wrapped.text.encode(), "sha256")
     check(hmac.compare_digest(vouchers.mac, expected), "K4: mac")
     if opener.vouched:
         own = [data for *name, data in vouchers.entries if name == [opener.kind, opener.key_id]]
@@ -163,51 +127,3 @@ def check_vouchers(vouchers: Vouchers, wrapped: Wrapped, digest: bytes, reader: 
             with refusing("K6: the signature", InvalidSignature):
                 Ed25519PublicKey.from_public_bytes(public).verify(vouchers.signature, statement(digest))
     return data_key
-
-
-# -- Key files
-
-
-def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str, bytes]:
-    """Whether the key is `secret` or `public`, its kind, and its bytes."""
-    check(len(data) <= 65536, "key file: more than 64 KiB")
-    with refusing("key file", UnicodeDecodeError):
-        lines = [line.strip(" \t\r") for line in data.decode("utf-8").split("\n")]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    check(len(lines) == 1, "K9: one key")
-    [line] = lines
-    if re.fullmatch("[0-9a-fA-F]{64}", line):
-        return "secret", "aeskw", bytes.fromhex(line)
-    if re.fullmatch("[A-Za-z0-9+/]{43}=", line):
-        check(base64.b64encode(base64.b64decode(line)).decode() == line, "key file: base64")
-        return "secret", "aeskw", base64.b64decode(line)
-    form = rf"streamxf-(secret|public|protected):([a-z0-9-]{{1,32}}):({KEY_ID}):([A-Za-z0-9_:.-]+)"
-    what, kind, key_id, rest = matched(form, line, "key file: the form of a line")
-    key = unbase64(rest, "key file") if what != "protected" else unprotect(line, rest, passphrase)
-    sizes = {"ed25519": 32, "hpke-x25519": 32, "hpke-mlkem768-x25519": 1184 + 32} if what == "public" else {}
-    check(len(key) == sizes.get(kind, 32) and (what != "public" or kind in sizes), "key file: kind or size")
-    if what == "public":
-        found = public_id(kind, key)
-    elif kind == "ed25519":
-        found = public_id(kind, Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw())
-    else:
-        check(kind in ("aeskw", "hpke-x25519", "hpke-mlkem768-x25519"), "key file: no such kind")
-        found = (aes_key(key) if kind == "aeskw" else hpke_key(kind, key)).key_id
-    check(found == key_id, "K9: key_id")
-    return "public" if what == "public" else "secret", kind, key
-
-
-def unprotect(line: str, data: str, passphrase: str | None) -> bytes:
-    """The secret of a protected line."""
-    number = "(0|[1-9][0-9]{0,6})"
-    form = rf"argon2id:{number}\.{number}\.{number}:({B64}):({B64})"
-    m, t, p, salt_text, sealed = matched(form, data, "K10: the form of a protected line")
-    memory, passes, lanes, salt = int(m), int(t), int(p), unbase64(salt_text, "K10")
-    check(1 <= passes <= 16 and 1 <= lanes <= 16 and 8 * lanes <= memory <= 1048576, "K10: m, t or p")
-    check(len(salt) == 16, "K10: the salt")
-    if passphrase is None:
-        raise Refused("K10: the line needs a passphrase")
-    argon = Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory)
-    key = argon.derive(unicodedata.normalize("NFC", passphrase).encode())  # K11
-    with refusing("K10: another passphrase, or a damaged line", InvalidTag, ValueError):
-        return AESGCM(key).decrypt(bytes(12), unbase64(sealed, "K10"), line[: line.rindex(":") + 1].encode())

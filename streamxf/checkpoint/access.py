@@ -82,7 +82,7 @@ class Access:
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
         if require is not None and not len(ring):
-            raise ParameterError(f"require={require!r} needs keys=: only what is encrypted can be {require}")
+            raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
         saves = _save_ids(expect_save_id)
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
@@ -107,7 +107,7 @@ class Access:
         if save_id is None:
             raise PolicyError(
                 f"the save {', '.join(sorted(self.expected_saves))} is expected, and this metadata has no index that "
-                "says which save it is; leave expect_save_id= out to read it"
+                "says which save it is; leave expect_save_id out to read it"
             )
         if save_id not in self.expected_saves:
             raise IdentityError(

@@ -10,12 +10,12 @@ from typing import Any
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.files import OpenFiles
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
 from streamxf.checkpoint.merging import merged
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
+from streamxf.checkpoint.missing import no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.reading import BoxReader, itemsize_of
+from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -26,10 +26,10 @@ from streamxf.stream.reader import read_all
 
 
 class Checkpoint(BoxReader):
-    """A checkpoint of DCP, opened to be read: its items, tensors and parts of tensors.
+    """A DCP checkpoint, opened for reading: its items, tensors and parts of tensors.
 
-    Only metadata is read when it is opened. `items` says what there is; ``checkpoint[name]`` gives a handle, of which a
-    slice reads the blocks that it needs and no more::
+    Only metadata is read when it is opened. `items` lists what there is; ``checkpoint[name]`` returns a handle, and
+    slicing it reads only the blocks that are needed::
 
         with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
             for name, item in checkpoint.items.items():
@@ -165,13 +165,9 @@ class Checkpoint(BoxReader):
         if self._last is not None and self._last[0] == chunk.place:
             return self._last[1]
         self._last = None  # what had to be decoded whole is not held while the next one is
-        file = self.file(chunk.place.file)
-        with located(file=file.name, item=item.name):
-            blocks = self.blocks(item, chunk)
-            if chunk.framed:
-                made = framed_elements(blocks, item.dtype, chunk.shape)
-            else:
-                made = Elements(blocks, 0, itemsize_of(item), chunk.shape)
+        blocks = self.blocks(item, chunk)
+        with located(file=self.full(chunk.place.file), item=item.name):
+            made = Wanted(item, chunk).elements(blocks)
         self._last = chunk.place, made
         return made
 
@@ -197,7 +193,7 @@ class Checkpoint(BoxReader):
             return self.access.objects.load(read_all(blocks), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
-        """What opens items of the metadata file that has this place."""
+        """The opener for items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
             self._openers[metadata.name] = ItemOpener(metadata, self.access, self.access.objects.limit)
@@ -208,8 +204,6 @@ class Checkpoint(BoxReader):
         try:
             return self._files[name]
         except FileNotFoundError as error:
-            from streamxf.checkpoint.missing import no_file
-
             raise no_file(self.storage.full(name)) from error
 
     def full(self, file: str) -> str:

@@ -22,7 +22,7 @@ from streamxf.stream.blocks import Blocks
 Array = npt.NDArray[Any]
 
 INLINE_BYTES = 128 * 1024
-"""Bytes that are decoded by whoever wants them: handing them to a worker costs more than it brings."""
+"""Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
 
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 

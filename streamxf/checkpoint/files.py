@@ -16,13 +16,6 @@ class OpenFiles:
     """Opens files by name, and closes the one that was used least recently when there are too many.
 
     A file may be closed when others are opened, but not while blocks of it are under way.
-
-    Parameters
-    ----------
-    open_file : callable
-        From a name to a context manager that opens the file.
-    local : bool
-        Whether they are in the local file system.
     """
 
     def __init__(self, open_file: Callable[[str], AbstractContextManager[StoredFile]], *, local: bool) -> None:

@@ -46,7 +46,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         If it is not a plain tensor, so that only torch can make it.
     """
     try:
-        archive = Archive.read(stream, size, _RECORDS)
+        archive = Archive(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes).root
         if not isinstance(found, StoredTensor) or not archive.little:
             raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
@@ -55,7 +55,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
                 f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape "
                 f"{shape}: one of them was altered, or comes from another save"
             )
-        begin, crc = archive.find(stream, found.record) if found.extent else (0, 0)
+        begin, crc = archive.find(found.record) if found.extent else (0, 0)
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not what torch.save writes: {error}") from None

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
-from streamxf.errors import KeyMissingError, MetadataError, PolicyError, located
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index
 from streamxf.format.items import Item
 from streamxf.format.limits import TRAILER_BYTES
@@ -98,16 +99,8 @@ class Metadata:
 def read_metadata(
     storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
 ) -> Metadata:
-    """Read a metadata file.
-
-    Parameters
-    ----------
-    name : str
-        ``.metadata`` or ``__<rank>.metadata``.
-    listing : bool
-        Whether it is only to be listed: then an encrypted one needs no keys.
-    rank : int, optional
-        Whose it must be, where the name is another one.
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
+    says whose it must be, where its name does not.
 
     Raises
     ------
@@ -174,7 +167,7 @@ def metadata_in(
 def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
     if lines is None:
         raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; leave keys= out if you know that it was not "
+            "the checkpoint is not encrypted, and keys were given; leave the keys out if you know that it was not "
             "encrypted"
         )
     try:
@@ -203,7 +196,7 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
-            "altered: restore it. If torch's own writer did, leave keys= out if you know that it was not encrypted, "
+            "altered: restore it. If torch's own writer did, leave the keys out if you know that it was not encrypted, "
             "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
         )
     access.check_save(None)
@@ -227,9 +220,10 @@ def metadata_files(storage: Storage) -> list[str]:
     NoCheckpointError
         If there is nothing of a checkpoint.
     """
-    from streamxf.checkpoint.missing import no_metadata
-
-    names = storage.names()
+    try:
+        names = storage.names()
+    except NotADirectoryError:
+        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
     if GLOBAL in names:
         return [GLOBAL]
     ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)

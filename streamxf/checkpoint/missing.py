@@ -13,21 +13,15 @@ _SLIP = ".slip"  # what conversions write beside a data file that is finished, u
 
 
 def unfinished(names: Collection[str]) -> str | None:
-    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None.
-
-    Parameters
-    ----------
-    names : collection of str
-        Those of the files in it.
-    """
+    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
     data = [name for name in names if name.endswith(".distcp")]
     finished = [name for name in data if f"{name}{_SLIP}" in names]
     if not finished:
         return None
     return (
         "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
-        f"{len(finished):,} of the {len(data):,} data files that are here are finished. The same call resumes from "
-        "there and publishes the checkpoint; to give it up, delete the folder"
+        f"{len(finished):,} of the {len(data):,} data files that are here are finished. "
+        "Repeat it to resume from there and to publish the checkpoint; to give it up, delete the folder"
     )
 
 
@@ -38,22 +32,12 @@ def resumable(leftovers: Collection[str]) -> list[str]:
         return []
     return [
         f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
-        "transcode, pack or salvage that was interrupted, or is at work; the same call resumes from there"
+        "transcode, pack or salvage that was interrupted, or is at work; repeat it to resume from there"
     ]
 
 
 def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
-    """Why a metadata file is not there.
-
-    Parameters
-    ----------
-    names : collection of str
-        Those of the files in the folder.
-    folder : str
-        For the error.
-    rank : int, optional
-        Whose metadata it would be; None for that of all ranks.
-    """
+    """Why a metadata file is not there."""
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
     ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
@@ -68,7 +52,7 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
         return MetadataError(
             "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
             "removes these files), or its .metadata was lost: then restore a copy, or see "
-            "streamxf.salvage(path, keys=keys, without_metadata=True)",
+            "`streamxf salvage --without-metadata`",
             file=folder,
         )
     return NoCheckpointError("there is no checkpoint in the folder, or no such folder", file=folder)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.checkpoint.transforms import Undone
 from streamxf.coder import StreamCoder
@@ -22,9 +25,9 @@ from streamxf.errors import (
     PolicyError,
 )
 from streamxf.format.dtypes import ITEMSIZES, elements_size
-from streamxf.format.header import AwaitedHeader, Header, Identity, Kind
+from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
@@ -42,16 +45,9 @@ MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """The item, or one shard of a tensor, that is to be opened.
-
-    Attributes
-    ----------
-    item : Item
-    chunk : Chunk or None
-        None for an object.
-    """
+    """What is to be opened: an object, or one chunk of a tensor."""
 
     item: Item
     chunk: Chunk | None = None
@@ -59,7 +55,10 @@ class Wanted:
     @property
     def place(self) -> Place:
         """Where it is stored."""
-        return self.chunk.place if self.chunk is not None else self.item.places[0]
+        if self.chunk is not None:
+            return self.chunk.place
+        assert isinstance(self.item, ObjectItem)
+        return self.item.place
 
     @property
     def kind(self) -> Kind:
@@ -83,6 +82,22 @@ class Wanted:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
         if found != wanted:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
+
+    def elements(self, blocks: Blocks) -> Elements:
+        """The elements in a tensor's stream.
+
+        Raises
+        ------
+        MetadataError
+            If the stream is another tensor's, or damaged.
+        UnsupportedError
+            If only torch can make the tensor.
+        """
+        assert self.chunk is not None
+        assert isinstance(self.item, TensorItem)
+        if self.chunk.framed:
+            return framed_elements(blocks, self.item.dtype, self.chunk.shape)
+        return Elements(blocks, 0, itemsize_of(self.item), self.chunk.shape)
 
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
         """The most bytes that the stream may have; None for any number."""
@@ -130,13 +145,6 @@ class ItemOpener:
     def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
 
-        Parameters
-        ----------
-        file : StoredFile
-            The one in which the item is.
-        meter : Meter, optional
-            Is told what decoding takes.
-
         Raises
         ------
         PolicyError
@@ -153,24 +161,10 @@ class ItemOpener:
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks
-        limit = self.limit(wanted)
-        stream = self._undone(transforms, blocks, meter)
-        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
-
-    def open_once(self, file: StoredFile, wanted: Wanted) -> Callable[[], Undone] | None:
-        """What opens the stream of an item that stream transforms made, so that it need not be held whole; None for
-        other items. Raises as `open`.
-        """
-        blocks, transforms = self._below(self.source(file, wanted.place), wanted, None)
-        return (lambda: self._undone(transforms, blocks, None)) if transforms else None
-
-    def _undone(self, transforms: Sequence[str], blocks: Blocks, meter: Meter | None) -> Undone:
+        limit = wanted.max_size(self._object_limit)
         providers = providers_in(self._metadata.modules)
-        return Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
-
-    def limit(self, wanted: Wanted) -> int | None:
-        """The most bytes that an item's stream may have; None for any number."""
-        return wanted.max_size(self._object_limit)
+        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
         """An item's stream as the codecs had it, and the stream transforms before them."""
@@ -196,7 +190,7 @@ class ItemOpener:
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        return partial(_check_size, self.limit(wanted), wanted.kind)
+        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -237,9 +231,9 @@ class ItemOpener:
         index, place = self._metadata.index, wanted.place
         if index is not None:
             identity = wanted.identity(index.writers[index.files[place.file].writer].id)
-            awaited = AwaitedHeader(_bound(place.descriptors), identity, place.sha256 is not None)
-            start = source.read_at(0, awaited.size) if awaited.size <= source.length else b""
-            if start and (header := awaited.match(start)) is not None:
+            start = source.read_at(0, min(MAX_HEADER, source.length))
+            header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
+            if header is not None:
                 return header
         header = read_header(source)  # says what is wrong with it
         self.check_header(header, wanted)
@@ -293,8 +287,8 @@ class ItemOpener:
 
     def _not_encrypted(self) -> PolicyError:
         return PolicyError(
-            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave keys= out "
-            "if you know that it was not encrypted"
+            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave the keys "
+            "out if you know that it was not encrypted"
         )
 
     # -- chains --------------------------------------------------------------------------------------
@@ -317,9 +311,9 @@ class ItemOpener:
 
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
-        if not len(keys):
-            raise KeyMissingError("this checkpoint is encrypted, and no keys were given; pass keys=")
         if dek is not None:
+            if not len(keys):
+                raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
             return partial(self._metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
@@ -353,14 +347,9 @@ def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray
     while part := stream.read(min(2**20, limit + 1 - len(data))):
         data += part
         if len(data) > limit:
-            raise too_much(limit)
+            raise ContainerError(
+                f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+            )
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")
     return data
-
-
-def too_much(limit: int) -> ContainerError:
-    """The error for a stream transform that makes more of an item than it can hold."""
-    return ContainerError(
-        f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-    )

@@ -75,7 +75,7 @@ class BoxReader(abc.ABC):
         """Read boxes, in their order.
 
         Each comes as a contiguous array of the box's shape, whose elements are unsigned numbers (or, of 16 bytes,
-        complex ones) of the item's element size: ``.view`` gives them their dtype. Boxes are taken from the iterable as
+        complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
         they are needed; a few of `BOX_BYTES` are in memory at a time.
 
         Raises

@@ -44,7 +44,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Gap:
-    """A piece of a file that is no container, or none of which anything is known."""
+    """A piece of a file that is not a container."""
 
     at: int
     size: int

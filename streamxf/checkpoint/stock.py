@@ -28,14 +28,7 @@ _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
 @dataclass(frozen=True)
 class StockMetadata:
-    """What a metadata file of another writer says.
-
-    Attributes
-    ----------
-    items : mapping of str to Item
-    modules : tuple of str
-        Third-party packages that provide codecs, as an attached writer records them.
-    """
+    """What a metadata file of another writer says."""
 
     items: Mapping[str, Item]
     modules: tuple[str, ...]

@@ -71,6 +71,7 @@ class StoredFile:
     size: int
     raw: IO[bytes]
     access: PositionalFile
+    _ahead: tuple[int, bytes] = (0, b"")
 
     def slice(self, at: int, size: int) -> FileSlice:
         """A part of the file.
@@ -85,7 +86,14 @@ class StoredFile:
                 f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
                 file=self.name,
             )
+        start, ahead = self._ahead
+        if start <= at and at + size <= start + len(ahead):
+            return FileSlice(self.access, at, size, ahead[at - start : at - start + size])
         return FileSlice(self.access, at, size)
+
+    def read_ahead(self, at: int, size: int) -> None:
+        """Read `size` bytes at once, so that slices of them need not be read one by one."""
+        self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
 
     def read(self, at: int = 0, size: int | None = None) -> bytes:
         """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
@@ -116,9 +124,14 @@ class Storage:
         """Nothing is read yet. A URL is for fsspec, and so is anything with `storage_options`."""
         text = os.fspath(path)
         if is_url(text) or storage_options:
-            from fsspec.core import url_to_fs
+            try:
+                from fsspec.core import url_to_fs
 
-            filesystem, inner = url_to_fs(text, **(storage_options or {}))
+                filesystem, inner = url_to_fs(text, **(storage_options or {}))
+            except ImportError as error:
+                raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
+            except ValueError as error:
+                raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
             return cls(text, inner, filesystem)
         return cls(text, text)
 
@@ -211,7 +224,7 @@ class Storage:
         local = self.local
         found: dict[str, int | None] = {}
         if local is not None:
-            if known is not None and not os.access(local, os.R_OK):
+            if known and not os.access(local, os.R_OK):
                 return _look_for(local, known)
             with suppress(FileNotFoundError), os.scandir(local) as entries:
                 for entry in entries:
@@ -291,7 +304,7 @@ class Storage:
             try:
                 yield stream
             except BaseException:
-                if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, which store when closed
+                if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which store when closed
                     stream.close()
                     self.filesystem.rm_file(self.inner(name))
                 raise
@@ -324,7 +337,7 @@ class Storage:
             self.filesystem.pipe_file(self.inner(name), data)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
-        """Remove files; gives those that could not be removed, each with the reason."""
+        """Remove files; returns those that could not be removed, each with the reason."""
         local = self.local
         failed: dict[str, Exception] = {}
         for name in names:
@@ -335,7 +348,7 @@ class Storage:
                     self.filesystem.rm_file(self.inner(name))
             except FileNotFoundError:
                 pass
-            except Exception as error:  # the others shall go all the same
+            except Exception as error:  # the others are removed all the same
                 failed[name] = error
         return failed
 

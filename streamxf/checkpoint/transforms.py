@@ -26,17 +26,6 @@ def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
 class Undone:
     """What went into stream transforms, read once from its beginning to its end.
 
-    Parameters
-    ----------
-    descriptors : iterable of str
-        In save order.
-    stream : seekable binary file
-        What they made.
-    transform : Transform
-        As in `Access`.
-    providers : iterable of Provider
-        The packages that the checkpoint names, for errors.
-
     Raises
     ------
     UnknownCodecError
@@ -67,7 +56,7 @@ class Undone:
             return self._stream.read(size) or b""
         except (StreamxfError, MemoryError):
             raise
-        except Exception as error:  # whatever somebody else's transform raises
+        except Exception as error:  # whatever a third party's transform raises
             raise ContainerError(
                 f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
             ) from error

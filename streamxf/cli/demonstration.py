@@ -16,8 +16,7 @@ from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
 from streamxf.cli import show
-from streamxf.cli.timing import Side, State, Timing, measure
-from streamxf.format.items import TensorItem
+from streamxf.cli.timing import Side, State, measure
 from streamxf.keys.file import write_key
 from streamxf.wording import size_text
 
@@ -28,25 +27,33 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) 
     """Save, measure, compare and damage; returns what is printed with --json."""
     key = streamxf.Key.generate()
     chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
-    writers = [
+    own = partial(streamxf.FileSystemWriter, _extensions=chain), partial(streamxf.FileSystemReader, keys=key)
+    compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
+    sides = [
         Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
-        Side("stock + zstd", partial(stock.FileSystemWriter, _extensions=[StockZStandard()]), stock.FileSystemReader),
-        Side(
-            str(streamxf.Chain(chain)),
-            partial(streamxf.FileSystemWriter, _extensions=chain),
-            partial(streamxf.FileSystemReader, keys=key),
-        ),
+        Side("stock + zstd", compressed, stock.FileSystemReader),
+        Side(str(streamxf.Chain(chain)), *own),
     ]
     with show.progress(f"Saving and loading {dtype}", quiet) as bar:
-        timings = measure(state, writers, folder, runs, progress=bar)
+        timings = measure(state, sides, folder, runs, progress=bar)
     write_key(folder / "demo.key", key)
     save_file(state, folder / "model.safetensors")
-    path = folder / str(len(writers) - 1)
+    path = folder / str(len(sides) - 1)
     compared = in_second_process(folder / "model.safetensors", path, folder / "demo.key")
     flipped = flip_one_bit(path, key)
     correct = all(timing.correct for timing in timings)
     if not quiet:
-        _print(dtype, timings, compared, flipped)
+        numbers = ("stored", "of raw", "save", "load")
+        table = show.table(f"{dtype}, {size_text(timings[0].raw_bytes)}", *numbers, right=numbers)
+        for one in timings:
+            cells = size_text(one.stored_bytes), f"{one.stored_bytes / one.raw_bytes:.3f}"
+            show.row(table, one.side, *cells, f"{one.save_seconds:.3f} s", f"{one.load_seconds:.3f} s")
+        show.console().print(table)
+        _verdict(correct, "every load of every writer gave the saved tensors back", "")
+        found = f"a second process found {compared['tensors']} tensors equal bit for bit"
+        _verdict(compared["same"], found, compared["failure"] or "")
+        place = f"bit {_BIT} of byte {flipped['byte']:,} was flipped in {flipped['file']}; verify found"
+        _verdict(flipped["found"], place, flipped["message"] or "nothing")
     return {
         "good": correct and compared["same"] and flipped["found"],
         "timings": list(map(asdict, timings)),
@@ -69,8 +76,7 @@ def flip_one_bit(path: Path, key: streamxf.Key) -> dict[str, Any]:
     """Flip a bit in the middle of the largest tensor of a checkpoint, and see whether `verify` names the place."""
     with streamxf.Checkpoint(path, keys=key) as checkpoint:
         item = max(checkpoint.items.values(), key=lambda item: item.stored_bytes)
-    assert isinstance(item, TensorItem)
-    place = item.chunks[0].place
+    (place,) = item.places
     byte = place.at + place.size // 2
     with (path / place.file).open("r+b") as file:
         file.seek(byte)
@@ -83,23 +89,5 @@ def flip_one_bit(path: Path, key: streamxf.Key) -> dict[str, Any]:
     return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}
 
 
-def _print(dtype: str, timings: list[Timing], compared: dict[str, Any], flipped: dict[str, Any]) -> None:
-    out = show.console()
-    numbers = ("stored", "of raw", "save", "load")
-    table = show.table(f"{dtype}, {size_text(timings[0].raw_bytes)}", *numbers, right=numbers)
-    for one in timings:
-        cells = size_text(one.stored_bytes), f"{one.stored_bytes / one.raw_bytes:.3f}"
-        show.row(table, one.side, *cells, f"{one.save_seconds:.3f} s", f"{one.load_seconds:.3f} s")
-    out.print(table)
-    correct = all(timing.correct for timing in timings)
-    show.report(f"{_verdict(correct)}: every load of every writer gave the saved tensors back", correct)
-    same = compared["same"]
-    text = f"{_verdict(same)}: a second process found {compared['tensors']} tensors equal bit for bit"
-    show.report("\n".join(filter(None, [text, compared["failure"]])), same)
-    found = flipped["found"]
-    text = f"{_verdict(found)}: bit {_BIT} of byte {flipped['byte']:,} was flipped in {flipped['file']}; verify found"
-    show.report(f"{text}\n{flipped['message'] or 'nothing'}", found)
-
-
-def _verdict(good: bool) -> str:
-    return "ok" if good else "FAIL"
+def _verdict(good: bool, text: str, more: str) -> None:
+    show.report("\n".join(filter(None, [f"{'ok' if good else 'FAIL'}: {text}", more])), good)

@@ -25,14 +25,7 @@ EXAMPLES = (
 def diff(
     a: options.Path,
     b: options.Path,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Only items whose names match, such as '*.weight'; may be given several times.",
-        ),
-    ] = None,
+    only: options.Only = None,
     prefix_a: Annotated[
         str,
         typer.Option(

@@ -13,27 +13,13 @@ from streamxf.errors import ParameterError
 KEYS_VARIABLE = "STREAMXF_KEYS"
 
 
-def reachable(path: str) -> str:
-    """Refuse a URL of a kind that nothing here can read; for paths that need not be there yet."""
-    if "://" not in path and "::" not in path:
-        return path
-    try:
-        from fsspec.core import get_filesystem_class, split_protocol
-    except ImportError:
-        raise typer.BadParameter(f"{path}: URLs need fsspec: pip install 'streamxf[s3]'") from None
-    try:
-        for part in path.split("::"):
-            get_filesystem_class(split_protocol(part)[0] or part)
-    except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
-        raise typer.BadParameter(f"{path}: {error}") from None
-    return path
-
-
 def existing(path: str) -> str:
-    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
-    if "://" not in path and "::" not in path and not os.path.lexists(path):
+    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+    from streamxf.checkpoint.storage import is_url
+
+    if not is_url(path) and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")
-    return reachable(path)
+    return path
 
 
 def key(location: str) -> Any:
@@ -84,6 +70,12 @@ EncryptTo = Annotated[
         parser=key,
         metavar="LOCATION",
         help="A key that may read what is written; may be given several times.",
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from streamxf.cli import facts, options, show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
 from streamxf.cli.keys import key_at
 from streamxf.errors import KeyMissingError
@@ -66,7 +67,8 @@ def recipients(
         remove_recipient(path, key, entry, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     found = listed(path, key, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if json:
-        show.as_json({"path": path, **facts.of_recipients(found)})
+        signers = [signer for signer in found.signers if signer is not None]
+        show.as_json({"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers})
     else:
         show.console().print(str(found))
     return FINE

@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
-from difflib import get_close_matches
 
 import typer
 from typer.exceptions import TyperException
@@ -36,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], interrupts: Interrupts) -> int:
-    command = _command_of(arguments)
+    command = f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
     try:
         try:
             found = command_line().main(arguments, prog_name="streamxf", standalone_mode=False)
@@ -51,7 +50,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 return error.exit_code
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else command
-            text = _without_guesses(error).rstrip(".")
+            text = error.format_message().rstrip(".")
             text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
             return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
@@ -66,14 +65,12 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
             return _failed(command, cause, arguments)
-    except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
+    except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
-    if isinstance(error, GeneratorExit):
-        raise error
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     failure = storage.failure_in(error)
@@ -105,16 +102,6 @@ def _fail(
     return code
 
 
-def _without_guesses(error: TyperException) -> str:
-    """The message, with only those options proposed that are alike without their dashes, too."""
-    possible = getattr(error, "possibilities", None)
-    if possible:
-        wrong = str(getattr(error, "option_name", "")).lstrip("-")
-        alike = get_close_matches(wrong, [name.lstrip("-") for name in possible])
-        error.possibilities = [name for name in possible if name.lstrip("-") in alike]  # type: ignore[attr-defined]
-    return error.format_message()
-
-
 def _open_closed() -> None:
     """Open what the process was started without, as by ``>&-``: else a checkpoint's file would get its number, and what
     any library prints would go there.
@@ -126,11 +113,6 @@ def _open_closed() -> None:
             except OSError:
                 os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
-
-
-def _command_of(arguments: list[str]) -> str:
-    """For messages: ``streamxf verify``."""
-    return f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:

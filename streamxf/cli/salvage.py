@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from streamxf.cli import facts, options, show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
-
-if TYPE_CHECKING:
-    from streamxf.tools.convert.result import Converted
-    from streamxf.tools.salvage.result import Salvaged
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -68,7 +65,7 @@ def salvage(
     Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
     memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
     """
-    from streamxf.convert.salvaged import salvage_to
+    from streamxf.tools.salvage.copying import salvage_to
 
     if writer_id and not without_metadata:
         raise ParameterError(
@@ -92,13 +89,19 @@ def salvage(
             without_metadata=writer_id or without_metadata,
             progress=bar,
         )
-    _print(path, target, found, written, json)
-    return FAILED if found.damaged or written is None else FINE
-
-
-def _print(path: str, target: str, found: Salvaged, written: Converted | None, json: bool) -> None:
     if json:
-        show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)})
-        return
-    show.report(str(found), not found.damaged)
-    show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
+        facts = {
+            "path": path,
+            "target": target,
+            "loaded": found.loaded,
+            "damaged": show.damages(found.damaged),
+            "partial": found.partial,
+            "unchecked": found.unchecked,
+            "save_ids": list(dict.fromkeys(found.save_ids.values())),
+            "written": None if written is None else asdict(written),
+        }
+        show.as_json(facts)
+    else:
+        show.report(str(found), not found.damaged)
+        show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
+    return FAILED if found.damaged or written is None else FINE

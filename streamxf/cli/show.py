@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from streamxf.cli.lines import wrapped
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -118,6 +120,11 @@ def as_json(facts: Mapping[str, Any]) -> None:
     if len(text) <= _INDENTED:
         text = json.dumps(facts, indent=2, default=_plain)
     sys.stdout.write(f"{text}\n")
+
+
+def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:
+    """For JSON, where the class of an error is its type."""
+    return [{("type" if name == "error" else name): value for name, value in asdict(one).items()} for one in found]
 
 
 def _plain(value: object) -> object:

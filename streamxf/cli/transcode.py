@@ -38,11 +38,11 @@ def transcode(
 ) -> int:
     """Copy a DCP checkpoint through another chain.
 
-    Items are copied block by block, with all checks of a load; no tensor is held whole. Names, shards and objects stay
-    as they are.
+    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
+    transform of torch's made. Names, shards and objects stay as they are.
 
-    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
-    until the new one does; both need space until then.
+    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
+    one does; both need space until then.
     """
     from streamxf.tools.convert.transcode import transcode as write
 

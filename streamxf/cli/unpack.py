@@ -30,14 +30,7 @@ def unpack(
             "folder, else a Hugging Face folder.",
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Only items whose names match, such as '*.weight'; may be given several times.",
-        ),
-    ] = None,
+    only: options.Only = None,
     prefix: Annotated[
         str,
         typer.Option(
@@ -65,7 +58,8 @@ def unpack(
     the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
     of the model.
 
-    TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts over.
+    A local TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts
+    over.
     """
     from streamxf.tools.convert.unpack import unpack as write
 

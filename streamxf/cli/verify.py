@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from streamxf.cli import facts, options, show
+from dataclasses import asdict
+
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 
 EXAMPLES = (
@@ -41,7 +43,7 @@ def verify(
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, **facts.of_verified(report)})
+        show.as_json({"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)})
     else:
         show.report(str(report), report.ok)
     return FINE if report.ok else FAILED

@@ -120,8 +120,8 @@ class Encrypt(Uncopied, Codec):
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
         if by is None and not accepted and not any(key.vouches for key in made):
             warnings.warn(
-                "nothing will show who wrote this: anyone may have these public keys, and there is no signer=. "
-                "Readers will refuse it without allow_unsigned=True; pass signer=, a SigningKey",
+                "nothing will show who wrote this: anyone may have these public keys, and there is no signer. "
+                "Readers will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
         self._take(made, by, None)
@@ -334,12 +334,8 @@ def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
 
 
 def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
-    """Those for whom data keys are wrapped: 1 to 16 keys, each once.
-
-    Raises
-    ------
-    ParameterError
-        If there are none or more, or one cannot be used.
+    """Those for whom data keys are wrapped: 1 to 16 keys, each once. Raises ParameterError if there are none or more,
+    or one cannot be used.
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")

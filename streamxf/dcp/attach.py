@@ -52,8 +52,8 @@ def attach(
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
 
-    The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a
-    reader with keys needs ``require="bound"``. docs/guarantees.md says what holds for which pair.
+    The writer keeps its own save path; its items are bound to their places but not published with an index, so a
+    reader with keys needs ``require="bound"``. docs/guarantees.md has the details.
 
     Parameters
     ----------

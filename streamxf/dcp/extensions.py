@@ -23,13 +23,7 @@ from streamxf.stream.writer import StreamWriter
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks.
-
-    Attributes
-    ----------
-    foreign : tuple of StreamTransformExtension
-    chain : Chain
-    """
+    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks."""
 
     foreign: tuple[StreamTransformExtension, ...]
     chain: Chain
@@ -43,7 +37,7 @@ class Extensions:
         ChainError
             If the codecs break a rule of order, or a foreign extension follows a codec.
         UnsupportedError
-            If something is no stream transform at all.
+            If something is not a stream transform.
         """
         if isinstance(extensions, str | Codec | StreamTransformExtension):
             extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
@@ -130,15 +124,7 @@ class Extensions:
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
     ) -> SaveStream:
-        """Open the streams for one item, into which its bytes are written.
-
-        Parameters
-        ----------
-        raw : writable
-            Gets what is stored.
-        identity, published, block_log2, meter
-            As in `ContainerEncoder`.
-        """
+        """Open the streams for one item, into which its bytes are written."""
         container = None
         if len(self.chain):
             encoder = ContainerEncoder(
@@ -159,15 +145,7 @@ class Extensions:
 
 @dataclass(frozen=True)
 class SaveStream:
-    """The streams of one item that is being saved.
-
-    Attributes
-    ----------
-    stream : file
-        Write the item here.
-    container : StreamWriter or None
-        Where the chain's blocks leave.
-    """
+    """The streams of one item that is being saved: `stream` takes its bytes, and blocks leave by `container`."""
 
     stream: Any
     container: StreamWriter | None

@@ -212,7 +212,7 @@ def metadata_of(
     made.version = DCP_VERSION
     for name, value in (extra or {}).items():
         if _is_extra(name):
-            with suppress(MetadataError):  # which only whoever put it there could use
+            with suppress(MetadataError):  # of use only to the planner that put it there
                 setattr(made, name, from_json(value))
     return made
 

@@ -6,8 +6,8 @@ import copy
 import errno
 import math
 import os
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.futures import Future
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
@@ -36,20 +35,23 @@ from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.dcp.registry import access_with
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
-from streamxf.objects.policy import Objects
-from streamxf.progress import Progress, Share, Shares
+from streamxf.progress import Progress, Shares
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import Timed
+from streamxf.stream.source import READ_WHOLE, Timed
 
+_AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
+
+
+_Entry = tuple[ReadItem | None, Wanted]
+"""What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
 class ChainReaderMixin:
@@ -63,7 +65,6 @@ class ChainReaderMixin:
     load_id: str
     storage_data: dict[MetadataIndex, _StorageInfo]
     _access: Access
-    _objects: Objects
     _progress: ProgressLike
     _metadata: stored_metadata.Metadata | None
     report: LoadReport | None
@@ -72,27 +73,44 @@ class ChainReaderMixin:
     """Which save the metadata that was read last belongs to, as ``writer.save_id`` gave it; None before, and for
     checkpoints of other writers, which have none."""
 
-    def _set_up_chain(
+    def __init__(
         self,
-        registry: ExtensionRegistry | None,
-        keys: KeysLike,
-        require: Require | None,
+        path: str | os.PathLike[str],
+        _extension_registry: ExtensionRegistry | None = None,
         *,
-        objects: Objects,
-        expect_save_id: SaveIds,
-        progress: ProgressLike,
+        keys: KeysLike = None,
+        trust: TrustLike = None,
+        allow_unsigned: bool = False,
+        require: Require | None = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        expect_save_id: SaveIds = None,
+        progress: ProgressLike = False,
+        **kwargs: Any,
     ) -> None:
-        if registry is not None and not isinstance(registry, ExtensionRegistry):
+        if _extension_registry is not None and not isinstance(_extension_registry, ExtensionRegistry):
             raise ParameterError(
-                f"_extension_registry is a torch ExtensionRegistry, not {type(registry).__name__}; "
+                f"_extension_registry is a torch ExtensionRegistry, not {type(_extension_registry).__name__}; "
                 "keys are passed by name: keys=key"
             )
-        self._access = access_with(registry, KeyRing.of(keys), require=require, expect_save_id=expect_save_id)
-        self._objects = objects
+        self._check_path(path)
+        super().__init__(path, **kwargs)  # type: ignore[call-arg]
+        self._storage_options = kwargs
+        self._access = access_with(
+            _extension_registry,
+            KeyRing.of(keys, trust, allow_unsigned),
+            require=require,
+            expect_save_id=expect_save_id,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+        )
         self._progress = check_progress(progress)
         self._metadata = None
         self.report = None
         self.save_id = None
+
+    def _check_path(self, path: object) -> None:
+        """Raise ParameterError if this class cannot read from there."""
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -141,7 +159,7 @@ class ChainReaderMixin:
             metadata.raise_error()
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # somebody read it in another way
+        if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
@@ -183,7 +201,7 @@ class ChainReaderMixin:
             check_filled(plan, planner, self._used.items)
         begin = perf_counter()
         with shown(self._progress, "Loading") as progress:
-            meter = _Reading(self, planner, progress).run(plan.items)
+            meter = _Load(self, planner, progress).run(plan.items)
         self.report = LoadReport.of(meter, perf_counter() - begin)
         done: Future[None] = Future()
         done.set_result(None)
@@ -200,85 +218,93 @@ class ChainReaderMixin:
         return Storage(path, path, getattr(self.fs, "fs", None))
 
 
-class _Reading:
+class _Load:
     """One `read_data`: the items of a plan, file by file."""
 
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
         self._storage = reader._storage()
         self._metadata = reader._used
-        self._opener = ItemOpener(self._metadata, reader._access, reader._objects.limit)
+        self._opener = ItemOpener(self._metadata, reader._access, reader._access.objects.limit)
         self._meter = Meter()
-        self._loader = Loader(planner, self._meter, reader._objects)
+        self._planner = planner
+        self._loader = Loader(planner, self._meter, reader._access.objects)
         self._progress = progress
-        self._share: Share | None = None
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
         """Read all of them."""
-        found = [(request, *self._find(request)) for request in requests]
+        found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        by_file: dict[str, list[tuple[ReadItem, Item, Chunk | None]]] = {}
-        for entry in found:
-            by_file.setdefault(Wanted(*entry[1:]).place.file, []).append(entry)
+        by_file: dict[str, list[_Entry]] = {}
+        for request, wanted in (*found, *self._empty(requests)):
+            by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
-            entries.sort(key=lambda entry: Wanted(*entry[1:]).place.at)
+            entries.sort(key=lambda entry: entry[1].place.at)
             with items_advised(), self._opened(name) as file:
                 self._read_file(file, entries, shares)
         if shares is not None:
             shares.finish()
         return self._meter
 
-    def _read_file(
-        self, file: StoredFile, entries: list[tuple[ReadItem, Item, Chunk | None]], shares: Shares | None
-    ) -> None:
-        last: tuple[MetadataIndex, Blocks, Elements | None] | None = None
+    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, Wanted]]:
+        """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
+        damaged.
+        """
+        items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
+        read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
+        for request in requests:
+            name = request.storage_index.fqn
+            read[name] = read.get(name, 0) + math.prod(request.lengths)
+        for name, count in read.items():
+            item = items.get(name)
+            if isinstance(item, TensorItem) and count >= math.prod(item.shape):
+                yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+
+    def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
+        last: Wanted | None = None
         access = file.access
         try:
-            for request, item, chunk in entries:
-                with noted(file.name, item.name):
-                    if last is None or last[0] != request.storage_index:  # parts of one tensor follow each other
+            ahead = 0
+            for number, (request, wanted) in enumerate(entries):
+                with noted(file.name, wanted.item.name):
+                    if request is None:
+                        self._open(file, wanted)
+                        continue
+                    if last is None or last != wanted:  # parts of one tensor follow each other
+                        if shares is None and wanted.place.at >= ahead:
+                            ahead = _read_ahead(file, entries, number)
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
-                        last = request.storage_index, *self._open(file, item, chunk)
-                    self._read_item(file, request, item, chunk, last[1], last[2])
+                        blocks, elements = self._open(file, wanted)
+                        last = wanted
+                    self._read_item(file.name, request, wanted, blocks, elements)
             self._loader.settle()
         except BaseException:
             self._loader.cancel()
             raise
 
-    def _open(self, file: StoredFile, item: Item, chunk: Chunk | None) -> tuple[Blocks, Elements | None]:
+    def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
-        blocks = self._opener.open(file, Wanted(item, chunk), self._meter)
-        if chunk is None or not isinstance(item, TensorItem) or item.dtype not in ITEMSIZES:
-            return blocks, None
-        if not chunk.framed:
-            return blocks, Elements(blocks, 0, ITEMSIZES[item.dtype], chunk.shape)
-        try:
-            return blocks, framed_elements(blocks, item.dtype, chunk.shape)
-        except UnsupportedError:
-            return blocks, None
+        blocks = self._opener.open(file, wanted, self._meter)
+        if wanted.chunk is not None:
+            with suppress(UnsupportedError):
+                return blocks, wanted.elements(blocks)
+        return blocks, None
 
     def _read_item(
-        self,
-        file: StoredFile,
-        request: ReadItem,
-        item: Item,
-        chunk: Chunk | None,
-        blocks: Blocks,
-        elements: Elements | None,
+        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
     ) -> None:
-        place = Wanted(item, chunk).place
+        item, size = wanted.item, wanted.place.size
         if isinstance(item, ObjectItem):
-            self._loader.load_bytes(request, read_all(blocks, self._meter), place.size)
+            self._loader.load_object(request, read_all(blocks, self._meter), size)
             return
         dtype = getattr(torch, item.dtype)
         if elements is not None:
-            self._loader.load_tensor(request, elements, dtype, file.name, _stored_bytes(request, item, chunk))
+            self._loader.load_tensor(request, elements, dtype, file, _stored_bytes(request, wanted))
         else:
-            stream = StreamReader(blocks, meter=self._meter)
-            self._loader.load_whole(request, stream, blocks.size, place.size, dtype)
+            self._loader.load_whole(request, StreamReader(blocks, meter=self._meter), blocks.size, size, dtype)
 
-    def _find(self, request: ReadItem) -> tuple[Item, Chunk | None]:
-        """The item that a request wants and, of a tensor, the chunk."""
+    def _find(self, request: ReadItem) -> Wanted:
+        """What a request wants: an object, or a chunk of a tensor."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
         if item is None:
@@ -287,48 +313,51 @@ class _Reading:
             wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
             raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
         if not isinstance(item, TensorItem):
-            return item, None
+            return Wanted(item)
         chunks, offset = item.chunks, tuple(index.offset or ())
         if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
-            return item, chunks[index.index]  # as nearly always: the list may be long
+            return Wanted(item, chunks[index.index])  # as nearly always: the list may be long
         chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
         if chunk is None:
             raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
-        return item, chunk
+        return Wanted(item, chunk)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[StoredFile]:
-        try:
-            opening = self._storage.open(name)
-            file = opening.__enter__()
-        except FileNotFoundError as error:
-            raise no_file(self._storage.full(name)) from error
-        with _closing(opening):
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._storage.open(name))
+            except FileNotFoundError as error:
+                raise no_file(self._storage.full(name)) from error
             file.access = Timed(file.access, self._meter.io)
             yield file
 
 
-@contextmanager
-def _closing(opening: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        opening.__exit__(None, None, None)
-
-
-def _sizes(found: list[tuple[ReadItem, Item, Chunk | None]]) -> dict[Hashable, int]:
+def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     """Stored bytes of what is wanted, by item."""
     sizes: dict[Hashable, int] = {}
-    for request, item, chunk in found:
+    for request, wanted in found:
         index = request.storage_index
-        stored = _stored_bytes(request, item, chunk) + sizes.get(index, 0)
-        sizes[index] = min(Wanted(item, chunk).place.size, stored)
+        sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
 
 
-def _stored_bytes(request: ReadItem, item: Item, chunk: Chunk | None) -> int:
+def _read_ahead(file: StoredFile, entries: list[tuple[ReadItem, Wanted]], number: int) -> int:
+    """Read small items that follow each other at once; return where what was read ends."""
+    start = stop = entries[number][1].place.at
+    for _, wanted in entries[number:]:
+        at, size = wanted.place.at, wanted.place.size
+        if at > stop or size > READ_WHOLE or at + size > min(start + _AHEAD, file.size):
+            break
+        stop = max(stop, at + size)
+    if stop > start:
+        file.read_ahead(start, stop - start)
+    return stop
+
+
+def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
-    size = Wanted(item, chunk).place.size
+    size, chunk = wanted.place.size, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
         return size
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
@@ -368,7 +397,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
-        Classes and functions that such items, and tensors of subclasses, may use besides.
+        Classes and functions that such items, and tensors of subclasses, may use as well.
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.
@@ -383,32 +412,10 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         If a key is not 32 bytes, `require` is given without keys, or another argument is not what it should be.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        _extension_registry: ExtensionRegistry | None = None,
-        *,
-        keys: KeysLike = None,
-        trust: TrustLike = None,
-        allow_unsigned: bool = False,
-        require: Require | None = None,
-        weights_only: bool = True,
-        safe_globals: Sequence[Any] = (),
-        expect_save_id: SaveIds = None,
-        progress: ProgressLike = False,
-    ) -> None:
+    def _check_path(self, path: Any) -> None:
         check_local(path, "FsspecReader")
-        super().__init__(path)
-        self._set_up_chain(
-            _extension_registry,
-            KeyRing.of(keys, trust, allow_unsigned),
-            require,
-            objects=Objects(weights_only, safe_globals),
-            expect_save_id=expect_save_id,
-            progress=progress,
-        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
-        check_local(checkpoint_id, "FsspecReader")
+        """Switch to another checkpoint; raises ParameterError for a URL."""
+        self._check_path(checkpoint_id)
         super().reset(checkpoint_id)

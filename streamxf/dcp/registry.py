@@ -14,7 +14,7 @@ from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import CodecRegistry, Provider
+from streamxf.registry import CodecRegistry
 
 
 def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
@@ -48,7 +48,7 @@ class Registry(ExtensionRegistry):
         super().__init__()
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
-        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item anew, and unwrapping a key takes its time
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
@@ -84,35 +84,12 @@ class Registry(ExtensionRegistry):
         ------
         UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError, WrongKeyError
             If one cannot be rebuilt.
-        """
-        codecs, foreign = self.split(descriptors)
-        built: list[Any] = [self._build(descriptor) for descriptor in codecs]
-        return built + self.foreign(foreign)
-
-    def _build(self, descriptor: Descriptor) -> Codec:
-        codec = self._built.get(descriptor)
-        if codec is None:
-            codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
-        return codec
-
-    def split(
-        self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
-    ) -> tuple[list[Descriptor], list[str]]:
-        """Split an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
-        extensions. Imports nothing.
-
-        Raises
-        ------
-        UnknownCodecError
-            If a name belongs to neither.
-        DescriptorError
-            If one is not well formed, or there are too many.
         UnsupportedError
-            If a foreign extension is between or after the codecs of the chain.
+            If a foreign extension stands between or behind the codecs of the chain, or does not transform a stream.
         """
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
-        codecs: list[Descriptor] = []
+        codecs: list[Any] = []
         foreign: list[str] = []
         for text in descriptors:
             if not isinstance(text, str):
@@ -126,27 +103,23 @@ class Registry(ExtensionRegistry):
                     "come before the first codec"
                 )
             else:
-                descriptor = Descriptor.parse(text)
-                if not self.codecs.knows(descriptor.name):
-                    self.codecs.find(descriptor.name, providers)  # raises, and says what to install
-                codecs.append(descriptor)
-        return codecs, foreign
+                codecs.append(self._build(Descriptor.parse(text)))
+        return codecs + self._foreign(foreign)
+
+    def _build(self, descriptor: Descriptor) -> Codec:
+        codec = self._built.get(descriptor)
+        if codec is None:
+            codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
+        return codec
 
     def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
         """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
         if descriptor.partition("/")[0] not in self.extensions:
             return known_transform(descriptor, stream)
-        (extension,) = self.foreign([descriptor])
+        (extension,) = self._foreign([descriptor])
         return extension.transform_from(stream)
 
-    def foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
-        """Build foreign extensions, as torch's registry does.
-
-        Raises
-        ------
-        UnsupportedError
-            If one does not transform a stream.
-        """
+    def _foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
         built = list(super().from_descriptor_list(list(descriptors)))
         for extension in built:
             if not isinstance(extension, StreamTransformExtension):

@@ -58,15 +58,7 @@ def load_stream(codec: Codec, input: IO[bytes]) -> IO[bytes]:
 
 
 class JoinedWriter(io.RawIOBase):
-    """A container whose codecs are still coming, until the first write.
-
-    Parameters
-    ----------
-    raw : file
-        Torch's stream; closing this closes it.
-    codec : Codec
-        The first to be asked.
-    """
+    """A container whose codecs are still coming, until the first write."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
         super().__init__()
@@ -121,15 +113,7 @@ class JoinedWriter(io.RawIOBase):
 
 
 class JoinedReader(io.RawIOBase):
-    """A container whose codecs are still coming, until the first read.
-
-    Parameters
-    ----------
-    raw : seekable file
-        Torch's view of the item.
-    codec : Codec
-        The first to be asked.
-    """
+    """A container whose codecs are still coming, until the first read."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
         super().__init__()

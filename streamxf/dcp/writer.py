@@ -115,7 +115,7 @@ class ChainWriterMixin:
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint."""
+        """Switch to another checkpoint."""
         super().reset(checkpoint_id)  # type: ignore[misc]
         self.save_id = None
 
@@ -216,8 +216,8 @@ class ChainWriterMixin:
                 _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
-        need not know of them, and may be nothing that can be sent to another process.
+        """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
+        it need not know of them, and perhaps cannot be pickled.
         """
         return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
@@ -263,21 +263,21 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
-        torch's argument: what `chain` is, and foreign stream extensions before the first codec.
+        torch's argument: as `chain`, with other packages' stream extensions before the first codec.
     serialization_format : SerializationFormat
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
-        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list is no chain at all.
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     progress : bool or Progress
         True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
-        `Progress` is told how many bytes the tensors and objects of this process have, and as they leave, by any
-        thread; what it raises fails the save. Copies of the writer, such as that of a save in another process, show
-        the bar too, but have no `Progress`.
+        `Progress` is told the bytes of this process's tensors and objects, and as they are written, by any thread; what
+        it raises fails the save. Copies of the writer, such as that of a save in another process, show the bar too, but
+        have no `Progress`.
 
     Raises
     ------
@@ -315,6 +315,6 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
+        """Switch to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecWriter")
         super().reset(checkpoint_id)

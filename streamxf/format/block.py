@@ -12,7 +12,6 @@ from streamxf.errors import BlockError
 
 LAST = 1 << 31
 _WORDS = struct.Struct("<II")
-_WORD = struct.Struct("<I")
 
 
 class BlockHead(NamedTuple):
@@ -30,12 +29,8 @@ def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview)
 
 
 def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
-    """Read the eight bytes before block `index`, whose payload may have up to `limit` bytes.
-
-    Raises
-    ------
-    BlockError
-        If its length is over the limit.
+    """Read the eight bytes before block `index`, whose payload may have up to `limit` bytes. Raises BlockError if its
+    length is over the limit.
     """
     word, crc = _WORDS.unpack(data)
     stored_size = word & ~LAST
@@ -47,13 +42,7 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
 
 
 def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
-    """Compare a block's CRC with its payload and place.
-
-    Raises
-    ------
-    BlockError
-        If it does not match.
-    """
+    """Compare a block's CRC with its payload and place. Raises BlockError if it does not match."""
     word = (LAST if head.last else 0) | head.stored_size
     if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
         raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
@@ -67,5 +56,5 @@ def hash_of(head: bytes, payload: memoryview) -> bytes:
 
 
 def _crc(header_digest: bytes, index: int, word: int, payload: memoryview) -> int:
-    start = crc32c.crc32c(header_digest[:16] + _WORD.pack(index) + _WORD.pack(word))
+    start = crc32c.crc32c(header_digest[:16] + _WORDS.pack(index, word))
     return int(crc32c.crc32c(payload, start))

@@ -17,13 +17,7 @@ _MAX_DEPTH = 32
 
 
 def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Plain data as JSON has it.
-
-    Raises
-    ------
-    MetadataError
-        If it is not plain data, or nested too deep.
-    """
+    """Plain data as JSON has it. Raises MetadataError if it is not plain data, or nested too deep."""
     if depth < 0:
         raise MetadataError("it is nested too deep")
     if value is None or isinstance(value, bool):
@@ -46,13 +40,7 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Undo `to_json`.
-
-    Raises
-    ------
-    MetadataError
-        If `value` is not what it gives.
-    """
+    """Undo `to_json`. Raises MetadataError if `value` is not such a result."""
     try:
         return _plain(value)
     except (TypeError, ValueError, RecursionError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 import crc32c
 
@@ -51,15 +52,13 @@ class Kind(IntEnum):
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "framed tensor"}
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Which item a stream is.
 
     Attributes
     ----------
     writer_id : bytes
         16 random bytes of the process and save that wrote it.
-    kind : Kind
     name : str
         The item's name in the state dict.
     dtype : str
@@ -68,7 +67,6 @@ class Identity:
         Where the shard begins in its tensor, in elements.
     shape : tuple of int
         The shard's.
-    tensor_shape : tuple of int
     """
 
     writer_id: bytes
@@ -153,6 +151,14 @@ class Header:
         Whether the table has a SHA-256 for each block.
     seal : bytes or None
         32 bytes, in a keyed stream.
+    keyed : bool
+        Whether the chain encrypts.
+    body : bytes
+        The header's bytes before the seal.
+    digest : bytes
+        H: SHA-256 of `body`.
+    size : int
+        Bytes of the whole header.
     """
 
     block_log2: int
@@ -162,6 +168,10 @@ class Header:
     published: bool = False
     hashed: bool = False
     seal: bytes | None = None
+    keyed: bool = field(init=False, repr=False)
+    body: bytes = field(init=False, repr=False)
+    digest: bytes = field(init=False, repr=False)
+    size: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
@@ -170,18 +180,18 @@ class Header:
             )
         if len(self.salt) != SALT_BYTES:
             raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
-        if len(self.chain) > MAX_CODECS or len(_chain_text(self.chain)) > MAX_CHAIN:
-            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
-        _transforms(self.chain)
-        identity = self.identity
-        if self.published and identity is None:
+        chain = _Chain.of(self.chain)
+        if self.published and self.identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
-        if (
-            identity is not None
-            and identity.kind is Kind.TENSOR
-            and not (self.published and self.block_chain == self.chain)
-        ):
+        if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or chain.transforms):
             raise ContainerError("only a published container without stream transforms holds a tensor's elements")
+        identity = self.identity.pack() if self.identity is not None else b""
+        flags = KEYED * chain.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
+        lengths = 0, len(chain.text), len(identity)
+        fixed = _FIXED.pack(CONTAINER_MAGIC, VERSION, self.block_log2, flags, *lengths, self.salt)
+        body = fixed + chain.text + identity
+        size = len(body) + (SEAL_BYTES if chain.keyed else 0) + _CRC.size
+        self.__dict__.update(keyed=chain.keyed, body=body, digest=hashlib.sha256(body).digest(), size=size)
 
     @property
     def block_size(self) -> int:
@@ -189,37 +199,26 @@ class Header:
         return 1 << self.block_log2
 
     @property
-    def size(self) -> int:
-        """Bytes of the whole header."""
-        return len(self.body) + (SEAL_BYTES if self.keyed else 0) + _CRC.size
-
-    @property
     def block_chain(self) -> tuple[str, ...]:
         """The codecs of the chain."""
-        return self.chain[_transforms(self.chain) :]
+        return self.chain[_Chain.of(self.chain).transforms :]
 
-    @property
-    def keyed(self) -> bool:
-        """Whether the chain encrypts."""
-        return _is_keyed(self.chain)
-
-    @cached_property
-    def body(self) -> bytes:
-        """The header's bytes before the seal."""
-        identity = self.identity.pack() if self.identity is not None else b""
-        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
-        chain = _chain_text(self.chain)
-        fixed = _FIXED.pack(CONTAINER_MAGIC, VERSION, self.block_log2, flags, 0, len(chain), len(identity), self.salt)
-        return fixed + chain + identity
-
-    @cached_property
-    def digest(self) -> bytes:
-        """H: SHA-256 of `body`."""
-        return hashlib.sha256(self.body).digest()
+    @classmethod
+    def awaited(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
+        """The header at the start of `data`, if it is the one that a published container of this item must have; None
+        if it is another, or damaged. All but its block size, salt and seal is known, so nothing has to be parsed.
+        """
+        if len(data) < HEADER_FIXED_BYTES or not MIN_BLOCK_LOG2 <= data[9] <= MAX_BLOCK_LOG2:
+            return None
+        header = cls(data[9], chain, data[HEADER_FIXED_BYTES - SALT_BYTES : HEADER_FIXED_BYTES], identity, True, hashed)
+        seal_at, crc_at = len(header.body), header.size - _CRC.size
+        if data[:seal_at] != header.body or data[crc_at : header.size] != _CRC.pack(crc32c.crc32c(data[:crc_at])):
+            return None
+        return header.sealed(data[seal_at:crc_at]) if header.keyed else header
 
     def sealed(self, seal: bytes | None) -> Header:
         """The same header with its seal."""
-        made = object.__new__(Header)  # keeps what was computed already: body and digest do not depend on the seal
+        made = object.__new__(Header)  # what was computed does not depend on the seal
         made.__dict__.update(self.__dict__, seal=seal)
         return made
 
@@ -232,12 +231,8 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
-        """Read a header that is exactly `data`; `header_size` tells how much that is.
-
-        Raises
-        ------
-        ContainerError
-            If anything about it is not as the format says.
+        """Read a header that is exactly `data`; `header_size` tells how much that is. Raises ContainerError if anything
+        about it is not as the format says.
         """
         size = header_size(data)
         if len(data) != size:
@@ -251,86 +246,38 @@ class Header:
         seal_at = size - _CRC.size - SEAL_BYTES
         seal = data[seal_at : seal_at + SEAL_BYTES] if flags & KEYED else None
         header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), bool(flags & HASHED), seal)
-        header.__dict__["body"] = data[: identity_at + ident_len]
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
 
 
-class AwaitedHeader:
-    """The header that a published container has to have, as far as an index says it.
+class _Chain(NamedTuple):
+    """What a header needs to know of a chain: its bytes, how many stream transforms come first, whether it encrypts."""
 
-    All but block size, salt and seal is known, so it is compared as bytes, and nothing of it needs to be parsed.
+    text: bytes
+    transforms: int
+    keyed: bool
 
-    Parameters
-    ----------
-    chain : tuple of str
-    identity : Identity
-    hashed : bool
-
-    Attributes
-    ----------
-    size : int
-        Bytes of the header.
-    """
-
-    def __init__(self, chain: tuple[str, ...], identity: Identity, hashed: bool) -> None:
-        text, bound = _chain_text(chain), identity.pack()
-        self._keyed = _is_keyed(chain)
-        self._flags = KEYED * self._keyed | BOUND | PUBLISHED | HASHED * hashed
-        self._rest = self._flags, 0, len(text), len(bound)
-        self._facts = chain, identity, hashed
-        self._tail = text + bound
-        self._end = HEADER_FIXED_BYTES + len(self._tail)
-        self.size = self._end + (SEAL_BYTES if self._keyed else 0) + _CRC.size
-
-    def match(self, data: bytes) -> Header | None:
-        """The header that is exactly `data`; None if that is another one, or is damaged."""
-        magic, version, block_log2, *rest, salt = _FIXED.unpack_from(data)
-        body, crc_at = data[: self._end], self.size - _CRC.size
-        if (magic, version, *rest) != (CONTAINER_MAGIC, VERSION, *self._rest) or data[48 : self._end] != self._tail:
-            return None
-        if _CRC.unpack_from(data, crc_at)[0] != crc32c.crc32c(data[:crc_at]):
-            return None
-        chain, identity, hashed = self._facts
-        header = Header(
-            block_log2, chain, salt, identity, True, hashed, data[self._end : crc_at] if self._keyed else None
-        )
-        header.__dict__["body"] = body
-        return header
-
-
-# All items of a checkpoint have one chain.
-@lru_cache(16)
-def _is_keyed(chain: tuple[str, ...]) -> bool:
-    return any(text.partition("/")[0] == ENCRYPT for text in chain)
-
-
-@lru_cache(16)
-def _transforms(chain: tuple[str, ...]) -> int:
-    """How many stream transforms come first; raises ContainerError if one comes after a codec."""
-    marked = [text.startswith("!") for text in chain]
-    count = sum(marked)
-    if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
-        raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
-    return count
-
-
-@lru_cache(16)
-def _chain_text(chain: tuple[str, ...]) -> bytes:
-    try:
-        return "\n".join(chain).encode("ascii")
-    except UnicodeEncodeError:
-        raise ContainerError("a chain's descriptors are ASCII") from None
+    @staticmethod
+    @lru_cache(16)  # all items of a checkpoint have one chain
+    def of(chain: tuple[str, ...]) -> _Chain:
+        """Raises ContainerError if the format has no place for it."""
+        try:
+            text = "\n".join(chain).encode("ascii")
+        except UnicodeEncodeError:
+            raise ContainerError("a chain's descriptors are ASCII") from None
+        if len(chain) > MAX_CODECS or len(text) > MAX_CHAIN:
+            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
+        marked = [each.startswith("!") for each in chain]
+        count = sum(marked)
+        if any(marked[count:]) or any(each.startswith("!streamxf.") for each in chain):
+            raise ContainerError("the header's chain has a stream transform behind a codec, or with a reserved name")
+        return _Chain(text, count, any(each.partition("/")[0] == ENCRYPT for each in chain))
 
 
 def header_size(start: bytes) -> int:
-    """The whole header's size in bytes, from its first 48.
-
-    Raises
-    ------
-    ContainerError
-        If they do not begin a container that this version reads.
+    """The whole header's size in bytes, from its first 48. Raises ContainerError if they do not begin a container that
+    this version reads.
     """
     if len(start) < HEADER_FIXED_BYTES:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")

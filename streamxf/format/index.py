@@ -1,7 +1,7 @@
 """The index of a metadata file: everything that a reader needs to know of a checkpoint; docs/format.md, "Metadata".
 
-Reading is one pass over what `json.loads` gives. Whatever is not as the format says raises `MetadataError`, so nobody
-who has an `Index` needs to look again.
+Reading is one pass over the result of `json.loads`. Whatever breaks the format raises `MetadataError`, so an `Index`
+needs no further checks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class File(NamedTuple):
 
     Attributes
     ----------
-    size : int
     writer : int
         Which of the index's writers wrote it.
     crc : int or None
@@ -95,10 +94,8 @@ class Index:
         Descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
     dek : bytes or None
         The id of the data key of the process that published.
-    writers : tuple of Writer
     files : dict of str to File
         By path relative to the checkpoint.
-    items : dict of str to Item
     modules : tuple of str
         Third-party packages that provide codecs.
     packages : dict of str to str
@@ -121,13 +118,7 @@ class Index:
 
     @collector_paused()
     def pack(self) -> bytes:
-        """The index as it is stored: JSON in a Zstandard frame.
-
-        Raises
-        ------
-        MetadataError
-            If readers would refuse it.
-        """
+        """The index as it is stored: JSON in a Zstandard frame. Raises MetadataError if readers would refuse it."""
         numbers = {path: number for number, path in enumerate(self.files)}
         content = {
             "save_id": self.save_id,
@@ -155,13 +146,7 @@ class Index:
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
-        """Read an index.
-
-        Raises
-        ------
-        MetadataError
-            If it is anything but an index.
-        """
+        """Read an index. Raises MetadataError if it is anything but an index."""
         with collector_paused():
             return _Reader(_content(packed)).index()
 

@@ -85,9 +85,9 @@ class TensorItem:
     shape : tuple of int
     chunks : tuple of Chunk
     path : tuple or None
-        Where it stands in the nested state dict, if the planner flattened one.
+        Its place in the nested state dict, if the planner flattened one.
     properties : mapping
-        What DCP records besides: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
+        What else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
         those of a plain tensor.
     """
 
@@ -161,12 +161,8 @@ def check_name(name: object) -> str:
 
 
 def check_path(path: object) -> str:
-    """Return `path` if it stays inside the checkpoint.
-
-    Raises
-    ------
-    MetadataError
-        If it is absolute, climbs out, or is not a path at all.
+    """Return `path` if it stays inside the checkpoint. Raises MetadataError if it is absolute, climbs out, or is not a
+    path at all.
     """
     if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
         raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")

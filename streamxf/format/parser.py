@@ -1,8 +1,8 @@
 """A container read front to back: feed it bytes, take out events. This is the one walk along block heads.
 
 In the manner of h11: `ContainerParser.feed` takes whatever has arrived, in pieces of any size, and
-`ContainerParser.next_event` gives the next header, block or end, or `NEED_DATA`. A block is handed on as it is stored;
-whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
+`ContainerParser.next_event` returns the next header, block or end, or `NEED_DATA`. A block is handed on as it is
+stored; whoever decodes the last one must keep it back until the `End` event. After an error the parser stays dead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamxf.errors import BlockError, ContainerError
 from streamxf.format.block import BlockHead, check_payload, hash_of, parse_head
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_BLOCKS, stage_limit
-from streamxf.format.table import Table, entry_size
+from streamxf.format.table import Footer, Table, entry_size
 
 _LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
 
@@ -36,9 +36,6 @@ class Block:
 
     Attributes
     ----------
-    index : int
-    last : bool
-    payload : memoryview
     error : BlockError or None
         What is wrong with it; None if its CRC matches, as always unless the parser is lenient.
     """
@@ -55,7 +52,6 @@ class End:
 
     Attributes
     ----------
-    raw_size, container_size : int
     table_digest : bytes
         T of the format.
     """
@@ -92,12 +88,8 @@ class ContainerParser:
         self._buffer += data
 
     def next_event(self) -> Event | NeedData:
-        """The next event, or `NEED_DATA`.
-
-        Raises
-        ------
-        ContainerError, BlockError
-            If the bytes are not a container; from then on always.
+        """The next event, or `NEED_DATA`. Raises ContainerError, BlockError if the bytes are not a container; from then
+        on always.
         """
         try:
             return self._step()
@@ -121,12 +113,8 @@ class ContainerParser:
         return bytes(self._buffer)
 
     def finish(self) -> None:
-        """Say that no more bytes will come.
-
-        Raises
-        ------
-        ContainerError
-            If the container is not complete, or bytes follow it.
+        """Say that no more bytes will come. Raises ContainerError if the container is not complete, or bytes follow
+        it.
         """
         if not self.complete:
             raise ContainerError("the container is truncated: its end is missing")
@@ -184,7 +172,7 @@ class ContainerParser:
         return None
 
     def _tail(self) -> Event | NeedData:
-        # each part of the table is checked as soon as it is there, so that nobody waits for what is wrong already
+        # each part of the table is checked as soon as it is there
         size = entry_size(self._parsed.hashed)
         known = len(self._table.ends)
         count = min(len(self._ends) - known, len(self._buffer) // size)
@@ -198,7 +186,8 @@ class ContainerParser:
         if len(self._table.ends) < len(self._ends) or len(self._buffer) < FOOTER_BYTES:
             return NEED_DATA
         total = self._position + FOOTER_BYTES
-        footer = self._table.finish(self._take(FOOTER_BYTES), total)
+        footer = Footer.parse(self._take(FOOTER_BYTES), self._parsed.block_size)
+        self._table.finish(footer, total)
         self._step = self._done
         return End(footer.raw_size, footer.container_size, self._table.digest)
 
@@ -209,12 +198,8 @@ class ContainerParser:
 def check_stored(
     stored: memoryview, index: int, header: Header, *, last: bool, expected_hash: bytes | None = None
 ) -> memoryview:
-    """Check a stored block that was found by the table, and return its payload.
-
-    Raises
-    ------
-    BlockError
-        If it does not end where the table says, is last where it should not be, or is damaged.
+    """Check a stored block that was found by the table, and return its payload. Raises BlockError if it does not end
+    where the table says, is last where it should not be, or is damaged.
     """
     start = bytes(stored[:BLOCK_HEAD_BYTES])
     head: BlockHead = parse_head(start, index, stage_limit(header.block_size))

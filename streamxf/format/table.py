@@ -33,17 +33,12 @@ class Footer(NamedTuple):
     raw_size: int
     container_size: int
     blocks: int
+    sizes: bytes
     crc: int
 
     @classmethod
     def parse(cls, data: bytes, block_size: int) -> Footer:
-        """Read the footer and check it against itself.
-
-        Raises
-        ------
-        ContainerError
-            If the end of the container is not one.
-        """
+        """Read the footer and check it against itself. Raises ContainerError if the end of the container is not one."""
         if len(data) != FOOTER_BYTES:
             raise ContainerError("the container is truncated: there is no room for its footer")
         raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
@@ -51,7 +46,7 @@ class Footer(NamedTuple):
             raise ContainerError("the container does not end as one: it is truncated, or something was appended")
         if not 1 <= blocks <= MAX_BLOCKS or raw_size > MAX_RAW_SIZE or not _fits(raw_size, blocks, block_size):
             raise ContainerError(f"the footer contradicts itself: {raw_size} bytes in {blocks} blocks of {block_size}")
-        return cls(raw_size, container_size, blocks, crc)
+        return cls(raw_size, container_size, blocks, data[:_SIZES_BYTES], crc)
 
     def tail_size(self, hashed: bool) -> int:
         """Bytes of table and footer together."""
@@ -68,9 +63,7 @@ def pack_tail(header_digest: bytes, ends: Sequence[int], hashes: Sequence[bytes]
 
     `hashes` is empty, or has one for each block.
     """
-    table = _ends_to_bytes(ends)
-    if hashes:
-        table = b"".join(table[_END_BYTES * at : _END_BYTES * (at + 1)] + digest for at, digest in enumerate(hashes))
+    table = _pack(ends, hashes)
     sizes = struct.pack("<QQI", raw_size, ends[-1] + len(table) + FOOTER_BYTES, len(ends))
     crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + table + sizes))
     return table + sizes + crc + FOOTER_MAGIC, hashlib.sha256(header_digest + table + sizes).digest()
@@ -83,11 +76,8 @@ class Table:
 
     Parameters
     ----------
-    header_digest : bytes
     header_size : int
         Where the first block begins.
-    block_size : int
-    hashed : bool
 
     Attributes
     ----------
@@ -106,16 +96,11 @@ class Table:
         self._limit = BLOCK_HEAD_BYTES + stage_limit(block_size)
         self._hashed = hashed
         self._crc = crc32c.crc32c(header_digest[:16])
-        self._digest = hashlib.sha256(header_digest)
+        self._header_digest = header_digest
+        self._sizes = b""
 
     def feed(self, data: bytes) -> None:
-        """Take the next entries, whole ones.
-
-        Raises
-        ------
-        ContainerError
-            If one of them is impossible.
-        """
+        """Take the next entries, whole ones. Raises ContainerError if one of them is impossible."""
         if self._hashed:
             step = self.entry_size
             ends = _ends_of(b"".join(data[at : at + _END_BYTES] for at in range(0, len(data), step)))
@@ -129,41 +114,37 @@ class Table:
             last = end
         self._last = last
         self._crc = crc32c.crc32c(data, self._crc)
-        self._digest.update(data)
         self.ends.extend(ends)
 
-    def finish(self, data: bytes, container_size: int) -> Footer:
-        """Read the footer, which is exactly `data`, and compare it with the table before it.
-
-        Raises
-        ------
-        ContainerError
-            If they are damaged, or contradict the container.
+    def finish(self, footer: Footer, container_size: int) -> None:
+        """Compare the table with the footer behind it. Raises ContainerError if they are damaged, or contradict the
+        container.
         """
-        footer = Footer.parse(data, self._block_size)
         if len(self.ends) != footer.blocks or footer.container_size != container_size:
             raise ContainerError(
                 f"the footer says {footer.blocks} blocks in a container of {footer.container_size} bytes; this one "
                 f"has {len(self.ends)} in {container_size}: it is truncated or continued"
             )
-        if crc32c.crc32c(data[:_SIZES_BYTES], self._crc) != footer.crc:
+        if crc32c.crc32c(footer.sizes, self._crc) != footer.crc:
             raise ContainerError("the CRC of table and footer does not match: they are damaged, or another container's")
         if self._last != container_size - footer.tail_size(self._hashed):
             raise ContainerError("the table does not begin where the last block ends")
-        self._digest.update(data[:_SIZES_BYTES])
-        return footer
+        self._sizes = footer.sizes
 
     @property
     def digest(self) -> bytes:
         """T of the format, once all was read: SHA-256 over header digest, table and sizes."""
-        return self._digest.digest()
+        return hashlib.sha256(self._header_digest + _pack(self.ends, self.hashes) + self._sizes).digest()
 
 
-def _ends_to_bytes(ends: Sequence[int]) -> bytes:
-    table = array("Q", ends)
+def _pack(ends: Sequence[int], hashes: Sequence[bytes]) -> bytes:
+    made = array("Q", ends)
     if sys.byteorder == "big":
-        table.byteswap()
-    return table.tobytes()
+        made.byteswap()
+    table = made.tobytes()
+    if not hashes:
+        return table
+    return b"".join(table[_END_BYTES * at : _END_BYTES * (at + 1)] + digest for at, digest in enumerate(hashes))
 
 
 def _ends_of(data: bytes) -> array[int]:

@@ -29,12 +29,8 @@ Chunk = tuple[Ints, Ints]
 
 
 def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
-    """Check that `chunks` lie in a tensor of `shape` and tile it.
-
-    Raises
-    ------
-    MetadataError
-        If they do not, or are cut in a way beyond the limits.
+    """Check that `chunks` lie in a tensor of `shape` and tile it. Raises MetadataError if they do not, or are cut in a
+    way beyond the limits.
     """
     _check_size(shape)
     if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape):
@@ -58,12 +54,8 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
 
 
 def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
-    """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out.
-
-    Raises
-    ------
-    MetadataError
-        If they do not, or are more than a rank may have.
+    """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises MetadataError
+    if they do not, or are more than a rank may have.
     """
     _check_size(shape)
     count = sum(0 not in sizes for _, sizes in chunks)
@@ -74,13 +66,7 @@ def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
 
 
 def overlap(shape: Ints, chunks: Sequence[Chunk]) -> bool:
-    """Whether two chunks share an element.
-
-    Raises
-    ------
-    MetadataError
-        If a chunk reaches beyond the tensor's end.
-    """
+    """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end."""
     axes, boxes = _cut(shape, chunks)
     if len(boxes) < 2:
         return False

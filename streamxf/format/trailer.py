@@ -23,7 +23,6 @@ class Trailer:
     ----------
     index_size, keys_size : int
         Bytes of what stands before the trailer: the index, then the keys.
-    pickle_digest, digest : bytes
     """
 
     index_size: int
@@ -38,18 +37,13 @@ class Trailer:
 
     @classmethod
     def parse(cls, end: bytes, file_size: int) -> Trailer | None:
-        """Read the trailer from the end of a file; None if the file does not end in one.
+        """Read the trailer from the end of a file; None if the file does not end in one. Raises MetadataError if it
+        ends in one that cannot be.
 
         Parameters
         ----------
         end : bytes
             The last 88 bytes of the file, or all of it if it is smaller.
-        file_size : int
-
-        Raises
-        ------
-        MetadataError
-            If it ends in one that cannot be.
         """
         if end[-len(METADATA_MAGIC) :] != METADATA_MAGIC:
             return None
@@ -69,12 +63,8 @@ class Trailer:
         return trailer
 
     def split(self, tail: bytes) -> Sections:
-        """Take index and keys out of the file's last `size` bytes, and compare their digest.
-
-        Raises
-        ------
-        MetadataError
-            If it does not match.
+        """Take index and keys out of the file's last `size` bytes, and compare their digest. Raises MetadataError if it
+        does not match.
         """
         view = memoryview(tail)
         signed = view[: self.index_size + self.keys_size + _SIGNED_BYTES]
@@ -107,12 +97,8 @@ class Sections:
         return made.digest()
 
     def key_lines(self) -> tuple[str, str] | None:
-        """The wrapped data key and the vouchers of who published; None if there are no keys.
-
-        Raises
-        ------
-        MetadataError
-            If there are other bytes.
+        """The wrapped data key and the vouchers of who published; None if there are no keys. Raises MetadataError if
+        there are other bytes.
         """
         if not self.keys:
             return None
@@ -128,13 +114,7 @@ class Sections:
 
 
 def pack(pickled: bytes, index: bytes, keys: bytes) -> bytes:
-    """A metadata file.
-
-    Raises
-    ------
-    MetadataError
-        If it would be too large to be read.
-    """
+    """A metadata file. Raises MetadataError if it would be too large to be read."""
     if len(index) > MAX_INDEX or len(keys) > MAX_KEYS:
         raise MetadataError(
             f"the metadata would be too large: {len(index)} bytes of index ({MAX_INDEX} are allowed) and {len(keys)} "

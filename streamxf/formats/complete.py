@@ -17,7 +17,7 @@ from streamxf.formats.opening import contents_of, open_source
 def is_complete(
     path: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether a whole checkpoint is there: its metadata can be read, and all files that it names have their size.
+    """Whether a checkpoint is complete: its metadata can be read, and all files that it names have their size.
 
     ``os.path.exists`` is true of the folder of a save that was killed. This reads metadata alone, and needs no keys;
     `verify` reads all data.
@@ -27,8 +27,8 @@ def is_complete(
     path : path or str
         A checkpoint's folder or URL, of any format that `inspect` reads; or a file of one.
     ranks : int, optional
-        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Nothing else tells
-        whether the metadata of some is missing, so without it such a checkpoint does not count as complete.
+        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Without it such a
+        checkpoint does not count as complete, since some rank's metadata may be missing.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -37,7 +37,7 @@ def is_complete(
     UnsupportedError
         If it is of a kind that cannot be read here.
     OSError, ForeignError
-        If the storage cannot be asked. That is no answer: a job that took it for one would start from nothing.
+        If the storage cannot be reached. A job that took that for "no" would start from scratch.
     """
     try:
         with open_source(Storage.of(path, storage_options), listing=True) as source:

@@ -12,7 +12,7 @@ from streamxf.format.items import Item, TensorItem
 class Format(Enum):
     """What a path holds.
 
-    ``str()`` is the word for people.
+    ``str()`` is its name for people.
     """
 
     STREAMXF = "streamxf"
@@ -37,7 +37,8 @@ class Contents:
         As it was given.
     format : Format
     items : dict of str to Item
-        By name, in the order of the checkpoint's own metadata.
+        By name, in the order of the checkpoint's own metadata. Where ranks have metadata of their own, the names of
+        copies end with the rank.
     files : dict of str to int
         Sizes in bytes of the files that belong to it, by their paths relative to the checkpoint; metadata among them.
     packages : dict of str to str

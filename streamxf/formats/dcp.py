@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.publish.names import made_by_writers
@@ -32,7 +33,7 @@ def contents_of_checkpoint(checkpoint: Checkpoint) -> Contents:
     return Contents(
         checkpoint.storage.given,
         Format.STREAMXF if own else Format.DCP,
-        checkpoint.items,
+        {label: item if item.name == label else replace(item, name=label) for label, item in checkpoint.items.items()},
         sizes,
         packages,
         checkpoint.save_ids,
@@ -83,19 +84,13 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
 
 def _file_notes(missing: list[str], wrong: list[str], beside: list[str]) -> Iterator[str]:
     if missing:
-        yield (
-            f"{many(len(missing), 'data file')} that the metadata names, such as {missing[0]}, "
-            f"{'are' if len(missing) > 1 else 'is'} missing."
-        )
+        yield f"Missing: {many(len(missing), 'file')} that the metadata names, such as {missing[0]}."
     if wrong:
-        yield (
-            f"{many(len(wrong), 'data file')}, such as {wrong[0]}, {'have' if len(wrong) > 1 else 'has'} another size "
-            "than the metadata says."
-        )
+        yield f"Not of the size in the metadata: {many(len(wrong), 'file')}, such as {wrong[0]}."
     if beside:
         yield (
-            f"{many(len(beside), 'file')} of other saves, such as {min(beside)}, "
-            f"{'lie' if len(beside) > 1 else 'lies'} beside it; `streamxf clean` removes leftovers."
+            f"Not part of it: {many(len(beside), 'file')} of other saves, such as {min(beside)}; `streamxf clean` "
+            "removes leftovers."
         )
 
 
@@ -108,9 +103,6 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     if files[0].rank is not None:
-        yield (
-            f"It was saved without collectives: {many(len(files), 'rank')} with metadata of "
-            f"{'their' if len(files) > 1 else 'its'} own."
-        )
+        yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
     if copies := sum(name != item.name for name, item in checkpoint.items.items()):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

@@ -36,21 +36,11 @@ ReadShard = Callable[[StoredFile, str], Shard]
 
 @dataclass(frozen=True)
 class HubLayout:
-    """Which files of a folder are the checkpoint.
+    """Which files of a folder are the checkpoint."""
 
-    Attributes
-    ----------
-    suffix : str
-        Of its shards.
-    index : str or None
-        The file that says which tensor is in which shard.
-    shards : tuple of str
-        Where there is no index.
-    """
-
-    suffix: str
-    index: str | None
-    shards: tuple[str, ...]
+    suffix: str  # of its shards
+    index: str | None  # the file that says which tensor is in which shard
+    shards: tuple[str, ...]  # if there is no index
 
 
 def layout_of(names: Iterable[str]) -> HubLayout | None:
@@ -107,17 +97,14 @@ def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Co
     if missing := placed.keys() - found.keys():
         one = min(missing)
         raise ContainerError(
-            f"{many(len(missing), 'tensor')} of the index {'are' if len(missing) > 1 else 'is'} in no shard, such as "
-            f"{shorten(one)!r}, which it places in {shorten(placed[one])}",
+            f"no shard contains {many(len(missing), 'tensor')} of the index, such as {shorten(one)!r}, which it places "
+            f"in {shorten(placed[one])}",
             file=storage.full(layout.index or ""),
         )
     found = {name: found[name] for name in dict.fromkeys([*placed, *found])}
     notes = []
     if strays:
-        verb = "are" if len(strays) > 1 else "is"
-        notes.append(
-            f"{many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}, {verb} not in the index."
-        )
+        notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
     sizes = _sizes(storage, shards)
     made = Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra)
     return made, shards

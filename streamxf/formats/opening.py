@@ -27,13 +27,7 @@ Source = Checkpoint | FileReader
 def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = False) -> Source:
     """Open a checkpoint of any format, to read its tensors box by box; none of this needs torch.
 
-    Parameters
-    ----------
-    storage : Storage
-    access : Access
-        With what keys, and on what terms, checkpoints of DCP are read, and objects of all formats are unpickled.
-    listing : bool
-        Whether only metadata is of interest: an encrypted checkpoint then needs no keys, and is not authenticated.
+    `listing` is for those who only want metadata: an encrypted checkpoint then needs no keys, and is not authenticated.
 
     Raises
     ------

@@ -21,24 +21,8 @@ from streamxf.stream.blocks import BareBlocks
 class FileReader(BoxReader):
     """A checkpoint of files that need no decoding: safetensors, a Hugging Face folder, torch.save.
 
-    Parameters
-    ----------
-    storage : Storage
-        Of the folder, or of the only file.
-    contents : Contents
-    shards : mapping of str to Shard
-        What is in each file, by its name in `Place`.
-    places : mapping of str to Storage
-        Where each file is.
-    access : Access
-        On what terms objects are unpickled.
-
-    Attributes
-    ----------
-    storage, contents, shards
-        As they were given.
-    items : mapping of str to Item
-        Those of `contents`.
+    `storage` is the folder, or the only file; `shards` and `places`, by a file's name in `Place`, are the contents and
+    the location of each file. `access` decides how objects are unpickled.
     """
 
     def __init__(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from streamxf.checkpoint.storage import StoredFile
@@ -25,6 +22,7 @@ MAX_RECORDS = 2**20
 _PLACE = 64  # characters that an entry of a dict or a list counts for, besides its name
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
+_TAIL = 2**20  # bytes in which a TorchScript archive names that record
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -41,43 +39,27 @@ def read(file: StoredFile, name: str) -> Shard:
     ContainerError
         If it is damaged.
     """
-    with _buffered(file) as raw:
-        if file.size > len(_LEGACY) and file.read(0, len(_LEGACY)) == _LEGACY:
-            raise UnsupportedError(
-                "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it "
-                "again"
-            )
-        try:
-            archive = Archive.read(raw, file.size, MAX_RECORDS)
-            if _OF_TORCHSCRIPT in archive.sizes:
-                raise _torchscript()
-            if not archive.little:
-                raise UnsupportedError("the file was written on a big-endian machine")
-            root = read_outline(archive.pickled, archive.sizes).root
-            flat = _Flattening(len(archive.pickled)).of(root)
-            begins: dict[str, int] = {}
-            for _, value in flat.values():
-                if isinstance(value, StoredTensor) and value.record not in begins:
-                    begins[value.record] = archive.find(raw, value.record)[0]
-            return _described(flat, begins, archive.find(raw, PICKLE)[0], name)
-        except RecursionError:
-            raise _too_deep() from None
-        except NotSavedByTorch as error:
-            if _is_torchscript(raw):
-                raise _torchscript() from None
-            raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
-
-
-@contextmanager
-def _buffered(file: StoredFile) -> Iterator[Any]:
-    if not isinstance(file.raw, io.RawIOBase):
-        yield file.raw
-        return
-    buffered = io.BufferedReader(file.raw, 4096)
+    if file.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
+        raise UnsupportedError(
+            "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it again"
+        )
     try:
-        yield buffered
-    finally:
-        buffered.detach()
+        archive = Archive(file.raw, file.size, MAX_RECORDS)
+        if _OF_TORCHSCRIPT in archive.sizes:
+            raise _torchscript()
+        if not archive.little:
+            raise UnsupportedError("the file was written on a big-endian machine")
+        root = read_outline(archive.pickled, archive.sizes).root
+        flat = _Flattening(len(archive.pickled)).of(root)
+        records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
+        begins = {record: archive.find(record)[0] for record in records}
+        return _described(flat, begins, archive.find(PICKLE)[0], name)
+    except RecursionError:
+        raise _too_deep() from None
+    except NotSavedByTorch as error:
+        if f"/{_OF_TORCHSCRIPT}".encode() in file.read(max(0, file.size - _TAIL)):
+            raise _torchscript() from None
+        raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
 
 
 def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], pickled_at: int, file: str) -> Shard:
@@ -197,12 +179,3 @@ def _torchscript() -> UnsupportedError:
         "this is a TorchScript archive, which holds code besides tensors: load it with torch.jit.load, and save its "
         "state_dict()"
     )
-
-
-def _is_torchscript(file: Any) -> bool:
-    """Whether a zip file that ``torch.save`` did not write is one of ``torch.jit.save``."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return any(name.endswith(f"/{_OF_TORCHSCRIPT}") for name in archive.namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
-        return False

@@ -78,5 +78,5 @@ class Envelope:
         wanted = ", ".join(f"{key_id} ({kind})" for kind, key_id in names)
         given = [f"{key.id} ({key.kind}{'' if key.unwraps else ', which can only wrap'})" for key in keys]
         halves = ", ".join(key.id for key in keys if (key.kind, key.id) in names)
-        cure = f"Reading needs the PrivateKey of {halves}" if halves else "Pass the right key as keys="
+        cure = f"Reading needs the PrivateKey of {halves}" if halves else "Pass the right key"
         return KeyMissingError(f"encrypted for key id {wanted}; keys given: {', '.join(given) or 'none'}. {cure}")

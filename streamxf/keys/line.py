@@ -1,5 +1,5 @@
-"""The key in a file: a line of `streamxf.keys.text`, one that a passphrase protects, or 32 bytes in the digits that
-``openssl rand`` prints.
+"""The key in a file: a line of `streamxf.keys.text`, one that a passphrase protects, or 32 bytes in hexadecimal or
+base64, as ``openssl rand`` prints them.
 """
 
 from __future__ import annotations

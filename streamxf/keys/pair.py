@@ -26,7 +26,7 @@ _INFO = b"streamxf/1 hpke"
 class PublicKey(KeyProvider):
     """The public half of a `PrivateKey`: it wraps data keys that only the private half opens.
 
-    Not secret. Two are equal if their bytes are.
+    It is not secret.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ class Claim(NamedTuple):
     vouchers: Vouchers | None = None
     digest: bytes = b""
     unsigned: str = "it is not signed"
-    cure: str = "have it saved with Encrypt(..., signer=...)"
+    cure: str = "have it saved with a signer"
 
     def check_signature(
         self,
@@ -34,20 +34,20 @@ class Claim(NamedTuple):
         if self.vouchers is None or self.vouchers.signature is None:
             if allow_unsigned:
                 return
-            found, cure = self.unsigned, f"{self.cure}, or pass allow_unsigned=True"
+            found, cure = self.unsigned, f"{self.cure}, or accept it unsigned (allow_unsigned)"
         else:
             # allow_unsigned= beside trust= accepts a missing signature, but not a stranger's
             if self.vouchers.signed_by(trust, self.digest) or (allow_unsigned and not trust):
                 return
-            found = f"it is signed by {self.vouchers.signature[0]}, whom trust= does not name"
-            cure = "if you trust that writer, pass the signer's VerifyKey in trust="
+            found = f"it is signed by {self.vouchers.signature[0]}, who is not trusted"
+            cure = "if you trust that writer, pass the signer's public key as trust"
         if key.vouches:
-            found += ", and trust= requires a signature"
-            cure += f", or leave trust= out: the key {key.id} vouches for the contents"
+            found += ", and since signers are trusted, one of them has to sign"
+            cure += f", or trust no signer: the key {key.id} vouches for the contents"
         else:
             found += ", and anyone who has the public key can have written it"
         raise PolicyError(
-            f"{found}; {cure}. Where only keys= is taken, pass both in it: keys=KeyRing([...], trust=...)"
+            f"{found}; {cure}. A KeyRing holds keys and trusted signers together"
         ) from unanswered  # that service might have vouched
 
 

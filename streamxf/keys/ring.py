@@ -59,7 +59,7 @@ class KeyRing(Uncopied):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
         self._take(_distinct(as_providers(keys)), _as_signers(trust), allow_unsigned)
         if (self._trust or allow_unsigned) and not self._keys:
-            raise ParameterError("trust= and allow_unsigned= apply to what keys= open; pass keys= too")
+            raise ParameterError("trust and allow_unsigned apply to what keys open; pass keys, too")
 
     def _take(self, keys: tuple[KeyProvider, ...], trust: tuple[VerifyKey, ...], allow_unsigned: bool) -> Self:
         self._keys, self._trust, self._allow_unsigned = keys, trust, allow_unsigned
@@ -81,7 +81,7 @@ class KeyRing(Uncopied):
     def of(cls, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
         """Make a ring of whatever a ``keys=`` argument takes: nothing, one key, several, or a ring.
 
-        Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given beside a ring.
+        Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given with a ring.
         """
         if isinstance(keys, KeyRing):
             if _as_signers(trust) or allow_unsigned:
@@ -111,7 +111,7 @@ class KeyRing(Uncopied):
         return self.open_by(wrapped, vouchers, digest)[1]
 
     def open_by(self, wrapped: str, vouchers: str, digest: bytes) -> tuple[KeyProvider, DataKey]:
-        """The key that opens a data key, and what `open` gives; raises as that."""
+        """The key that opens a data key, and the result of `open`; raises as that."""
         return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))
 
     def open_pipe(self, wrapped: str) -> DataKey:

@@ -39,13 +39,13 @@ def lent(entries: Set[Any]) -> Iterator[None]:
 
 
 def chosen() -> Set[str]:
-    """The names that someone gave to ``torch.serialization.add_safe_globals``.
+    """The names that were passed to ``torch.serialization.add_safe_globals``.
 
     What torch put there itself does not count: importing DCP makes it allow DeviceMesh, for instance, which opens
     sockets when it is made.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None:  # and so nobody has
+    if torch is None:
         return frozenset()
     found = frozenset(torch.serialization.get_safe_globals()) - _lent
     return names_of(entry for entry in found if not _module_of(entry).startswith("torch."))

@@ -1,7 +1,7 @@
-"""What a pickle of ``torch.save`` may call without anyone's leave, and on what.
+"""What a pickle of ``torch.save`` may call without permission, and with what arguments.
 
 Plain data is made at once. What needs torch, or a class of the caller's, leaves a record that does nothing. Each
-function here gets the check and the arguments of a call, and gives None if torch.save never calls it so.
+function here gets the check and the arguments of a call, and returns None if torch.save never calls it so.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Name:
 
 
 class Own(Name):
-    """One that everybody may use in the way in which torch.save does."""
+    """One that is always allowed, used as torch.save uses it."""
 
 
 class Made(Name):
-    """What a call of something that the caller has to allow gives."""
+    """The result of calling something that the caller has to allow."""
 
 
 class Value(Name):
-    """What a call of torch's own gives."""
+    """The result of calling torch's own functions."""
 
 
 class Storage(Value):
@@ -86,7 +86,7 @@ class Checking(Protocol):
         """Count elements that are copied."""
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """What another call gives."""
+        """The result of another call."""
 
 
 # -- plain data --------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def mapped(module: str, name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether everybody may use it."""
+    """Whether it is always allowed."""
     return name in VALUES or name in CALLS
 
 
@@ -61,7 +61,7 @@ class Check(_Unpickler):  # type: ignore[misc]
     stored : int
         Bytes that the item takes in storage.
     trusted : callable
-        Gives the names that the caller allows, whose calls are the caller's business.
+        Returns the names that the caller allows; their calls are not checked.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         return Storage(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """What a call gives; raises TooMuch if torch.save does not write it."""
+        """The result of a call; raises TooMuch if torch.save does not write it."""
         if not isinstance(function, Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:

@@ -14,14 +14,17 @@ from streamxf.objects.stand_ins import TooMuch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
-# A global, or the opcode of a long integer; may also be found where none is.
-_SUSPECT = re.compile(rb"c([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n|\x8b")
+# The end of a global's module before its name, or the opcode of a long integer; may also be found where none is.
+_SUSPECT = re.compile(rb"\n(?=([A-Za-z_][\w.]*)\n)|\x8b")
+# Searched by itself: one pattern for both would go through a long string again from each `c` in it.
+_MODULE = re.compile(rb"c([A-Za-z_][\w.]*)\Z")
+_LONGEST = 256
 
 
 def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
     """What the bytes of an object need: names to allow, and why it does not load then either, or ""."""
     try:
-        archive = Archive.read(io.BytesIO(data), len(data))
+        archive = Archive(io.BytesIO(data), len(data))
     except NotSavedByTorch as error:
         return (), str(error)
     check = Check(archive.pickled, archive.sizes, len(data), chosen)
@@ -36,11 +39,16 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     """As `needs_of`, for a save: only what it can find out at no cost that anyone would notice."""
     pickled: Any = _first_record(data)
     if pickled is None:
-        pickled = Archive.read(io.BytesIO(data), len(data)).pickled
+        pickled = Archive(io.BytesIO(data), len(data)).pickled
     if len(pickled) > MAX_LOOKED_AT:
         return (), ""
     for match in _SUSPECT.finditer(pickled):
-        name = mapped(match[1].decode(), match[2].decode()) if match[1] is not None else ""
+        name = ""
+        if match[1] is not None:
+            module = _MODULE.search(pickled[max(0, match.start() - _LONGEST) : match.start()])
+            if module is None:
+                continue
+            name = mapped(module[1].decode(), match[1].decode())
         if not is_known(name):
             return needs_of(data)
     return (), ""

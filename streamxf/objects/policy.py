@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from streamxf.descriptor import shorten
@@ -20,7 +20,7 @@ from streamxf.objects.calls import Unfinished
 from streamxf.objects.check import Check
 from streamxf.objects.needs import shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
-from streamxf.torchsave.archive import Archive, NotSavedByTorch, archive_of
+from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 MAX_OBJECT = 2 * 2**30
 FREE_OBJECT = 256 * 2**20
 MAX_EXPANSION = 64
-_REMEMBERED = 1024  # objects of up to as many bytes, which is where the same ones come again and again
-_REMEMBERED_BYTES = 4096
 _LENT: dict[str, Any] = {**STAND_INS, "builtins.bytes": bytes}  # torch forgot the type of b""
 
 
@@ -52,6 +50,10 @@ class Objects:
         Classes and functions that objects may use besides those that torch allows; as
         ``torch.serialization.add_safe_globals`` takes them.
 
+    Attributes
+    ----------
+    weights_only : bool
+
     Raises
     ------
     ParameterError
@@ -66,15 +68,27 @@ class Objects:
             raise ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
         self._names = names_of(safe_globals)
         self._given = frozenset(safe_globals)
-        self._weights_only = weights_only
-        self._known: dict[bytes, bytes] = {}
+        self.weights_only = weights_only
 
     def limit(self, stored: int) -> int | None:
         """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
-        return min(MAX_OBJECT, max(FREE_OBJECT, MAX_EXPANSION * stored)) if self._weights_only else None
+        return min(MAX_OBJECT, max(FREE_OBJECT, MAX_EXPANSION * stored)) if self.weights_only else None
 
     def renew(self, data: bytes, stored: int) -> bytes:
-        """What a planner may be given for an object's `data`, which takes `stored` bytes in storage.
+        """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`.
+
+        Raises as `load`.
+        """
+        return _saved(self.load(data, stored)) if self.weights_only else data
+
+    def load(self, data: bytes, stored: int) -> Any:
+        """The object itself. Torch is imported only where it is needed.
+
+        Parameters
+        ----------
+        data : bytes
+        stored : int
+            Bytes that it takes in storage.
 
         Raises
         ------
@@ -83,26 +97,30 @@ class Objects:
         MetadataError
             If it is a tensor, or torch cannot make an object of it.
         """
-        if not self._weights_only:
-            return data
-        renewed = self._known.get(data)
-        if renewed is None:
-            with _told():
-                pickled, made = self._made(data, stored)
-                renewed = archive_of(pickled) if pickled is not None else _saved(made)
-            if len(data) <= _REMEMBERED_BYTES and len(self._known) < _REMEMBERED:
-                self._known[data] = renewed
-        return renewed
-
-    def load(self, data: bytes, stored: int) -> Any:
-        """The object itself; raises as `renew`. Torch is imported only where it is needed."""
-        if not self._weights_only:
+        if not self.weights_only:
             import torch
 
             return torch.load(io.BytesIO(data), weights_only=False)
-        with _told():
-            pickled, made = self._made(data, stored)
-            return pickle.loads(pickled) if pickled is not None else made  # which is not the stored one
+        try:
+            return self._made(data, stored)
+        except NeverLoads as error:
+            raise PolicyError(
+                f"the object was not loaded: {error}, so it cannot be loaded with weights_only, whatever safe_globals= "
+                "names. Store a list, a dict or a string in its place, or pass weights_only=False, which unpickles "
+                "everything and lets whoever wrote the checkpoint run code here"
+            ) from None
+        except (NotSavedByTorch, TooMuch, NotAllowed) as error:
+            raise PolicyError(
+                f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
+                "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
+                "unpickles everything, which lets whoever wrote the checkpoint run code here"
+            ) from None
+        except StreamxfError:
+            raise
+        except Exception as error:  # a pickle that torch allows may still fail in any way
+            raise MetadataError(
+                f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
+            ) from error
 
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
         """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only.
@@ -119,8 +137,8 @@ class Objects:
         import torch
 
         try:
-            archive = Archive.read(file, size)
-            tensor = self._unpickled(file, archive, self._checked(archive, stored)[0], "cpu")
+            archive = Archive(file, size)
+            tensor = self._unpickled(archive, self._checked(archive, stored)[0], "cpu")
         except (NotSavedByTorch, TooMuch, NeverLoads) as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except NotAllowed as error:
@@ -141,20 +159,20 @@ class Objects:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _made(self, data: bytes, stored: int) -> tuple[bytes | None, Any]:
-        """An object as a pickle of ours or, if it needs torch, itself."""
-        file = io.BytesIO(data)
-        archive = Archive.read(file, len(data))
+    def _made(self, data: bytes, stored: int) -> Any:
+        archive = Archive(io.BytesIO(data), len(data))
         check, value = self._checked(archive, stored)
+        if not check.names:
+            return value
         if check.plain:
             with suppress(Unfinished):  # a name stands where a value does
-                return pickle.dumps(value, 2), None
+                return pickle.loads(pickle.dumps(value, 2))  # with NumPy's own classes in the place of ours
         import torch
 
-        made = self._unpickled(file, archive, check)
+        made = self._unpickled(archive, check)
         if isinstance(made, torch.Tensor):
             raise MetadataError("the item holds a tensor, the metadata says an object")
-        return None, made
+        return made
 
     def _checked(self, archive: Archive, stored: int) -> tuple[Check, Any]:
         check = Check(archive.pickled, archive.sizes, stored, self._trusted)
@@ -168,7 +186,7 @@ class Objects:
     def _trusted(self) -> Set[str]:
         return self._names | chosen()
 
-    def _unpickled(self, file: Any, archive: Archive, check: Check, map_location: str | None = None) -> Any:
+    def _unpickled(self, archive: Archive, check: Check, map_location: str | None = None) -> Any:
         import torch
 
         from streamxf.objects.unpickle import unpickle
@@ -176,40 +194,20 @@ class Objects:
         stand_ins = {(_LENT[name], name) for name in check.names & (_LENT.keys() - self._trusted())}
         try:
             with lent(self._given | stand_ins):
-                made = unpickle(file, archive, map_location)
+                made = unpickle(archive, map_location)
         except pickle.UnpicklingError as error:
             raise NotAllowed(f"torch refuses it: {shorten(str(error), 300)}") from None
         return torch.load(io.BytesIO(_saved(made)), weights_only=False) if stand_ins else made
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Say of an object why it was not loaded."""
-    try:
-        yield
-    except NeverLoads as error:
-        raise PolicyError(
-            f"the object was not loaded: {error}, so it cannot be loaded with weights_only, whatever safe_globals= "
-            "names. Store a list, a dict or a string in its place, or pass weights_only=False, which unpickles "
-            "everything and lets whoever wrote the checkpoint run code here"
-        ) from None
-    except (NotSavedByTorch, TooMuch, NotAllowed) as error:
-        raise PolicyError(
-            f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
-            "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
-            "unpickles everything, which lets whoever wrote the checkpoint run code here"
-        ) from None
-    except StreamxfError:
-        raise
-    except Exception as error:  # a pickle that torch allows may still fail in any way, and so may saving it again
-        raise MetadataError(
-            f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
-        ) from error
 
 
 def _saved(made: Any) -> bytes:
     import torch
 
     file = io.BytesIO()
-    torch.save(made, file)
+    try:
+        torch.save(made, file)
+    except Exception as error:  # whatever classes of the caller's raise
+        raise MetadataError(
+            f"the object cannot be serialized again: {type(error).__name__}: {shorten(str(error), 300)}"
+        ) from error
     return file.getvalue()

@@ -18,8 +18,8 @@ from streamxf.buffers import flat_view
 from streamxf.torchsave.archive import Archive
 
 
-def unpickle(file: Any, archive: Archive, map_location: str | None = None) -> Any:
-    """The object of an archive in `file`; raises whatever torch's unpickler and reading raise.
+def unpickle(archive: Archive, map_location: str | None = None) -> Any:
+    """The object of an archive; raises whatever torch's unpickler and reading raise.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def unpickle(file: Any, archive: Archive, map_location: str | None = None) -> An
             dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
             made: Any = torch.UntypedStorage(count * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).numpy()
-            archive.read_into(file, f"data/{key}", flat_view(memory.data))
+            archive.read_into(f"data/{key}", flat_view(memory.data))
             if archive.little != (sys.byteorder == "little"):
                 made.byteswap(dtype)
             storages[key] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]

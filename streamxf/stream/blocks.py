@@ -32,12 +32,7 @@ class Blocks(Protocol):
 
 
 class BareBlocks:
-    """Bytes of a file as they are.
-
-    Parameters
-    ----------
-    source : FileSlice
-    """
+    """Bytes of a file as they are."""
 
     def __init__(self, source: FileSlice) -> None:
         self.size = source.length

@@ -25,12 +25,8 @@ _scratch = ScratchPool(keep=16)
 
 
 def read_header(source: FileSlice) -> Header:
-    """Read and check the header at the start of `source`, before anything is known about keys or codecs.
-
-    Raises
-    ------
-    ContainerError
-        If there is none, or it is damaged.
+    """Read and check the header at the start of `source`, before anything is known about keys or codecs. Raises
+    ContainerError if there is none, or it is damaged.
     """
     size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
     return Header.parse(source.read_at(0, size))
@@ -43,7 +39,9 @@ def stream_info(header: Header) -> StreamInfo:
 
 
 class BlockReader:
-    """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may.
+    """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
+    if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
+    vouched for.
 
     Parameters
     ----------
@@ -60,7 +58,6 @@ class BlockReader:
 
     Attributes
     ----------
-    header : Header
     size : int
         Bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor, whose
         size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
@@ -72,13 +69,6 @@ class BlockReader:
         Bytes of the container.
     parallel : bool
         Whether several threads read at the same time.
-
-    Raises
-    ------
-    ContainerError
-        If table or footer are damaged, or contradict the container.
-    IdentityError
-        If the table is not the one that was vouched for.
     """
 
     def __init__(
@@ -109,7 +99,7 @@ class BlockReader:
     def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, Table]:
         length = self._source.length
         header = self.header
-        # in one read, where the table is not unusually long: files that fetch ahead would fetch anew for each step back
+        # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
         end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
         footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
         if check_size is not None:
@@ -123,7 +113,8 @@ class BlockReader:
             while at < stop:
                 table.feed(self._source.read_at(at, min(_TABLE_STEP, stop - at)))
                 at += _TABLE_STEP
-        return table.finish(end[-FOOTER_BYTES:], length), table
+        table.finish(footer, length)
+        return footer, table
 
     @property
     def table_digest(self) -> bytes:
@@ -170,12 +161,8 @@ class BlockReader:
         _scratch.give(scratch)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already.
-
-        Raises
-        ------
-        ContainerError
-            If the file ends before.
+        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already. Raises
+        ContainerError if the file ends before.
         """
         return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
 

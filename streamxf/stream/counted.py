@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from streamxf.stream.source import PositionalFile
 
-_STEP = 16 * 2**20  # bytes of a long read after which somebody hears of it
+_STEP = 16 * 2**20  # bytes of a long read after which it is reported
 
 
 class Counted:
@@ -14,7 +14,6 @@ class Counted:
 
     Parameters
     ----------
-    access : PositionalFile
     add : callable
         Is told of bytes, in the thread that reads.
     """

@@ -16,10 +16,6 @@ class Draft:
     A link is followed to what it names, which keeps its permissions. Anything but a regular file (a device, a named
     pipe) cannot be replaced, and is written to directly.
 
-    Parameters
-    ----------
-    target : path
-
     Attributes
     ----------
     file : FileIO
@@ -39,12 +35,8 @@ class Draft:
             os.chmod(self._draft, stat.S_IMODE(mode))
 
     def finish(self, complete: bool) -> None:
-        """Put the file in its place if it is `complete`, else remove it.
-
-        Raises
-        ------
-        OSError
-            If it could not be stored or put there; what was there before then still is.
+        """Put the file in its place if it is `complete`, else remove it. Raises OSError if it could not be stored or
+        put there; what was there before then still is.
         """
         if self._draft is None:
             self.file.close()

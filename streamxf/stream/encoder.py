@@ -1,14 +1,14 @@
 """`ContainerEncoder`: one container on its way out, from sources of bytes to blocks that are ready to be written.
 
-It starts no thread and writes no file. `jobs` gives one call for each block, which any thread may make; what a call
-returns goes to `framed`, in order, which gives the bytes to write. Whoever owns the file does the writing.
+It starts no thread and writes no file. `jobs` yields one call for each block, which any thread may make; its result
+goes to `framed`, in order, which returns the bytes to write. Whoever owns the file does the writing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -36,12 +36,7 @@ _scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
-    """The bytes of a stream, wherever they lie.
-
-    Attributes
-    ----------
-    size : int
-    """
+    """The bytes of a stream, wherever they lie."""
 
     size: int
 
@@ -134,7 +129,6 @@ class ContainerEncoder:
 
     Attributes
     ----------
-    block_size : int
     raw_size, stored_size : int
         Bytes of the blocks that were handed out so far, and bytes that were framed so far.
     table_digest : bytes
@@ -220,7 +214,14 @@ def stream_info_of(stream: StreamInfo, identity: Identity | None) -> StreamInfo:
     """What codecs are told of a stream that is encoded."""
     if identity is None:
         return stream
-    return replace(stream, item=identity.name, dtype=identity.dtype or None, row=_row_length(identity))
+    return StreamInfo(
+        stream.block_size,
+        stream.salt,
+        stream.header_digest,
+        identity.name,
+        identity.dtype or None,
+        _row_length(identity),
+    )
 
 
 def _row_length(identity: Identity) -> int | None:

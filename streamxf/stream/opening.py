@@ -1,4 +1,4 @@
-"""`ChainOpener`: from the descriptors that storage gives to a chain, importing nothing before a seal was right."""
+"""`ChainOpener`: from stored descriptors to a chain, importing nothing before a seal matched."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class ChainOpener:
     ----------
     descriptors : sequence of Descriptor
         In save order.
-    registry : CodecRegistry
     data_key : callable, optional
-        Gives the data key, where the chain encrypts; called once.
+        Returns the data key, if the chain encrypts; called once.
     providers : iterable of Provider
         What the data says about the packages of its codecs, for errors.
     """
@@ -47,14 +46,9 @@ class ChainOpener:
         self._chain: Chain | None = None
 
     def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
-        """Make the chain ready for the stream of a header that was read.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header's seal does not match.
-        UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError
-            If the chain cannot be built.
+        """Make the chain ready for the stream of a header that was read. Raises AuthenticationError if the header's
+        seal does not match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain
+        cannot be built.
         """
         info = stream_info(header)
         if self._chain is None:

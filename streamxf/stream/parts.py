@@ -33,8 +33,6 @@ class PlainParts:
 
     Attributes
     ----------
-    header : Header
-    container : FileSlice
     wrapped, vouchers : str
         Empty if the chain does not encrypt.
     """
@@ -46,12 +44,8 @@ class PlainParts:
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
-        """Take a file apart.
-
-        Raises
-        ------
-        ContainerError, DescriptorError
-            If it is damaged, or its parts do not belong together.
+        """Take a file apart. Raises ContainerError, DescriptorError if it is damaged, or its parts do not belong
+        together.
         """
         start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
         wrapped = parse_prefix(whole.read_at(0, start))

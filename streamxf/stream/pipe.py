@@ -36,7 +36,7 @@ class PipeReader(io.RawIOBase):
     Parameters
     ----------
     raw : readable
-        Gives the container and then ends.
+        Returns the container and then ends.
     start : callable
         From the header to the stream's coder, its seal checked.
     end : callable

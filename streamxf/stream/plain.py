@@ -155,12 +155,8 @@ def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
 
 
 def block_log2_of(block_size: int) -> int:
-    """The container's ``block_log2`` for blocks of `block_size` bytes.
-
-    Raises
-    ------
-    ParameterError
-        If that is no power of two from 64 KiB to 16 MiB.
+    """The container's ``block_log2`` for blocks of `block_size` bytes. Raises ParameterError if that is no power of two
+    from 64 KiB to 16 MiB.
     """
     log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
     if not 16 <= log2 <= 24 or block_size != 1 << log2:
@@ -231,8 +227,8 @@ def _read_pipe(
 def _check_encrypted(header: Header, ring: KeyRing) -> None:
     if len(ring) and not header.keyed:
         raise PolicyError(
-            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave "
-            "keys= out if you know that it was not encrypted"
+            "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave the "
+            "keys out if you know that it was not encrypted"
         )
 
 

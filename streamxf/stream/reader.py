@@ -97,7 +97,7 @@ class StreamReader(io.RawIOBase):
             return self.readinto_at(start, out)
         except BaseException:
             with self._moving.here():
-                if self._position == end:  # nobody else has read on
+                if self._position == end:  # no other thread has read on
                     self._position = start
             raise
 
@@ -121,7 +121,7 @@ class StreamReader(io.RawIOBase):
         rest = max(0, self.size - self._position)
         wanted = rest if size is None or size < 0 else min(size, rest)
         parts = []
-        # without a key nobody vouches for the size, so memory is taken only as blocks turn out to be there
+        # without a key nothing vouches for the size, so memory is taken only as blocks are found
         while wanted > 0:
             part = bytearray(min(wanted, _READ_STEP))
             count = self.readinto(part)
@@ -197,4 +197,10 @@ class StreamReader(io.RawIOBase):
 
 def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
     """All of a stream; raises what decoding it raises."""
-    return bytes(blocks.data) if isinstance(blocks, MemoryBlocks) else StreamReader(blocks, meter=meter).read()
+    if isinstance(blocks, MemoryBlocks):
+        return bytes(blocks.data)
+    if blocks.count > 1:
+        return StreamReader(blocks, meter=meter).read()
+    data = bytearray(blocks.size)
+    blocks.decoder(0)(memoryview(data))
+    return bytes(data)

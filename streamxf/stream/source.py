@@ -33,11 +33,8 @@ class PositionalFile(Protocol):
 
 
 class _LocalFile:
-    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at once.
-
-    Parameters
-    ----------
-    file : io.FileIO or io.BufferedReader
+    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at
+    once.
     """
 
     parallel = True
@@ -109,7 +106,6 @@ class Timed:
 
     Parameters
     ----------
-    access : PositionalFile
     add : callable
         Is told the seconds of each read, in the thread that reads.
     """
@@ -134,12 +130,13 @@ class FileSlice:
     ----------
     file : seekable binary file, or PositionalFile
         Slices that several threads read at the same time share one `access_to` the file.
-    offset : int
     length : int, optional
         Up to the end of the file when left out.
+    whole : bytes, optional
+        The slice, if it was read already.
     """
 
-    def __init__(self, file: Any, offset: int = 0, length: int | None = None) -> None:
+    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
@@ -148,9 +145,11 @@ class FileSlice:
         self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
         self._offset = offset
         self.length = length
-        self._whole: bytes | None = None
-        if 0 <= self.length <= READ_WHOLE:
-            self._whole = self.read_at(0, self.length)
+        self._whole = whole
+        if whole is None and 0 <= self.length <= READ_WHOLE:
+            whole = bytearray(self.length)
+            self.read_into(0, memoryview(whole))
+            self._whole = bytes(whole)
 
     @property
     def parallel(self) -> bool:
@@ -162,12 +161,8 @@ class FileSlice:
         return FileSlice(self._access, self._offset + start, stop - start)
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Exactly `size` bytes from `position` of the slice.
-
-        Raises
-        ------
-        ContainerError
-            If the slice or the file ends before.
+        """Exactly `size` bytes from `position` of the slice. Raises ContainerError if the slice or the file ends
+        before.
         """
         self._check(position, size)
         if self._whole is not None:

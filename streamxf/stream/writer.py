@@ -29,7 +29,6 @@ class StreamWriter(io.RawIOBase):
     ----------
     raw : writable
         Where the container goes, from its current position.
-    encoder : ContainerEncoder
     seal : callable, optional
         Returns the bytes to write after the container, once that is complete.
     finish : callable, optional
@@ -106,12 +105,8 @@ class StreamWriter(io.RawIOBase):
     # -- ending ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the container: encode what is left, write table and footer.
-
-        Raises
-        ------
-        AbortedError
-            If the stream failed or was aborted before, or was opened in another process.
+        """Finish the container: encode what is left, write table and footer. Raises AbortedError if the stream failed
+        or was aborted before, or was opened in another process.
         """
         if self._state == "closed":
             return

@@ -29,7 +29,7 @@ class CleanReport:
     removed : tuple of str
         Names of the files that were removed; with `dry_run`, those that would be.
     bytes : int
-        What they took, as far as the storage tells.
+        Their size, if the storage reports it.
     failed : mapping of str to str
         Names of leftovers that could not be removed, each with the reason.
     kept : tuple of str
@@ -71,24 +71,24 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CleanReport:
-    """Remove data files and drafts that the checkpoint does not name: what saves left that failed or were killed.
+    """Remove data files and drafts that the checkpoint does not name: what failed and killed saves left.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
-    folder is under way. One that is fails on a local disk, and what is published stays whole. Elsewhere nothing keeps
-    the two apart, and the save might be published without its files; so what is younger than a day stays there.
+    folder is under way. On a local disk, a save under way fails, and what is published stays intact. Elsewhere no lock
+    keeps the two apart, and the save might be published without its files; so files younger than a day stay there.
 
     Parameters
     ----------
     path : path or str
         The checkpoint's folder, or a URL that fsspec knows.
     keys, trust, allow_unsigned
-        As `FileSystemReader` has them, to have the metadata authenticated. Without keys, its digest must match.
+        As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
     min_age : float, optional
         Seconds since a file was last written to, for it to be a leftover. By default 0 where a lock of the folder keeps
         saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
         Windows. 0 there says that you know of no save under way.
     dry_run : bool
-        Whether to remove nothing, and only say what would be.
+        Whether to remove nothing, and only report what would be removed.
     storage_options : mapping, optional
         fsspec's, for the URL.
 
@@ -102,7 +102,7 @@ def clean(
         If there is no metadata, or it is damaged, or names files that are not there or have another size. Nothing is
         removed then: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
-        If keys are given, and the metadata is not what they say, or is not encrypted.
+        If keys are given, and the metadata is not authentic, or not encrypted.
     ParameterError
         If `min_age` is not a number of seconds.
     UnsupportedError
@@ -198,5 +198,5 @@ def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int |
 def _doubtful(reason: str) -> MetadataError:
     return MetadataError(
         f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
-        "like a leftover may belong to it. streamxf.verify says what is wrong, streamxf.salvage reads what is left"
+        "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is left"
     )

@@ -46,7 +46,7 @@ def check_records(stream: Any, size: int) -> Archive | None:
         If torch did not write the file, or it is damaged. What `stream` raises passes through.
     """
     try:
-        archive = Archive.read(stream, size)
-        return archive if archive.check_crcs(stream) else None
+        archive = Archive(stream, size)
+        return archive if archive.check_crcs() else None
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None

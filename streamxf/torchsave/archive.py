@@ -1,4 +1,4 @@
-"""What ``torch.save`` wrote: a zip file whose directory is read, and checked, before torch opens it.
+"""What ``torch.save`` wrote: a zip file whose directory is read, and checked, before anything is made of it.
 
 Torch takes the sizes that the directory declares, and decompresses where it says so. So only what torch itself writes
 is accepted: records stored as they are, each under its own name, whose directory stands where torch puts it.
@@ -6,190 +6,180 @@ is accepted: records stored as they are, each under its own name, whose director
 
 from __future__ import annotations
 
-import io
 import struct
-import sys
 import zlib
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
 _STEP = 2**20
+_AT_ONCE = 2**16  # bytes of a file that is read once
 _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
-_END = struct.Struct("<4s4H2IH")
+_END_BYTES = 22
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
-_ENTRY = struct.Struct("<4s6H3I5H2I")
-_LOCAL = struct.Struct("<4s5H3I2H")
-_TAIL = _END64.size + _LOCATOR.size + _END.size
+_ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
+_LOCAL = struct.Struct("<4s22x2H")
+_TAIL = _END64.size + _LOCATOR.size + _END_BYTES
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
-
-_Place = tuple[int, int, int]
-"""Where a record's header stands, its bytes and its CRC."""
 
 
 class NotSavedByTorch(ValueError):
     """The bytes are not what ``torch.save`` writes; says in which way."""
 
 
-@dataclass(frozen=True)
 class Archive:
-    """What a reader needs to know before torch may open the file.
+    """A file of ``torch.save`` whose directory was checked.
+
+    Parameters
+    ----------
+    file : seekable binary file
+        May hold anything. Read from as long as the archive is in use.
+    size : int
+        In bytes.
+    max_records : int
 
     Attributes
     ----------
     pickled : bytes
         The record that is unpickled.
     sizes : dict of str to int
-        Bytes of each record, by its name inside of the archive.
-    little : bool
-        Whether numbers in it are little-endian, as nearly always.
+        Bytes of each record, by its name inside the archive.
+
+    Raises
+    ------
+    NotSavedByTorch
+        If torch did not write it. What `file` raises passes through.
     """
 
-    pickled: bytes
-    sizes: dict[str, int]
-    little: bool
-    _places: dict[str, _Place]
-    _stop: int
-
-    @classmethod
-    def read(cls, file: Any, size: int, max_records: int = MAX_RECORDS) -> Archive:
-        """Look at `file`, a seekable stream of `size` bytes, which may be anything.
-
-        Raises
-        ------
-        NotSavedByTorch
-            If torch did not write it. What `file` raises passes through.
-        """
-        if _read_at(file, 0, min(size, len(_BEGIN))) != _BEGIN:
+    def __init__(self, file: Any, size: int, max_records: int = MAX_RECORDS) -> None:
+        self._file = file
+        self._whole: bytes | None = None
+        if size <= _AT_ONCE:
+            self._whole = self._read_at(0, size)
+        if self._read_at(0, min(size, len(_BEGIN))) != _BEGIN:
             raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
-        tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL))
-        if len(tail) < _TAIL or tail[-_END.size :][:4] != b"PK\x05\x06" or _END.unpack(tail[-_END.size :])[-1]:
+        tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
+        if len(tail) < _TAIL or tail[-_END_BYTES:][:4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
             raise NotSavedByTorch("it does not end as a file of torch.save does")
-        locator = _LOCATOR.unpack(tail[_END64.size : -_END.size])
-        end = _END64.unpack(tail[: _END64.size])
-        count, length, start = end[7:]
-        if (
-            locator[0] != b"PK\x06\x07"
-            or end[0] != b"PK\x06\x06"
-            or locator[2] != size - _TAIL
-            or start + length != size - _TAIL
-            or end[6] != count
-        ):
+        sign, *_, other_count, count, length, start = _END64.unpack_from(tail)
+        locator_sign, _, at, _ = _LOCATOR.unpack_from(tail, _END64.size)
+        signs, stop = (sign, locator_sign), size - _TAIL
+        if signs != (b"PK\x06\x06", b"PK\x06\x07") or other_count != count or not at == stop == start + length:
             raise NotSavedByTorch("its directory is not where torch.save puts it")
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
-        places = _parse(_read_at(file, start, length), count, start)
-        if PICKLE not in places:
+        self._stop = start
+        self.sizes: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # where each record's header stands, and its CRC
+        self._parse(self._read_at(start, length), count)
+        if PICKLE not in self.sizes:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
-        sizes = {name: size for name, (_, size, _) in places.items()}
-        if sum(sizes.values()) > start:
+        if sum(self.sizes.values()) > start:
             raise NotSavedByTorch("its records overlap")
-        little = _order_in(file, places, start) == b"little"
-        return cls(_read_record(file, places[PICKLE], start), sizes, little, places, start)
+        self.pickled = self._read(PICKLE)
 
-    def find(self, file: Any, name: str) -> tuple[int, int]:
-        """Where a record's bytes begin in `file`, and their CRC-32; 0 where torch was told to write none.
+    def _parse(self, directory: bytes, count: int) -> None:
+        folder = directory[_ENTRY.size : directory.find(b"/", _ENTRY.size) + 1]
+        skipped, at = len(folder), 0
+        try:
+            for _ in range(count):
+                entry = _ENTRY.unpack_from(directory, at)
+                sign, flags, method, crc, packed, size, name_size, extra_size, note_size, offset = entry
+                at += _ENTRY.size
+                name = directory[at : at + name_size]
+                at += name_size
+                if extra_size:
+                    size, packed, offset = _widen(directory[at : at + extra_size], size, packed, offset)
+                at += extra_size + note_size
+                if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
+                    raise NotSavedByTorch("one of its records is compressed, which torch.save never does")
+                if offset + _LOCAL.size + name_size + size > self._stop:
+                    raise NotSavedByTorch("one of its records reaches beyond its end")
+                if not skipped or name[:skipped] != folder:
+                    raise NotSavedByTorch("its records are in several folders")
+                key = name[skipped:].decode("ascii")
+                self.sizes[key] = size
+                self._places[key] = offset, crc
+        except (struct.error, UnicodeDecodeError):
+            raise NotSavedByTorch("its directory is damaged") from None
+        if at != len(directory):
+            raise NotSavedByTorch("its directory has other records than it says")
+        if len({name.lower() for name in self.sizes}) != count:  # torch looks them up without regard to case
+            raise NotSavedByTorch("two of its records have one name")
+
+    @property
+    def little(self) -> bool:
+        """Whether numbers in it are little-endian, as nearly always; raises as `find`."""
+        order = self._read(_BYTEORDER) if _BYTEORDER in self.sizes else b"little"  # before torch 2.1 there was none
+        if order not in (b"little", b"big"):
+            raise NotSavedByTorch("its byte order is unknown")
+        return order == b"little"
+
+    def find(self, name: str) -> tuple[int, int]:
+        """Where a record's bytes begin in the file, and their CRC-32; 0 where torch was told to write none.
 
         Raises
         ------
         NotSavedByTorch
             If the record is not where the directory says.
         """
-        place = self._places[name]
-        return _begin_of(file, place, self._stop), place[2]
+        offset, crc = self._places[name]
+        header = self._read_at(offset, _LOCAL.size)
+        if len(header) < _LOCAL.size or header[:4] != _BEGIN:
+            raise NotSavedByTorch("its directory names a record that is missing")
+        _, name_size, extra_size = _LOCAL.unpack(header)
+        begin: int = offset + _LOCAL.size + name_size + extra_size
+        if begin + self.sizes[name] > self._stop:
+            raise NotSavedByTorch("one of its records reaches beyond its end")
+        return begin, crc
 
-    def check_crcs(self, file: Any) -> bool:
+    def check_crcs(self) -> bool:
         """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any.
 
         Raises
         ------
         NotSavedByTorch
-            If one does not match, or is not where the directory says. What `file` raises passes through.
+            If one does not match, or is not where the directory says. What the file raises passes through.
         """
-        if not any(crc for _, _, crc in self._places.values()):
+        if not any(crc for _, crc in self._places.values()):
             return False
-        for name, place in self._places.items():
-            file.seek(_begin_of(file, place, self._stop), io.SEEK_SET)
-            left, crc = place[1], 0
-            while left and (part := file.read(min(left, _STEP))):
+        for name, left in self.sizes.items():
+            begin, expected = self.find(name)
+            self._file.seek(begin)
+            crc = 0
+            while left and (part := self._file.read(min(left, _STEP))):
                 left -= len(part)
                 crc = zlib.crc32(part, crc)
-            if left or crc != place[2]:
+            if left or crc != expected:
                 raise NotSavedByTorch(f"its record {name!r:.80} does not match its CRC-32")
         return True
 
-    def read_into(self, file: Any, name: str, out: memoryview) -> None:
+    def read_into(self, name: str, out: memoryview) -> None:
         """Fill `out` with a record, which has its size; raises as `find`."""
-        file.seek(self.find(file, name)[0], io.SEEK_SET)
+        self._file.seek(self.find(name)[0])
         done = 0
         while done < len(out):
-            count = file.readinto(out[done:])
+            count = self._file.readinto(out[done:])
             if not count:
                 raise NotSavedByTorch("it ends inside a record")
             done += count
 
+    def _read(self, name: str) -> bytes:
+        return self._read_at(self.find(name)[0], self.sizes[name])
 
-def archive_of(pickled: bytes) -> bytes:
-    """What ``torch.save`` writes of something without tensors: the records that ``torch.load`` looks for."""
-    first, entries = _first_records(sys.byteorder)
-    header, entry = _record(b"data.pkl", pickled, len(first))
-    at, size = len(first) + len(header) + len(pickled), len(entries) + len(entry)
-    return b"".join((first, header, pickled, entries, entry, _END.pack(b"PK\x05\x06", 0, 0, 3, 3, size, at, 0)))
-
-
-@cache
-def _first_records(order: str) -> tuple[bytes, bytes]:
-    """What stands before the pickle, always alike, and its part of the directory."""
-    first, entries = b"", b""
-    for name, data in ((b"version", b"3\n"), (b"byteorder", order.encode())):
-        header, entry = _record(name, data, len(first))
-        first += header + data
-        entries += entry
-    return first, entries
-
-
-def _record(name: bytes, data: bytes, at: int) -> tuple[bytes, bytes]:
-    """The header of a record that stands at `at`, and its entry in the directory."""
-    name = b"archive/" + name
-    facts = (0, 0, 0, 0, zlib.crc32(data), len(data), len(data), len(name), 0)
-    return _LOCAL.pack(_BEGIN, 0, *facts) + name, _ENTRY.pack(b"PK\x01\x02", 0, 0, *facts, 0, 0, 0, 0, at) + name
-
-
-def _parse(directory: bytes, count: int, stop: int) -> dict[str, _Place]:
-    places: dict[str, _Place] = {}
-    seen: set[bytes] = set()
-    folder = directory[_ENTRY.size : directory.find(b"/", _ENTRY.size) + 1]
-    at = 0
-    for _ in range(count):
-        if len(directory) - at < _ENTRY.size:
-            raise NotSavedByTorch("its directory is cut")
-        sign, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, *_, offset = (
-            _ENTRY.unpack_from(directory, at)
-        )
-        extra_at = at + _ENTRY.size + name_size
-        name = directory[at + _ENTRY.size : extra_at]
-        at = extra_at + extra_size + note_size
-        if _WIDE in (size, packed, offset):
-            size, packed, offset = _widen(directory[extra_at : extra_at + extra_size], size, packed, offset)
-        if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
-            raise NotSavedByTorch("a record of it is compressed, which torch.save never does")
-        if offset + _LOCAL.size + name_size + size > stop:
-            raise NotSavedByTorch("a record of it reaches beyond its end")
-        key = name.lower()  # torch looks them up without regard to case
-        if not folder or not name.startswith(folder) or key in seen or not name.isascii():
-            raise NotSavedByTorch("two records of it have one name, or they stand in several folders")
-        seen.add(key)
-        places[name[len(folder) :].decode("ascii")] = offset, size, crc
-    if at != len(directory):
-        raise NotSavedByTorch("its directory has other records than it says")
-    return places
+    def _read_at(self, position: int, size: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[position : position + size]
+        self._file.seek(position)
+        data: bytes = self._file.read(size)
+        while data and len(data) < size and (part := self._file.read(size - len(data))):
+            data += part
+        return data
 
 
 def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
@@ -202,37 +192,3 @@ def _widen(extra: bytes, *values: int) -> tuple[int, ...]:
             return tuple(next(wide, value) if value == _WIDE else value for value in values)
         at += 4 + size
     return values
-
-
-def _order_in(file: Any, places: dict[str, _Place], stop: int) -> bytes:
-    """The order of bytes; versions of torch that did not write it ran on little-endian machines."""
-    if _BYTEORDER not in places:
-        return b"little"
-    order = _read_record(file, places[_BYTEORDER], stop)
-    if order not in (b"little", b"big"):
-        raise NotSavedByTorch("its byte order is unknown")
-    return order
-
-
-def _read_record(file: Any, place: _Place, stop: int) -> bytes:
-    return _read_at(file, _begin_of(file, place, stop), place[1])
-
-
-def _begin_of(file: Any, place: _Place, stop: int) -> int:
-    offset, size, _ = place
-    header = _read_at(file, offset, _LOCAL.size)
-    if len(header) < _LOCAL.size or header[:4] != _BEGIN:
-        raise NotSavedByTorch("its directory names a record that is missing")
-    *_, name_size, extra_size = _LOCAL.unpack(header)
-    begin: int = offset + _LOCAL.size + name_size + extra_size
-    if begin + size > stop:
-        raise NotSavedByTorch("a record of it reaches beyond its end")
-    return begin
-
-
-def _read_at(file: Any, position: int, size: int) -> bytes:
-    file.seek(position)
-    data: bytes = file.read(size)
-    while data and len(data) < size and (part := file.read(size - len(data))):
-        data += part
-    return data

@@ -18,19 +18,10 @@ MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
 
 @dataclass(frozen=True)
 class Measured:
-    """What one chain does to the whole source, by what it did to the sample.
-
-    Attributes
-    ----------
-    chain : Chain
-    payload_bytes : float
-        Of the encoded blocks, without the containers around them.
-    encode_seconds, decode_seconds : float
-        By one thread.
-    """
+    """Figures of one chain for the whole source, extrapolated from the sample; seconds are those of one thread."""
 
     chain: Chain
-    payload_bytes: float
+    payload_bytes: float  # of the encoded blocks, without the containers around them
     encode_seconds: float
     decode_seconds: float
 

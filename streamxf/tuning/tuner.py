@@ -52,12 +52,12 @@ def tune(
 ) -> Recommendation:
     """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
 
-    About 24 blocks of a mebibyte, spread evenly over the data, are encoded and decoded in one thread, and each has to
+    About 24 blocks of 1 MiB, spread evenly over the data, are encoded and decoded in one thread, and each has to
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
     overlaps writing and reading, so the slower one of the two counts. The recommended chain is the smallest of
     those whose save is within 5 % of the fastest. It takes a few seconds, and no more memory for
-    a large source than for a small one, except that tensors which torch's own writer compressed are decoded whole, one
-    at a time.
+    a large source than for a small one, except that tensors which passed a stream transform are decoded whole, one at a
+    time.
 
     Parameters
     ----------
@@ -96,9 +96,9 @@ def tune(
 
     Notes
     -----
-    Not in the estimate: fsync, opening and closing files, ``.metadata``, torch.save's framing of about 1.5 KiB for each
-    tensor, what each of many small tensors costs beside its bytes, copies from a GPU, and workers that share the
-    memory's bandwidth or a core. It compares chains; what a save really takes is in its `SaveReport`.
+    Not in the estimate: fsync, opening and closing files, ``.metadata``, what each of many small tensors costs besides
+    its bytes, copies from a GPU, and workers that share the memory's bandwidth or a core. It compares chains; what a
+    save really takes is in its `SaveReport`.
     """
     rate = _check_bandwidth(bandwidth)
     candidates = _candidates(chains, keys)
@@ -114,7 +114,7 @@ def recommend(
     clock: Clock = time.perf_counter,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """What `tune` does once its arguments are checked; `clock` gives seconds."""
+    """What `tune` does once its arguments are checked; `clock` returns seconds."""
     blocks = take_sample(source)
     if not blocks:
         raise ParameterError(

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from samples import KEY, chains
 
-from streamxf import LZ4, Chain, Checksum, Encrypt, Key, ZStandard
+from streamxf import LZ4, Chain, Checksum, CodecRegistry, Encrypt, Key, KeyRing, ZStandard
+from streamxf.descriptor import Descriptor
 from streamxf.errors import ChainError, DescriptorError, KeyMissingError, ParameterError, UnknownCodecError
+
+
+def rebuilt(texts, keys):
+    return Chain(CodecRegistry().build(Descriptor.parse(text), keys) for text in texts)
 
 
 @given(codecs=chains())
@@ -21,8 +26,8 @@ def test_descriptors_round_trip(codecs):
     chain = Chain(codecs)
     opener = chain.encryption.data_key if chain.encryption is not None else None
     for again in (
-        Chain.from_descriptors([codec.get_descriptor() for codec in chain], keys=KEY),
-        Chain.from_descriptors([str(item) for item in chain.descriptors], keys=opener),
+        rebuilt([codec.get_descriptor() for codec in chain], KeyRing.of(KEY)),
+        rebuilt([str(item) for item in chain.descriptors], opener),
     ):
         assert again.descriptors == chain.descriptors
         assert [type(codec) for codec in again] == [type(codec) for codec in chain]
@@ -34,11 +39,11 @@ def test_descriptors_of_an_index_have_no_keys():
     texts = [str(item) for item in chain.descriptors]
     assert texts == ["streamxf.zstd/1#level=5", "streamxf.encrypt/1", "streamxf.checksum/1?algorithm=sha256"]
     assert chain.bound == ("streamxf.zstd/1", *texts[1:])
-    for keys in (None, KEY):
+    for keys in (None, KeyRing.of(KEY)):
         with pytest.raises((DescriptorError, KeyMissingError)):
-            Chain.from_descriptors(texts, keys=keys)
+            rebuilt(texts, keys)
     with pytest.raises(DescriptorError, match="one where none belongs"):
-        Chain.from_descriptors([codec.get_descriptor() for codec in chain], keys=chain.encryption.data_key)
+        rebuilt([codec.get_descriptor() for codec in chain], chain.encryption.data_key)
 
 
 def test_the_text_form_wraps_no_data_key():

@@ -147,7 +147,7 @@ def test_only_a_page_is_written_over(run: Run, layered: Path, tmp_path: Path, te
     file.write_text(text)
     done = run("inspect", layered, "--html", file)
     assert done.code == 2
-    assert "left as it is" in done.err
+    assert "not an HTML page" in done.err
     assert file.read_text() == text
 
 

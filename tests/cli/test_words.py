@@ -13,7 +13,7 @@ def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path
     assert "leave the keys out" in done.err
     assert "keys=" not in done.err
     (plain / ".metadata").unlink()
-    assert "`streamxf salvage` with without_metadata" in run("inspect", plain).err
+    assert "`streamxf salvage --without-metadata`" in run("inspect", plain).err
 
 
 def test_reports_name_commands_too(run: Run, plain: Path):

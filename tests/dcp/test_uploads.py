@@ -94,7 +94,7 @@ def save_to(url: str, state: dict[str, Any], threads: int, planner: Any = None) 
     return error_of(lambda: dcp.save(state, storage_writer=writer, planner=planner))
 
 
-@pytest.mark.filterwarnings("ignore:nobody knows")
+@pytest.mark.filterwarnings("ignore:.* is not known to replace a file")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("fails", ["planner", "initiate", "part", "complete"])
 def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int) -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int
     assert_same(load_from(url, state_of(1)), state_of(1))
 
 
-@pytest.mark.filterwarnings("ignore:nobody knows")
+@pytest.mark.filterwarnings("ignore:.* is not known to replace a file")
 def test_an_upload_that_cannot_be_aborted_does_not_hide_the_cause(url: str) -> None:
     assert save_to(url, state_of(1), 1) is None
     Store.fails = "abort"

@@ -44,7 +44,8 @@ def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> Non
     read = Table(DIGEST, START, BLOCK, hashed)
     for at in range(0, len(tail) - 32, step * read.entry_size):
         read.feed(tail[:-32][at : at + step * read.entry_size])
-    found = read.finish(tail[-32:], size)
+    found = Footer.parse(tail[-32:], BLOCK)
+    read.finish(found, size)
     assert (found.raw_size, found.container_size, found.blocks) == (raw_size, size, len(ends))
     assert list(read.ends) == ends
     assert read.hashes == hashes
@@ -62,7 +63,9 @@ def tail_of(ends: list[int], raw_size: int, *, count: int | None = None, size: i
 def read_tail(tail: bytes, size: int, start: int = START) -> Footer:
     table = Table(DIGEST, start, BLOCK, False)
     table.feed(tail[:-32])
-    return table.finish(tail[-32:], size)
+    footer = Footer.parse(tail[-32:], BLOCK)
+    table.finish(footer, size)
+    return footer
 
 
 ENDS = [START + 8, START + 1000, START + 1016]
@@ -127,7 +130,7 @@ def test_another_containers_table() -> None:
     tail = tail_of(ENDS, RAW)
     other.feed(tail[:-32])
     with pytest.raises(ContainerError, match="another container's"):
-        other.finish(tail[-32:], SIZE)
+        other.finish(Footer.parse(tail[-32:], BLOCK), SIZE)
     with pytest.raises(ContainerError, match=r"does not begin where|malformed"):
         read_tail(tail, SIZE, start=START + 1)
 

@@ -94,7 +94,7 @@ def test_a_file_of_another_size_is_not_what_was_saved(tmp_path: Path) -> None:
     with data_of(tmp_path).open("ab") as file:
         file.write(b"more")
     assert not streamxf.is_complete(tmp_path)
-    assert any("another size" in note for note in streamxf.inspect(tmp_path).notes)
+    assert any("Not of the size" in note for note in streamxf.inspect(tmp_path).notes)
 
 
 def test_where_each_rank_has_metadata_of_its_own_somebody_has_to_say_how_many(tmp_path: Path) -> None:

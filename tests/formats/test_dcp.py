@@ -85,8 +85,8 @@ def test_files_that_are_missing_and_files_beside(tmp_path: Path) -> None:
     contents = contents_at(tmp_path)
     assert file.name not in contents.files
     assert contents.notes == (
-        f"1 data file that the metadata names, such as {file.name}, is missing.",
-        "1 file of other saves, such as __0_0.distcp, lies beside it; `streamxf clean` removes leftovers.",
+        f"Missing: 1 file that the metadata names, such as {file.name}.",
+        "Not part of it: 1 file of other saves, such as __0_0.distcp; `streamxf clean` removes leftovers.",
     )
     with open_at(tmp_path) as reader, pytest.raises(MetadataError, match="missing from the checkpoint"):
         whole(reader, "weight")
@@ -146,7 +146,7 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
             assert reader.load_object(f"step{name}") == rank
             assert reader.load_object(f"only.{rank}") == rank
     assert contents.notes == (
-        "It was saved without collectives: 3 ranks with metadata of their own.",
+        "It was saved without collectives: 3 ranks, each with its own metadata.",
         "4 items of a name that lower ranks use, too: the rank is appended to these names.",
     )
 

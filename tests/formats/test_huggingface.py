@@ -96,7 +96,7 @@ def test_a_lone_bin(tmp_path: Path) -> None:
 def test_a_tensor_that_the_index_does_not_know(folder: Path) -> None:
     index(folder, {name: shard for name, shard in PLACED.items() if name != "c"})
     check(folder)
-    assert contents_at(folder).notes == ("1 tensor of the shards, such as c, is not in the index.",)
+    assert contents_at(folder).notes == ("Not in the index: 1 tensor of the shards, such as c.",)
 
 
 def test_links_to_nowhere_are_nothing(folder: Path) -> None:
@@ -157,8 +157,8 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "a shard is missing": (lose_shard, ContainerError, "names this shard, and it is not there"),
     "a shard is a folder": (directory, MetadataError, "not a regular file"),
     "a shard is cut": (cut, ContainerError, "it was cut"),
-    "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "in no shard"),
-    "a tensor is in another shard": (placing(ONE), ContainerError, "in no shard"),
+    "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "no shard contains"),
+    "a tensor is in another shard": (placing(ONE), ContainerError, "no shard contains"),
     "a tensor is in two shards": (double, ContainerError, "in this file and in"),
     "and there is no index": (double_without_index, ContainerError, "in this file and in"),
     "several indices": (two_indices, UnsupportedError, "several indices"),

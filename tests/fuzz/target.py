@@ -46,6 +46,7 @@ NAMES = (
     "codecs",
     "floatzip",
     "metadata",
+    "stock",
     "checkpoint",
     "salvage",
     "torchfile",

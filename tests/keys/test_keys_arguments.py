@@ -89,10 +89,10 @@ def state_saved(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        (SIGNER, "takes its public half, .verify_key"),
+        (SIGNER, f"this is the SigningKey {SIGNER.id}; trust= takes a streamxf.VerifyKey"),
         ("file:tr.sign", "'file:tr.sign' holds the SigningKey"),
-        (KEY, "pass it as keys="),
-        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}, which signs nothing; pass it as keys="),
+        (KEY, f"this is the Key {KEY.id}; trust= takes"),
+        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}; trust= takes"),
         (True, "not bool"),
         (7, "not int"),
         (TRUSTED.data, "not bytes"),
@@ -112,9 +112,9 @@ def test_who_cannot_be_trusted(trust, words):
 @pytest.mark.parametrize(
     ("signer", "words"),
     [
-        (TRUSTED, "the public half"),
-        ("file:tr.pub", "the public half"),
-        ("file:a.key", "signs nothing"),
+        (TRUSTED, "signer= takes a streamxf.SigningKey"),
+        ("file:tr.pub", "signer= takes a streamxf.SigningKey"),
+        ("file:a.key", "signer= takes a streamxf.SigningKey"),
         (True, "not bool"),
         (SIGNER.reveal(), "not bytes"),
     ],
@@ -244,7 +244,7 @@ def warned(action) -> list[str]:
 
 def test_a_warning_where_nothing_will_show_who_wrote():
     (said,) = warned(lambda: streamxf.encode(DATA, [Encrypt([PAIR.public, OTHER_PAIR.public])]))
-    assert "pass signer=" in said
+    assert "there is no signer" in said
     codec = Encrypt(PAIR.public, signer=SIGNER)
     assert not warned(lambda: [Encrypt([PAIR.public, KEY]), Encrypt(PAIR.public, signer=SIGNER), codec.renew()])
     with pytest.warns(UserWarning, match="who wrote"):
@@ -263,16 +263,16 @@ def test_errors_say_how_a_signature_comes_about():
         unsigned = streamxf.encode(DATA, [Encrypt(PAIR.public)])
     said = message(lambda: streamxf.decode(unsigned, keys=PAIR), PolicyError)
     assert "it is not signed, and anyone who has the public key can have written it" in said
-    assert "Encrypt(..., signer=...), or pass allow_unsigned=True" in said
-    assert "keys=KeyRing([...], trust=...)" in said
-    assert "leave trust= out" not in said
+    assert "have it saved with a signer, or accept it unsigned (allow_unsigned)" in said
+    assert "A KeyRing holds" in said
+    assert "trust no signer" not in said
     strange = streamxf.encode(DATA, [Encrypt([PAIR.public, KEY], signer=OTHER)])
     said = message(lambda: streamxf.decode(strange, keys=PAIR), PolicyError)
     assert f"it is signed by {OTHER.id}" in said
-    assert "pass the signer's VerifyKey in trust=" in said
-    assert "leave trust= out" not in said
+    assert "pass the signer's public key as trust" in said
+    assert "trust no signer" not in said
     said = message(lambda: streamxf.decode(strange, keys=KeyRing(KEY, trust=TRUSTED)), PolicyError)
-    assert f"or leave trust= out: the key {KEY.id} vouches for the contents" in said
+    assert f"or trust no signer: the key {KEY.id} vouches for the contents" in said
 
 
 def test_a_public_key_is_told_what_reads():

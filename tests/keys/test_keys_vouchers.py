@@ -238,11 +238,11 @@ class TestKeysThatVouch:
 
     def test_trust_holds_for_them_too(self, key):
         assert Sealed.make([key], SIGNER).open([key], [TRUSTED]) == DEK
-        for signer, words in ((None, "not signed"), (STRANGER, f"signed by {STRANGER.id}, whom trust= does not name")):
-            with pytest.raises(PolicyError, match=f"{words}.*trust= requires a signature.*leave trust= out"):
+        for signer, words in ((None, "not signed"), (STRANGER, f"signed by {STRANGER.id}, who is not trusted")):
+            with pytest.raises(PolicyError, match=f"{words}.*one of them has to sign.*trust no signer"):
                 Sealed.make([key], signer).open([key], [TRUSTED])
         assert Sealed.make([key]).open([key], [TRUSTED], allow_unsigned=True) == DEK
-        with pytest.raises(PolicyError, match="whom trust= does not name"):
+        with pytest.raises(PolicyError, match="who is not trusted"):
             Sealed.make([key], STRANGER).open([key], [TRUSTED], allow_unsigned=True)
 
     def test_without_trust_signatures_are_not_looked_at(self, key):
@@ -301,9 +301,9 @@ class TestPrivateKeys:
     def test_signed_by_a_stranger(self, key):
         sealed = Sealed.make([key.public], STRANGER)
         for trust in (None, [TRUSTED]):
-            with pytest.raises(PolicyError, match=f"signed by {STRANGER.id}, whom trust= does not name"):
+            with pytest.raises(PolicyError, match=f"signed by {STRANGER.id}, who is not trusted"):
                 sealed.open([key], trust)
-        with pytest.raises(PolicyError, match="whom trust= does not name"):
+        with pytest.raises(PolicyError, match="who is not trusted"):
             sealed.open([key], [TRUSTED], allow_unsigned=True)
         assert sealed.open([key], allow_unsigned=True) == DEK
 
@@ -387,7 +387,7 @@ def test_contents_that_cannot_be_signed(method, words):
         ([PAIR.public], PAIR, {"trust": TRUSTED}),
         ([KEY, PAIR.public], PAIR, {}),
     ):
-        with pytest.raises(PolicyError, match=f"{words}.*allow_unsigned=True"):
+        with pytest.raises(PolicyError, match=f"{words}.*allow_unsigned"):
             opened(recipients, keys, **options)
         assert opened(recipients, keys, **options, allow_unsigned=True) == DEK
     with pytest.raises(KeyMissingError):

@@ -293,7 +293,7 @@ def test_what_stands_in_refuses_it_too(how: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pickle, "loads", RAN.append)
     file = io.BytesIO(archive(b"\x80\x02" + REFUSED[how] + b"."))
     with lent(ENTRIES | {bytes}), pytest.raises((TooMuch, pickle.UnpicklingError, TypeError, ValueError)):
-        unpickle(file, Archive.read(file, len(file.getvalue())))
+        unpickle(Archive(file, len(file.getvalue())))
     assert RAN == []
 
 

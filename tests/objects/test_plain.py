@@ -76,10 +76,8 @@ def test_torch_is_not_asked_for_what_an_optimizer_has(value: Any, monkeypatch: p
     file = saved(value)
     with monkeypatch.context() as patch:
         patch.setattr(Unpickler, "load", lambda *_, **__: pytest.fail("torch was asked"))
-        patch.setattr(torch, "save", lambda *_, **__: pytest.fail("torch was asked"))
-        renewed = Objects().renew(file, len(file))
         assert pickled(Objects().load(file, len(file))) == pickled(value)
-    assert renewed != file
+    renewed = Objects().renew(file, len(file))
     for weights_only in (True, False):
         assert pickled(torch.load(io.BytesIO(renewed), weights_only=weights_only)) == pickled(value)
 
@@ -162,10 +160,11 @@ def test_what_torch_save_does_not_write_is_refused(what: str) -> None:
         Objects().load(archive(REFUSED[what]), 1000)
 
 
-def test_lists_that_are_too_deep_are_an_error() -> None:
+def test_lists_that_are_too_deep_to_be_serialized_again() -> None:
     data = b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."
+    assert type(Objects().load(archive(data), 10**6)) is list
     with pytest.raises(MetadataError, match="RecursionError"):
-        Objects().load(archive(data), 10**6)
+        Objects().renew(archive(data), 10**6)
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forge import take_apart
+from forge import prefix_of, take_apart
 from samples import READERS, data_of, encode
 
 from streamxf import LZ4, Checksum, ZStandard
@@ -33,11 +33,10 @@ def test_the_one_block_of_an_empty_stream_is_looked_at(read):
 
 @readers
 @pytest.mark.parametrize("size", [1, 16, 512])
-def test_a_prefix_is_not_filled_up_around_nothing(read, size):
-    container = encode(data_of(100), [])[16:]
-    prefix = with_crc(b"\xd3SXK\r\n\x1a\n" + size.to_bytes(4, "little") + bytes(size))
-    with pytest.raises(ContainerError, match="filled up"):
-        read(prefix + container)
+def test_a_wrapped_key_in_front_of_what_is_not_encrypted(read, size):
+    parts = take_apart(encode(data_of(100), []))
+    with pytest.raises(ContainerError, match="prefix contradicts its header"):
+        read(parts.change(prefix=prefix_of(bytes(size))).pack())
 
 
 @readers
@@ -51,7 +50,7 @@ def test_lz4_takes_a_block_whatever_memory_there_is_for_it(read, payload, data):
 
 
 @readers
-def test_the_room_for_lz4_is_no_room_for_data(read):
+def test_what_lz4_may_use_beyond_a_block_is_not_for_data(read):
     parts = take_apart(encode(bytes(100), [LZ4()]))
     longer = take_apart(encode(bytes(101), [LZ4()])).blocks
     with pytest.raises((ContainerError, CodecError)):

@@ -163,7 +163,7 @@ def test_large_reads_go_in_steps(monkeypatch):
 def test_with_keys_what_is_not_encrypted_is_refused(read):
     """Otherwise whoever can write to the storage puts something plain in the place of something encrypted."""
     plain = encode(DATA, [streamxf.ZStandard()])
-    with pytest.raises(PolicyError, match="leave keys= out if you know that it was not encrypted"):
+    with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
         streamxf.open(read(plain), keys=KEY)
     with streamxf.open(read(plain)) as file:
         assert file.read() == DATA

@@ -97,7 +97,7 @@ def test_an_abort_returns_what_was_in_flight():
     before = budget.jobs
     for end in (lambda file: file.abort(), lambda file: None):
         file = streamxf.open(io.BytesIO(), "wb", chain=FULL, block_size=BLOCK)
-        file.write_owned(DATA)
+        file.write(DATA)
         end(file)
         del file
         gc.collect()

@@ -149,7 +149,13 @@ def test_a_copy_of_the_metadata_from_before_still_opens(saved: Path, state: dict
 
 def test_public_keys_need_a_signature(saved: Path, state: dict[str, Any]) -> None:
     for change in (streamxf.rekey, streamxf.add_recipient):
-        untouched(lambda change=change: change(saved, KEY, PRIVATE.public), saved, PolicyError, "signer=", PRIVATE.id)
+        untouched(
+            lambda change=change: change(saved, KEY, PRIVATE.public),
+            saved,
+            PolicyError,
+            "a signer, who then",
+            PRIVATE.id,
+        )
 
 
 def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def test_ranks_have_an_id_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["", "A" * 32, [], [7], 7, b"a" * 32])
 def test_what_is_no_id(tmp_path: Path, wrong: Any) -> None:
     save({"w": torch.ones(3)}, tmp_path, [Encrypt(KEY)])
-    with pytest.raises(ParameterError, match="expect_save_id="):
+    with pytest.raises(ParameterError, match="expect_save_id"):
         streamxf.rekey(tmp_path, KEY, OTHER_KEY, expect_save_id=wrong)
-    with pytest.raises(ParameterError, match="needs keys="):
+    with pytest.raises(ParameterError, match="needs keys"):
         streamxf.recipients(tmp_path, expect_save_id="0" * 32)

@@ -204,7 +204,7 @@ def test_a_checkpoint_of_no_tensors_says_what_to_pass(tmp_path: Path) -> None:
 
 def test_a_key_for_what_is_not_encrypted_is_refused(tmp_path: Path) -> None:
     dcp.save(state_dict(), storage_writer=streamxf.FileSystemWriter(tmp_path))
-    with pytest.raises(PolicyError, match="leave keys= out if you know that it was not encrypted"):
+    with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
         tune(tmp_path, bandwidth=1e9, keys=KEY)
 
 

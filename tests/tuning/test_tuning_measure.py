@@ -9,7 +9,7 @@ import pytest
 
 from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
 from streamxf.errors import CodecError
-from streamxf.tuning.bench import PlainRun, ChainRun
+from streamxf.tuning.bench import ChainRun, PlainRun
 from streamxf.tuning.measure import MIN_SECONDS, measure
 from streamxf.tuning.sample import Part, Sample, identity_of
 

@@ -303,7 +303,7 @@ def test_a_checkpoint_needs_its_key(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_not_encrypted_takes_no_key(tmp_path: Path) -> None:
     dcp.save(training_state(), storage_writer=writers(tmp_path)["default"])
-    with pytest.raises(PolicyError, match="leave keys= out if you know that it was not encrypted"):
+    with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
         source_of(str(tmp_path), KEY)
 
 

@@ -17,14 +17,15 @@ from reference_keys import Reader, aes_key, hpke_key
 from reference_plain import read_plain
 
 import streamxf
-from streamxf.chain import Chain
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.reading import Box
-from streamxf.coder import StreamCoder
+from streamxf.descriptor import Descriptor
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.datakey import DataKey
-from streamxf.stream.container import BlockReader, read_header, stream_info
+from streamxf.registry import CodecRegistry
+from streamxf.stream.container import BlockReader, read_header
+from streamxf.stream.opening import ChainOpener
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
 
@@ -75,8 +76,9 @@ def container_by_streamxf(data: bytes, dek: str | None) -> bytes:
     """The stream of a container."""
     source = FileSlice(io.BytesIO(data))
     header = read_header(source)
-    chain = Chain.from_descriptors(header.block_chain, DataKey(bytes.fromhex(dek)) if dek else None)
-    blocks = BlockReader(source, header, StreamCoder.open(chain, stream_info(header), header.seal))
+    descriptors = [Descriptor.parse(text) for text in header.block_chain]
+    opener = ChainOpener(descriptors, CodecRegistry(), (lambda: DataKey(bytes.fromhex(dek))) if dek else None)
+    blocks = BlockReader(source, header, opener.coder(header))
     blocks.decode_ends()
     return StreamReader(blocks).read()
 

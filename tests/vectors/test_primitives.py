@@ -20,8 +20,8 @@ from streamxf.codecs import encrypt
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import stage_limit
 from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey, pair
-from streamxf.keys.derive import derive
+from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey
+from streamxf.keys.derive import HYBRID, X25519, derive
 from streamxf.keys.kem import KEMS
 
 FOLDER = Path(__file__).parent
@@ -140,9 +140,9 @@ def test_x25519(case):
     with pytest.raises(ValueError):
         key.exchange(X25519PublicKey.from_public_bytes(public))
     with pytest.raises(WrongKeyError):  # as the share that came with a wrapped key
-        PrivateKey(private, pair.X25519).unwrap(public + bytes(48), bytes(32))
+        PrivateKey(private, X25519).unwrap(public + bytes(48), bytes(32))
     with pytest.raises(ParameterError):  # as somebody's key
-        PublicKey(public, pair.X25519)
+        PublicKey(public, X25519)
 
 
 @cases("mlkem_768_test", 48)
@@ -175,8 +175,8 @@ def hpke_vector(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "kind", "kem", "aead"),
     [
-        ("rfc9180", pair.X25519, KEM.X25519, AEAD.AES_256_GCM),
-        ("hpke-pq", pair.HYBRID, KEM.MLKEM768_X25519, AEAD.CHACHA20_POLY1305),
+        ("rfc9180", X25519, KEM.X25519, AEAD.AES_256_GCM),
+        ("hpke-pq", HYBRID, KEM.MLKEM768_X25519, AEAD.CHACHA20_POLY1305),
     ],
 )
 def test_hpke(name, kind, kem, aead):
@@ -195,7 +195,7 @@ def test_hpke(name, kind, kem, aead):
     assert openssl.hpke._decrypt_with_aad(suite, enc + ciphertext, private, info, aad) == message
 
 
-@pytest.mark.parametrize(("name", "kind"), [("rfc9180", pair.X25519), ("hpke-pq", pair.HYBRID)])
+@pytest.mark.parametrize(("name", "kind"), [("rfc9180", X25519), ("hpke-pq", HYBRID)])
 def test_key_pairs_of_the_reference_decoder(name, kind):
     secret, public = raw(hpke_vector(name), "skRm", "pkRm")
     assert hpke_key(kind, secret).key_id == PublicKey(public, kind).id
@@ -207,7 +207,7 @@ def test_key_pairs_of_the_reference_decoder(name, kind):
 def test_x_wing(vector):
     seed, public = raw(vector, "sk", "pk")
     assert PrivateKey(seed).public.data == public
-    assert isinstance(KEMS[pair.HYBRID].private(seed), MLKEM768X25519PrivateKey)
+    assert isinstance(KEMS[HYBRID].private(seed), MLKEM768X25519PrivateKey)
 
 
 # -- Ed25519 ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from described import (
     SUBJECTS,
     V1,
@@ -28,13 +29,15 @@ from described import (
 )
 from floatzip_forge import features
 from forge import take_apart
+from key_files import read_key_file
 from reference_codecs import Refused
-from reference_keys import read_key_file
 from samples import OneWay
 
 import streamxf
 from streamxf import errors
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import StreamxfError
+from streamxf.format.items import TensorItem
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.file import read_key
 from streamxf.stream.container import read_header
@@ -207,6 +210,22 @@ def test_checkpoints_that_are_refused(name: str, tmp_path: Path) -> None:
     unpack(entry, tmp_path)
     refused(lambda: checkpoint_by_streamxf(entry, tmp_path), entry["breaks"])
     refused_by_reference(lambda: checkpoint_by_reference(entry, tmp_path), entry["breaks"])
+
+
+@of("checkpoint", "breaks")
+def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
+    entry = vectors("checkpoint")[name]
+    unpack(entry, tmp_path)
+    options: dict[str, Any] = {"keys": keyring_of(entry)}
+    try:
+        with Checkpoint(tmp_path, **options, rank=entry.get("rank")) as checkpoint:
+            items = dict(checkpoint.items)
+    except StreamxfError:
+        return  # by the test above
+    target = {name: torch.zeros(item.shape) if isinstance(item, TensorItem) else None for name, item in items.items()}
+    reader = streamxf.FileSystemReader(tmp_path, **options)
+    with pytest.raises((StreamxfError, dcp.api.CheckpointException)):
+        dcp.load(target, storage_reader=reader, no_dist=True)
 
 
 # -- key files -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ RENAMES = frozenset({"sftp", "ssh"})
 
 Check = Callable[[], object]
 
-# Network file systems among them cannot sync a folder, and some let nobody open it: then its names are as durable as
+# Some network file systems cannot sync a folder, or do not let it be opened: then its names are as durable as
 # the file system makes them by itself. Anything else, EIO above all, is an error.
 _CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS})
 _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})

@@ -38,7 +38,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
     else:  # every rank looks through the files of all, so what is surely another's goes by at a glance
         prefix = f"__{rank}"
         found = [name for name in files if name.startswith(prefix) and name not in named and rank_of(name) == rank]
-    # ranks in their order, so that a save which looks for its own first file sees that somebody removes them
+    # ranks in their order, so that a save which looks for its own first file sees that they are being removed
     return sorted(found, key=lambda name: (-1 if (number := rank_of(name)) is None else number, name))
 
 
@@ -52,9 +52,9 @@ def find_leftovers(
     files, named, rank
         As `leftovers` has them.
     locked : bool
-        Whether nobody else can publish to the folder meanwhile. Otherwise files that no metadata names may belong to a
-        save that is about to be published, too; then only what the metadata of now names is left behind, which no
-        other save will name, and what nobody has written to for a day. The rest is for `streamxf.clean`.
+        Whether no other process can publish to the folder meanwhile. Otherwise files that no metadata names may belong
+        to a save that is about to be published, too; then only files that the current metadata names are leftovers,
+        which no other save will name, and those older than a day. The rest is for `streamxf.clean`.
     """
     found = leftovers(files, named, rank)
     if locked:
@@ -78,7 +78,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
         warnings.warn(
             f"the checkpoint is saved, but files of earlier saves could not be removed{plain}: "
             f"{', '.join(shown)}{more} ({next(iter(failed.values()))}). "
-            "Once that is mended, streamxf.clean removes them",
+            "Once that is mended, `streamxf clean` removes them",
             stacklevel=2,
         )
 
@@ -104,7 +104,7 @@ def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
     listed = {} if local is not None else _listed(storage)
     found = set()
     for name in names:
-        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or nobody can tell
+        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or its age is unknown
             if local is not None:
                 written = os.lstat(os.path.join(local, name)).st_mtime
             elif (

@@ -26,7 +26,7 @@ _LONGEST_PAUSE = 0.25
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
-    """Hold the folder's advisory lock, once nobody else does; gives whether there is one.
+    """Hold the folder's advisory lock, once it is free; yields whether there is one.
 
     The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
     of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
@@ -54,7 +54,7 @@ def _open(folder: str) -> int | None:
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError, NotADirectoryError):
-        return None  # who may write to a folder need not be allowed to list it; if there is none, others say so
+        return None  # a writable folder need not be readable; if there is none, others say so
 
 
 def _acquire(folder: str, patience: float) -> int | None:

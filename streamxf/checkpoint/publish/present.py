@@ -12,18 +12,7 @@ from streamxf.format.index import File
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
-    """Refuse to publish beside or over what others have published since this save began.
-
-    Parameters
-    ----------
-    path : path
-        The checkpoint's folder.
-    found : collection of str
-        The names in it.
-    name : str
-        That of the metadata file.
-    overwrite : bool
-        Whether what is there may be replaced.
+    """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now.
 
     Raises
     ------
@@ -76,8 +65,8 @@ def check_present(
     if missing:
         raise AbortedError(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
-            "this folder was published meanwhile, or it was cleaned up. This one was not published, and what is "
-            "there stays as it is. Save into a folder of its own",
+            "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and what "
+            "is there stays as it is. Save into a folder of its own",
             file=storage.full(missing[0]),
         )
     for path, facts in files.items():

@@ -37,8 +37,8 @@ _LITTLE = 4096  # bytes
 class FloatZip(Codec):
     """Compress floating-point data near the entropy of its bytes; lossless, whatever the bytes are.
 
-    Floats of 2, 4 and 8 bytes are split into exponents and the rest. Where the dtype is not known, and for everything
-    that is no such float, a sample of each block decides. A block grows by one byte at the most.
+    Floats of 2, 4 and 8 bytes are split into exponents and the rest. If the dtype is unknown or another one, a sample
+    of each block decides. A block grows by at most one byte.
     """
 
     name: ClassVar[str] = "streamxf.floatzip"

@@ -103,13 +103,7 @@ def _places(flags: Array) -> Array:
 
 
 def unpack(stored: memoryview, out: Array, work: Workspace) -> None:
-    """Fill `out`, of shape (n,), with the values that `pack_into` stored.
-
-    Raises
-    ------
-    CodecError
-        If `stored` is damaged.
-    """
+    """Fill `out`, of shape (n,), with the values that `pack_into` stored. Raises CodecError if `stored` is damaged."""
     if len(stored) < _PACKED.size or any(stored[1:4]):
         raise CodecError("FloatZip packed plane has a damaged head")
     base, listed = _PACKED.unpack_from(stored)
@@ -141,13 +135,7 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
 
 
 def inflate(frame: memoryview, size: int) -> bytes:
-    """Decompress a plane of `size` bytes.
-
-    Raises
-    ------
-    CodecError
-        If it is not exactly one frame of that size.
-    """
+    """Decompress a plane of `size` bytes. Raises CodecError if it is not exactly one frame of that size."""
     declared = frames.declared_size(frame)
     if declared != size:
         raise CodecError(f"FloatZip plane declares {declared} bytes where {size} belong")

@@ -32,7 +32,6 @@ def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> 
 
     Parameters
     ----------
-    values : array of uint8, shape (n,)
     period : int
         The length of a row, where columns have levels; else 1.
 
@@ -58,13 +57,7 @@ def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> 
 
 
 def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
-    """Fill `out`, of shape (n,), with the values that `level_into` stored.
-
-    Raises
-    ------
-    CodecError
-        If `stored` is damaged.
-    """
+    """Fill `out`, of shape (n,), with the values that `level_into` stored. Raises CodecError if `stored` is damaged."""
     if len(stored) < _HEAD.size or any(stored[1:4]):
         raise CodecError("FloatZip levelled plane has a damaged head")
     group_log2, period, size = _HEAD.unpack_from(stored)
@@ -82,7 +75,6 @@ def best_period(values: Array, row: int | None, width: int) -> int:
 
     Parameters
     ----------
-    values : array of uint8, shape (n,)
     row : int or None
         How many values a row of the matrix has, where that is known.
     width : int

@@ -42,7 +42,6 @@ def split(elements: Array, rotated: bool, planes: Sequence[Array], work: Workspa
 
     Parameters
     ----------
-    elements : array of unsigned integers, shape (n,)
     rotated : bool
         Rotate elements left by one bit first.
     planes : sequence of arrays of unsigned integers, shape (n,)

@@ -49,7 +49,6 @@ class PlanePlan(NamedTuple):
 
     Attributes
     ----------
-    plane : Plane
     base : int
         First of the sixteen values around which a packed plane is packed.
     general : bool
@@ -79,7 +78,6 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
 
     Parameters
     ----------
-    block : array of uint8
     dtype : str or None
         The name of the torch dtype of its elements, where it is known; a float's elements then begin with the block.
     """

@@ -18,11 +18,8 @@ from streamxf.errors import (
 _OF_METADATA = (AuthenticationError, DescriptorError, MetadataError)
 _OF_ITEMS = (*_OF_METADATA, CodecError, ContainerError, IdentityError)
 
-_ITEMS = "next: streamxf.verify(path, keys) lists all that is damaged, streamxf.salvage(path, keys=keys) loads the rest"
-_METADATA = (
-    "next: restore this file from a copy; if there is none, see streamxf.salvage(path, keys=keys, "
-    "without_metadata=True)"
-)
+_ITEMS = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+_METADATA = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
 
 
 @contextmanager

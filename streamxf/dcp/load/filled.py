@@ -28,13 +28,8 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     """Check that what `plan` reads fills its targets, each element once.
 
     A planner that has DCP's `lookup_tensor` is asked how large a target is. One that has a `state_dict`, as DCP's own
-    have, is asked for targets of which nothing is read, too. Of one that has neither nobody can tell: then the
-    metadata has to speak of the whole tensor.
-
-    Parameters
-    ----------
-    items : mapping
-        What the metadata says of each item.
+    have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
+    tensor.
 
     Raises
     ------

@@ -32,7 +32,7 @@ _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
 
 @dataclass(eq=False, slots=True)
-class _Leaving:
+class _InFlight:
     """An item whose blocks are on their way."""
 
     item: WriteItem
@@ -46,20 +46,6 @@ class DataFile:
 
     The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
     next item is under way. So memory that is handed over stays in use until `finish`.
-
-    Parameters
-    ----------
-    output : OutputFile
-    path : str
-        Relative to the checkpoint.
-    extensions : Extensions
-        Renewed for this save.
-    writer_id : bytes
-        Of this process and save.
-    block_log2 : int
-    meter : Meter
-    progress : Progress, optional
-        Expects the planned bytes of all tensors, and is told of objects, too.
 
     Attributes
     ----------
@@ -85,7 +71,7 @@ class DataFile:
         self._meter = meter
         self._progress = progress
         self._pipeline: Pipeline[Encoded] = Pipeline()
-        self._leaving: deque[tuple[_Leaving, int]] = deque()  # of each block in the pipeline, and the block's bytes
+        self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._staging = Staging(1 << block_log2)
         self._usual = Stored(framed=not extensions.in_blocks)
         self.results: list[WriteResult] = []
@@ -133,7 +119,7 @@ class DataFile:
             block_log2=self._block_log2,
             meter=self._meter,
         )
-        leaving = _Leaving(item, encoder, kind is Kind.FRAMED, self._share_of(item, source.size))
+        leaving = _InFlight(item, encoder, kind is Kind.FRAMED, self._share_of(item, source.size))
         for job, size in encoder.jobs(source):
             self._leaving.append((leaving, size))
             small = size <= ON_THE_SPOT
@@ -187,7 +173,7 @@ class DataFile:
         except BaseException:
             target.abort()
             raise
-        leaving = _Leaving(item, cast("Any", None), is_tensor, share)
+        leaving = _InFlight(item, cast("Any", None), is_tensor, share)
         self._note(leaving, counted.size, self._output.size - start, Stored(is_tensor, None))
 
     # -- results ---------------------------------------------------------------------------------------
@@ -201,7 +187,7 @@ class DataFile:
             return Share(self._progress, size)
         return Share(self._progress, planned_bytes(item))
 
-    def _note(self, leaving: _Leaving, raw_size: int, size: int, stored: Stored) -> None:
+    def _note(self, leaving: _InFlight, raw_size: int, size: int, stored: Stored) -> None:
         info = _StorageInfo(self._path, self._output.size - size, size)
         if stored != self._usual:
             setattr(info, STORED_ATTRIBUTE, stored)

@@ -19,16 +19,6 @@ from streamxf.meter import Meter
 class OutputFile:
     """Writes everything it is given to `raw`, however little `raw` takes at a time, and keeps count.
 
-    Parameters
-    ----------
-    raw : binary file
-    meter : Meter
-        Is told how long the calls of `raw` take.
-    sync : bool
-        Whether `finish` has to bring everything to the disk.
-    digest : bool
-        Whether to compute a CRC of the whole file.
-
     Attributes
     ----------
     size : int
@@ -90,11 +80,6 @@ def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
 
     A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
     of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
-
-    Parameters
-    ----------
-    opening : context manager
-        Opens the file, and closes it.
     """
     stream: Any = None
     discarded = False
@@ -113,7 +98,7 @@ def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
 
 
 def _discard(stream: Any, error: BaseException) -> None:
-    if not hasattr(stream, "forced"):  # it is none of fsspec's buffered files, the ones that upload
+    if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which upload
         return
     try:
         stream.discard()

@@ -37,17 +37,8 @@ from streamxf.version import __version__
 
 @dataclass(frozen=True)
 class Publication:
-    """What is about to be published.
-
-    Attributes
-    ----------
-    index : Index
-    content : Metadata or None
-        The same for torch's readers; None if they never see it.
-    data : bytes
-        Of the metadata file.
-    records : tuple of FileRecord
-        Of all data files.
+    """What is about to be published: the index, the same for torch's readers (None if they never see it), the bytes of
+    the metadata file, and the records of all data files.
     """
 
     index: Index
@@ -66,17 +57,6 @@ def prepare(
     checkpoint_id: str | os.PathLike[str],
 ) -> Publication:
     """Put a metadata file together.
-
-    Parameters
-    ----------
-    content : Metadata
-        As the planner made it.
-    results : iterable of WriteResult
-        Of all ranks whose items it has.
-    extensions : Extensions
-        Of the process that publishes.
-    rank : int or None
-        Whose own metadata it is; None for that of all ranks.
 
     Raises
     ------
@@ -164,7 +144,7 @@ def publish(
     keep: bool = False,
     check: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Make a save the one that loads, while its folder is locked; gives the files that nothing needs after that.
+    """Publish a save, while its folder is locked; returns the files that nothing needs afterwards.
 
     Parameters
     ----------
@@ -226,13 +206,7 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
 
 
 def descriptors_of(index: Index, wrapped: dict[bytes, str]) -> dict[str, list[str]]:
-    """For each file, what torch's readers need to read its items, in the order in which they apply it.
-
-    Parameters
-    ----------
-    wrapped : dict of bytes to str
-        The wrapped data key of each writer, by its id.
-    """
+    """For each file, what torch's readers need to read its items, in the order in which they apply it."""
     by_writer = {}
     for writer in index.writers:
         texts = [*index.transforms]

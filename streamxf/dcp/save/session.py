@@ -162,13 +162,6 @@ class Save:
         """Write files, each with its items, in up to `threads` threads, this one among them; returns when all have
         stopped.
 
-        Parameters
-        ----------
-        opening : callable
-            From a file's name to a context manager that opens it for writing.
-        resolve : callable
-            As in `write_file`.
-
         Raises
         ------
         BaseException
@@ -204,15 +197,6 @@ class Save:
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]
     ) -> list[WriteResult]:
         """Write items into one file.
-
-        Parameters
-        ----------
-        raw : binary file
-            Empty, open for writing.
-        path : str
-            Relative to the checkpoint.
-        resolve : callable
-            Gives an item's data, as `DataFile.write` takes it.
 
         Raises
         ------

@@ -53,15 +53,7 @@ def check_storable(tensor: torch.Tensor) -> None:
 
 
 def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
-    """The elements of a tensor that has nothing else.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Detached. Its memory stays as it is until the source was read.
-    staging : Staging
-        The way to the host for tensors on an accelerator.
-    """
+    """The elements of a tensor that has nothing else."""
     tensor = tensor.resolve_conj().resolve_neg()
     if not tensor.is_contiguous():
         return _Strided(tensor)
@@ -135,18 +127,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Streamed:
-    """An item whose bytes come from elsewhere while it is saved, so that it is never held whole.
-
-    Attributes
-    ----------
-    source : ByteSource
-    kind : Kind
-        What it is: a tensor's elements, a framed tensor, or an object.
-    dtype : str
-        Of a tensor.
-    shape : tuple of int
-        Of the shard.
-    """
+    """An item whose bytes come from elsewhere while it is saved, so that it is never held whole."""
 
     source: ByteSource
     kind: Kind

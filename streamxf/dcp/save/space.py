@@ -99,17 +99,6 @@ def check_room(
 ) -> None:
     """Refuse to begin what cannot fit.
 
-    Parameters
-    ----------
-    folder : path
-        Local, and there.
-    plan : SavePlan
-        This rank's.
-    extensions : Extensions
-        Renewed for this save.
-    save : bytes
-        This rank's writer id.
-
     Raises
     ------
     NoSpaceError
@@ -146,7 +135,7 @@ def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) 
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
         f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
-        "space. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
+        "space. Nothing was written. Make room (`streamxf clean` removes what failed saves left), or save elsewhere",
         file=os.fspath(folder),
     )
 
@@ -229,10 +218,9 @@ def _stored(
     memory = memory_of(piece.cpu().contiguous())
     sink = io.BytesIO()
     if len(extensions.chain):
-        identity = replace(
-            identity_of(bytes(16), item, Kind.TENSOR), offset=(0,) * piece.dim(), shape=tuple(piece.shape)
-        )
-        identity = replace(identity, tensor_shape=tuple(piece.shape))
+        shape = tuple(piece.shape)
+        identity = identity_of(bytes(16), item, Kind.TENSOR)
+        identity = identity._replace(offset=(0,) * piece.dim(), shape=shape, tensor_shape=shape)
         encoder = ContainerEncoder(extensions.chain, identity=identity, published=True, block_log2=block_log2)
         with StreamWriter(sink, encoder) as stream:
             stream.write(memory)

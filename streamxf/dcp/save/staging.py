@@ -22,14 +22,7 @@ SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory for one block.
-
-    Attributes
-    ----------
-    memory : memoryview
-    handle : object
-        The same memory, for whoever copies into it.
-    """
+    """Memory for one block."""
 
     memory: memoryview
     handle: Any
@@ -54,7 +47,7 @@ class Ring:
         self._free: SimpleQueue[Buffer] = SimpleQueue()
 
     def take(self) -> Buffer:
-        """A buffer that nobody uses; waits for one where all are lent out."""
+        """A free buffer; waits for one if all are lent out."""
         try:
             return self._free.get_nowait()
         except Empty:
@@ -82,12 +75,7 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """CUDA, and ROCm, which goes by the same name.
-
-    Parameters
-    ----------
-    device : torch.device
-    """
+    """CUDA, and ROCm, which goes by the same name."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -112,13 +100,7 @@ COPIES: dict[str, Callable[[torch.device], Copies]] = {"cuda": CudaCopies}
 
 
 class Staging:
-    """The buffers and streams of one file that is being written; for one thread.
-
-    Parameters
-    ----------
-    block_size : int
-        Bytes.
-    """
+    """The buffers and streams of one file that is being written; for one thread."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -147,15 +129,7 @@ class Staging:
 
 
 class DeviceSource:
-    """Bytes on a device, which are copied block by block into the buffers of a ring.
-
-    Parameters
-    ----------
-    flat : torch.Tensor
-        Bytes.
-    copies : Copies
-    ring : Ring
-    """
+    """Bytes on a device, which are copied block by block into the buffers of a ring."""
 
     def __init__(self, flat: torch.Tensor, copies: Copies, ring: Ring) -> None:
         self.size = flat.numel()

@@ -1,4 +1,4 @@
-"""`Conversion`: items that are to be written under one metadata file, and how they are shared out among data files."""
+"""`Conversion`: items to write under one metadata file, and how they are divided among data files."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from streamxf.tools.convert.destination import Destination
 from streamxf.version import __version__
 
 FILE_SIZE = 256 * 2**20
-"""Bytes of items, before the chain, that go into one data file: what a killed process has to do again."""
+"""Bytes of items, before the chain, in one data file: what is lost of the work when the process is killed."""
 
 MAX_FILES = 128
 
 Data = Streamed | torch.Tensor | io.BytesIO
 Part = tuple[Wanted, WriteItem]
-"""An object, or one shard of a tensor: in the source, and as a planner has it."""
+"""An object, or one shard of a tensor: as it is in the source, and as a planner describes it."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Items, and how their contents are had.
+    """Items, and where their contents come from.
 
     Attributes
     ----------
     items : sequence of Item
-        As the new checkpoint is to have them; their places are those in the source.
+        Those of the new checkpoint, with their places in the source.
     rank : int or None
-        Whose metadata will name them; None for that of all ranks.
+        Of the metadata that will name them; None for that of all ranks.
     identity : str
-        Of the source's contents, as far as it can be told without reading them: what an earlier call has finished
-        counts only where it is the same.
+        Tells contents of the source apart without reading them. What an earlier call finished is reused if it had the
+        same.
     read : callable
-        Gives the data of an object or a shard. Called in the order of their places, mostly.
+        Returns the data of an object or a shard; called in the order of their places within each data file.
     extra : mapping
         As in the index.
     check : callable or None
-        Called last before it is published; raises to keep it from that.
+        Called just before publishing; raises to prevent it.
     """
 
     items: Sequence[Item]
@@ -64,7 +64,7 @@ class Conversion:
 
     @cached_property
     def _parts(self) -> list[Part]:
-        """All of it, in the order of the places in the source."""
+        """Everything, in the order of the places in the source."""
         wanted = [
             Wanted(item, chunk)
             for item in self.items
@@ -73,9 +73,8 @@ class Conversion:
         return [(each, _write_item(each)) for each in sorted(wanted, key=lambda each: each.place[:2])]
 
     def files(self, size: int) -> list[list[Part]]:
-        """The parts of each data file: about `size` bytes, and more where there would be too many files.
-
-        Where nothing has changed, the same parts come together again.
+        """The parts of each data file: about `size` bytes, or more if there would be too many files. The same source
+        always gives the same parts.
         """
         sizes = [planned_bytes(write) or wanted.place.size for wanted, write in self._parts]
         size = max(size, sum(sizes) // MAX_FILES)
@@ -92,7 +91,7 @@ class Conversion:
         return files
 
     def id(self, to: Destination, file_size: int) -> str:
-        """By which what is finished of the same conversion is known again, 32 hexadecimal digits."""
+        """32 hexadecimal digits, by which a later call recognizes what this conversion finished."""
         facts = [__version__, self.identity, self.rank, *to.extensions.recorded, to.extensions.summary()]
         return hashlib.sha256(json.dumps([*facts, to.block_log2, file_size]).encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""`Destination`: where a checkpoint is to be published; and whether that is not where it comes from."""
+"""`Destination`: where a checkpoint is published, which must not be where it comes from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Destination:
     extensions : Extensions
     block_log2 : int
     overwrite : bool
-        Whether a checkpoint that is there may be replaced, one among them that is published after `check`.
+        Whether a checkpoint that is there may be replaced, even one that is published after `check`.
     """
 
     storage: Storage
@@ -47,14 +47,14 @@ class Destination:
         *,
         overwrite: bool,
     ) -> Self:
-        """What public functions are told."""
+        """Make one of the arguments of public functions."""
         storage = Storage.of(path, storage_options)
         warn_unless_in_one_step(storage, stacklevel=4)
         return cls(storage, Extensions.of(chain), block_log2_of(block_size), overwrite)
 
     def check(self, cure: str = "name another target, or replace it (overwrite)") -> None:
-        """Refuse to write where there is something that may not be replaced: raises NotADirectoryError for a file, and
-        FileExistsError for a checkpoint, of which `cure` says what to do.
+        """Raise NotADirectoryError for a file, and FileExistsError for a checkpoint that may not be replaced; `cure` is
+        the advice for that.
         """
         local = self.storage.local
         if local is not None and os.path.lexists(local) and not os.path.isdir(local):
@@ -64,7 +64,7 @@ class Destination:
             raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", self.storage.given)
 
     def make(self) -> list[Path]:
-        """Make the folder, durably; gives the local folders that were not there."""
+        """Make the folder, durably; returns the local folders that did not exist."""
         local = self.storage.local
         if local is None:
             self.storage.filesystem.makedirs(self.storage.path, exist_ok=True)
@@ -76,7 +76,7 @@ class Destination:
 
 
 def is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Whether two paths or URLs lead to the same place, as far as can be told."""
+    """Whether two paths or URLs are known to lead to the same place."""
     try:
         return os.path.samefile(source, target)
     except OSError:  # one of them is not there, or a URL
@@ -84,23 +84,21 @@ def is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> b
 
 
 def refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Refuse to write into the folder that is read; raises ParameterError."""
+    """Raise ParameterError if the target is the source, or in it."""
     if is_same(source, target):
-        raise ParameterError("source and target are the same, and the files of one would lie among those of the other")
+        raise ParameterError("source and target are the same: name another target")
     outer, inner = os.fspath(source).rstrip("/"), os.fspath(target)
     if not is_url(outer) and not is_url(inner):
         outer, inner = os.path.realpath(outer), os.path.realpath(inner)
     if inner.startswith(f"{outer}/"):
-        raise ParameterError("the target lies in the folder that is to be packed: name one outside of it")
+        raise ParameterError("the target is in the folder that is to be packed: name one outside of it")
 
 
 def check_same(source: Storage, before: object, now: object) -> None:
-    """Refuse to publish a copy of a source that is not what it was before: some of what was read may be of the one, and
-    some of the other. Raises ContainerError.
-    """
+    """Raise ContainerError if the source was changed: the copy may be of both versions, in part."""
     if now != before:
         raise ContainerError(
-            "the source was changed while it was read, so the copy was not published; call again when nobody writes to "
-            "it any more",
+            "the source was changed while it was read, so the copy was not published; call again when no other process "
+            "writes to it",
             file=source.given,
         )

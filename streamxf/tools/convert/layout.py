@@ -1,4 +1,4 @@
-"""What stands in a file that is to be written, before any tensor is read: tensors' elements, and bytes around them."""
+"""The layout of a file that is to be written: tensors' elements, and the bytes around them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.format.items import TensorItem
 
-_WINDOW = 2**20  # bytes that are read at once of an item whose parts stand all over a file
+_WINDOW = 2**20  # bytes that are read at once of the item whose parts are all over the file
 
 
 class Run(NamedTuple):
-    """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest there first,
-    and is empty for row-major order.
+    """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest in the file first, and is
+    empty for row-major order.
     """
 
     start: int
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     order: tuple[int, ...] = ()
 
     def boxes(self) -> Iterator[Box]:
-        """What to read, one after the other."""
+        """The boxes to read, one after the other."""
         order = self.order or tuple(range(len(self.item.shape)))
         turned = replace(self.item, shape=tuple(self.item.shape[dim] for dim in order))
         places = [order.index(dim) for dim in range(len(order))]
@@ -35,19 +35,19 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draft:
+class NewFile:
     """A file that is to be written.
 
     Attributes
     ----------
     name : str
-        Its path in the checkpoint's folder; where the file is the checkpoint, its name.
+        Its path in the checkpoint's folder; of a single file, its name.
     runs : sequence of Run
         In the order of their places.
     rest : bytes or TensorItem or None
-        The bytes around these; an item is a row of bytes.
+        The bytes around them; an item holds them as uint8.
     mode : int or None
-        Its permissions, as far as the umask allows them; None for the usual ones.
+        Its permissions, which the umask may restrict; None for the usual ones.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Draft:
         return self.rest_size + sum(run.item.size for run in self.runs)
 
 
-def pieces(reader: BoxReader, file: Draft) -> Iterator[memoryview]:
+def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
     """A file's bytes; each piece is valid until the next."""
     arrays = reader.read_boxes(box for run in file.runs for box in run.boxes())
     rest = file.rest if isinstance(file.rest, TensorItem) else None

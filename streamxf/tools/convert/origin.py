@@ -1,7 +1,7 @@
-"""`Origin`: what `pack` keeps of the files that it packed, so that `unpack` writes the same bytes again.
+"""`Origin`: what `pack` records of the files that it packed, so that `unpack` can write the same bytes again.
 
-A file is its tensors, each an item of its own, and the bytes around them, which are one item more. The origin says
-where in the file each tensor stands. It is stored as one object, `ITEM`, of dicts, lists, strings and numbers only.
+A file is its tensors, each an item of its own, and the bytes around them, which are one more item. The origin says
+where in the file each tensor belongs. It is stored as an object, `ITEM`, of dicts, lists, strings and numbers only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def rest_of(path: str) -> str:
 
 
 def is_kept(name: str) -> bool:
-    """Whether an item is what pack kept besides tensors and objects."""
+    """Whether an item is one that pack adds to the tensors and objects of the files."""
     return name == ITEM or name.startswith(f"{ITEM}/")
 
 
 class Placed(NamedTuple):
-    """A tensor whose elements stand in a file from `start`, one after the other; `order` has its dimensions, the one
-    that changes slowest in the file first.
+    """A tensor whose elements begin at `start` in a file, without gaps; `order` has its dimensions, the slowest in the
+    file first.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Placed(NamedTuple):
 
 
 class PackedFile(NamedTuple):
-    """What is in a file besides the bytes around its tensors: these, in their order, and the names of items that need
-    no bytes of their own (objects, and tensors that share their memory); and its permissions, if it had any.
+    """The tensors of a file, in the order of their places; the names of items without bytes of their own (objects, and
+    tensors that share memory); and the file's permissions, if it had any.
     """
 
     tensors: tuple[Placed, ...]
@@ -64,13 +64,13 @@ class Origin:
     format : Format
         `SAFETENSORS` or `TORCH` for a file; `HUGGING_FACE` or `FOLDER`.
     files : mapping of str to PackedFile
-        By path relative to the folder; where a file was packed, by its name.
+        By path relative to the folder; a single file by its name.
     folders : mapping of str to int or None
-        Their permissions. The folder itself has an empty path.
+        Permissions by path. The folder itself has an empty path.
     links : mapping of str to str
-        Symbolic links, and what they say.
+        The targets of symbolic links, by path.
     excluded : tuple of str
-        Patterns of what the caller left out.
+        The patterns that the caller excluded.
     """
 
     format: Format
@@ -81,17 +81,17 @@ class Origin:
 
     @property
     def is_folder(self) -> bool:
-        """Whether a folder was packed, with all that was in it."""
+        """Whether a folder was packed."""
         return self.format in _FOLDERS
 
     def items(self) -> Iterator[str]:
-        """The names of all items that the files are made of."""
+        """The names of all items from which the files are made."""
         yield ITEM
         for path, file in self.files.items():
             yield from (rest_of(path), *(tensor.name for tensor in file.tensors), *file.others)
 
     def to_plain(self) -> Any:
-        """What is stored."""
+        """The value that is stored."""
         return {
             "version": _VERSION,
             "format": self.format.name,
@@ -106,7 +106,7 @@ class Origin:
 
     @classmethod
     def from_plain(cls, value: Any) -> Self:
-        """Read what was stored; raises MetadataError if it is anything else, or leads out of the folder."""
+        """Read a stored value; raises MetadataError if pack does not store such, or if it leads out of the folder."""
         try:
             if value["version"] != _VERSION:
                 raise MetadataError(
@@ -128,11 +128,11 @@ class Origin:
     def _fault(self) -> str:
         single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
         if not self.is_folder and not single:
-            return "it does not say how the one file looked that was packed"
+            return "it does not describe a single file, as its format requires"
         solid = {*self.files, *self.links}
         paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
         if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(_above(paths)):
-            return "it has a path twice, or one that does not belong in the folder"
+            return "it has a path twice, or one that is outside of the folder"
         if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
             return "it has a link that leads out of the folder"
         names = list(self.items())
@@ -140,14 +140,12 @@ class Origin:
 
 
 def origin_of(reader: BoxReader) -> Origin | None:
-    """What `pack` kept of the files that it packed; None if the checkpoint was not packed. Raises MetadataError if the
-    item is not one that `pack` stores.
-    """
+    """The origin of a checkpoint; None if `pack` did not make it. Raises as `Origin.from_plain`."""
     return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
 
 
 def _above(paths: list[str]) -> Iterator[str]:
-    """The folders that paths lead through."""
+    """All folders in which paths are."""
     return (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
 
 

@@ -13,7 +13,8 @@ import torch
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.metadata import GLOBAL, metadata_files, read_metadata
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish.names import made_by_writers
 from streamxf.checkpoint.storage import Storage
@@ -34,9 +35,7 @@ from streamxf.tools.convert.sources import reads_of
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.tree import paths_in, refuse_unused
 from streamxf.tools.convert.whole import Whole, identity_of, open_whole
-from streamxf.wording import printable
-
-_SHOWN = 5
+from streamxf.wording import some
 
 
 def pack(
@@ -70,22 +69,20 @@ def pack(
     folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
 
     What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
-    files again, byte for byte. Of a nested state dict, names are those that ``dcp.save`` gives.
+    files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
 
     A call that failed or was killed can be made again, and resumes, as with `transcode`.
 
     Parameters
     ----------
     source, target : path or str
-        Or URLs. The target is a folder, not there yet, or without a checkpoint.
+        Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`.
     exclude : sequence of str
-        Shell patterns: what has a path that matches one is left out of a folder. A folder that matches is left out with
-        all that is in it.
+        Shell patterns of paths in a folder that are left out, with everything in them.
     follow_links : bool
-        Whether a link to a file outside the folder is packed as that file, as in the hub's cache. By default it is
-        refused.
+        Whether a link to a file outside the folder, as in the hub's cache, is packed as that file and not refused.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have no encryption.
 
@@ -98,7 +95,7 @@ def pack(
     FileNotFoundError, NoCheckpointError
         If there is nothing to pack.
     UnsupportedError
-        If something in the folder cannot be packed and restored; names it.
+        If something in the folder, which it names, could not be restored.
     ParameterError
         If a pattern excludes nothing.
     StreamxfError, OSError
@@ -152,29 +149,19 @@ def _read(whole: Whole, wanted: Wanted) -> Data:
 
 
 def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
-    """Refuse to leave out, without being asked to, what lies in a checkpoint's folder and is not part of it.
-
-    Raises
-    ------
-    UnsupportedError
-    """
+    """Raise UnsupportedError if a checkpoint's folder has something that is not part of it, and is not excluded."""
     unused = set(exclude)
     paths = [path for path, _ in paths_in(storage, exclude, unused)]
     refuse_unused(unused)
     beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
-        known: set[str] = set()
-        for name in metadata_files(storage):
-            items = read_metadata(storage, name, Access(), listing=True).items
-            known |= {place.file for item in items.values() for place in item.places}
-        beside = [
-            path for path in beside if path not in known and not any(name.startswith(f"{path}/") for name in known)
-        ]
+        with Checkpoint.at(storage, Access(), listing=True) as checkpoint:
+            items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
+        known = {place.file for item in items for place in item.places}
+        beside = [path for path in beside if not any(f"{name}/".startswith(f"{path}/") for name in known)]
     if beside:
-        more = f" and {len(beside) - _SHOWN:,} more" if len(beside) > _SHOWN else ""
         raise UnsupportedError(
-            f"the folder is a DCP checkpoint, and {', '.join(map(printable, beside[:_SHOWN]))}{more} in it "
-            f"{'is' if len(beside) == 1 else 'are'} not part of the checkpoint and would not be packed: move it away, "
-            "or leave it out (exclude=)",
+            f"the folder is a DCP checkpoint with other content, which would not be packed: {some(beside)}. Move it "
+            "away, or leave it out (exclude)",
             file=storage.given,
         )

@@ -1,12 +1,12 @@
-"""`Plan`: which files a checkpoint becomes, and what stands in them."""
+"""`Plan`: the files that a checkpoint becomes, and their layout."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import BoxReader
@@ -16,13 +16,14 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Format
+from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
-from streamxf.tools.convert.layout import Draft, Run
+from streamxf.tools.convert.layout import NewFile, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 SHARD_SIZE = 5 * 10**9
-"""Bytes of tensors in a shard of a Hugging Face folder, as transformers has it."""
+"""Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
 
 INDEX = ".index.json"
 _METADATA = "__metadata__"
@@ -33,7 +34,6 @@ _MODELS = ".gguf .ggml .llamafile .onnx .h5 .hdf5 .keras .pb .tflite .mlmodel .m
 _TENSORS = ".npz .npy .msgpack .pkl .pickle .joblib .nemo .mar .ptl .pte .pt2 .engine"
 _DATA = ".json .txt .yaml .csv .parquet .arrow .zip .tar .gz .tgz .zst .distcp"
 _FOREIGN = frozenset(f"{_MODELS} {_TENSORS} {_DATA}".split())
-_SHOWN = 5
 
 # The safetensors library sorts tensors by dtype, those with the strictest alignment first, and then by name.
 _WIDE = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16")
@@ -44,21 +44,23 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written: files in a folder, or the one file that is the target.
+    """What is to be written: files in a folder, or a single file.
 
     Attributes
     ----------
-    files, folder
-    tensors, objects, restored, left_out, notes
+    files : sequence of NewFile
+    folder : bool
+    items : collection of Item
+        Those that are in the files.
+    restored, left_out, notes
         As in `Unpacked`.
     folders, links
         As in `Origin`.
     """
 
-    files: Sequence[Draft]
+    files: Sequence[NewFile]
     folder: bool
-    tensors: int
-    objects: int
+    items: Collection[Item]
     restored: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,14 +69,12 @@ class Plan:
 
 
 def format_of_name(name: str) -> Format | None:
-    """The format that a file's name says; None if it says nothing. Raises UnsupportedError for a format that is not
-    written here.
-    """
+    """The format of a name's suffix, or None. Raises UnsupportedError for formats that are not written here."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _FOREIGN:
         raise UnsupportedError(
             f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
-            "or a folder; format= writes one of these under any name",
+            "or a folder; with a format given, any name will do",
             file=name,
         )
     return _SUFFIXES.get(suffix)
@@ -93,10 +93,9 @@ def fresh(
     *,
     skip_objects: bool,
     origin: Origin | None = None,
-    extra: Mapping[str, str] | None = None,
 ) -> Plan:
-    """New files of a format, with what `unpack` chooses; a single one has the name `name`. Of a folder that was packed
-    with a model in it, `origin`, only the model is written. The headers of safetensors files have `extra`.
+    """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
+    `origin` is a folder with a model, only the model is written.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
@@ -106,28 +105,28 @@ def fresh(
     if origin is not None and origin.is_folder:
         items, left_out = _model_of(origin, items)
     if not items and (only or prefix):
-        raise ParameterError("no item has such a name, so there is nothing to write")
+        raise ParameterError("no item has such a name")
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        return Plan([_torch_file(name, reader, items, prefix)], False, len(tensors), len(objects), left_out=left_out)
+        return Plan([_torch_file(name, reader, items, prefix)], False, items.values(), left_out=left_out)
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
-            f"{_shown(map(shorten, objects), len(objects))}. Write a .pt file or a DCP checkpoint, which have a place "
-            "for them, choose items by only= or prefix=, or leave objects out (skip_objects)"
+            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or "
+            "leave objects out (skip_objects)"
         )
     _check_fit(tensors)
-    metadata = {"format": "pt", **(extra or {})}  # without which transformers refuses a file
+    metadata = {"format": "pt"}  # without which transformers refuses a file
+    if isinstance(reader, FileReader) and reader.contents.format is Format.SAFETENSORS:
+        metadata |= reader.contents.extra
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
-    return Plan(files, folder, len(tensors), 0, left_out=(*objects, *left_out))
+    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out))
 
 
 def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
-    """The items of a packed folder that are a model's, and the files in which there are none; if there is no model, all
-    items.
-    """
+    """The items of the model in a packed folder, or all items if it has none; and the files that have none of them."""
     beside: set[str] = set()
     for path, file in origin.files.items():
         beside.update(tensor.name for tensor in file.tensors if tensor.name.startswith(f"{path}/"))
@@ -141,10 +140,10 @@ def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item
     return model, left_out
 
 
-def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> Draft:
-    """A ``torch.save`` file, nested as the items' paths say; each tensor has a storage of its own.
+def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> NewFile:
+    """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
 
-    It has no CRC-32 of the tensors, which ``torch.load`` does not check: that could only be written in front of them.
+    It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
     tensors = [item for item in items.values() if isinstance(item, TensorItem)]
     shells = [shell(item.dtype, item.shape) for item in tensors]
@@ -162,11 +161,11 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         else:
             rest.append(part)
             at += len(part)
-    return Draft(name, runs, b"".join(rest))
+    return NewFile(name, runs, b"".join(rest))
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:
-    """Where an item is nested without the dicts that `prefix` names; on top where that is no whole dict."""
+    """An item's path below the dict that `prefix` names; at the top if it names no dict."""
     if path is None or not prefix:
         return path or (name,)
     for depth in range(1, len(path)):
@@ -176,22 +175,20 @@ def _path(path: Path | None, name: str, prefix: str) -> Path:
 
 
 def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
-    """Refuse tensors that safetensors has no place for; they are given by the names to be written."""
+    """Raise UnsupportedError for tensors, by the names to be written, for which safetensors has no place."""
     strange = {name: item for name, item in tensors.items() if item.dtype not in _NAMES}
     if strange:
         raise UnsupportedError(
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
-            "choose tensors by only="
+            "choose tensors (only)"
         )
     unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
     if unnamed:
         raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
 
 
-def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> Draft:
-    """A file as the safetensors library writes it: its header is compact JSON, and spaces make its length a multiple of
-    eight.
-    """
+def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
+    """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
     header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
     at = 0
@@ -208,12 +205,12 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
         )
     starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
     runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
-    return Draft(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
-def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[Draft]:
-    """The files of a Hugging Face folder; the index comes last, and where one file is enough there is none. A tensor
-    that is larger than `shard_size` has a shard of its own.
+def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
+    """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
+    has a shard of its own.
     """
     shards: list[dict[str, TensorItem]] = [{}]
     filled = 0
@@ -230,21 +227,21 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
     index = {"metadata": {"total_size": sum(item.size for item in tensors.values())}, "weight_map": placed}
     text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written = [_safetensors_file(file, shard, metadata) for file, shard in zip(files, shards, strict=True)]
-    return [*written, Draft(f"model.safetensors{INDEX}", (), text.encode())]
+    return [*written, NewFile(f"model.safetensors{INDEX}", (), text.encode())]
 
 
 # -- files that were packed ------------------------------------------------------------------------------------
 
 
 def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
-    """The files that were packed; a single one under the name `name`. Raises MetadataError if the checkpoint does not
-    hold what was packed.
+    """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
+    items than were packed.
     """
     known = set(origin.items())
     if added := [item for item in items if item not in known]:
         raise MetadataError(
-            f"{many(len(added), 'item')} of the checkpoint, {shorten(added[0])} first, were not in the files that were "
-            "packed, and have no place there; choose what to write into a new file (only=)",
+            f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
+            "were packed, which cannot be restored; choose what to write into new ones (only)",
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
@@ -252,14 +249,11 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
         files = [replace(files[0], name=name, mode=None)]
-    shown = [item for item in items.values() if not is_kept(item.name)]
-    tensors = sum(isinstance(item, TensorItem) for item in shown)
     notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
     return Plan(
         files,
         origin.is_folder,
-        tensors,
-        len(shown) - tensors,
+        [item for item in items.values() if not is_kept(item.name)],
         restored=True,
         notes=notes,
         folders=origin.folders if origin.is_folder else {},
@@ -267,25 +261,27 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     )
 
 
-def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> Draft:
+def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:
     rest = items.get(rest_of(path))
     if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
-        raise MetadataError("the item is not a row of bytes, as pack stores it", item=rest.name)
+        raise MetadataError("the item is not one-dimensional uint8, as pack stores it", item=rest.name)
     runs, at, gaps = [], 0, [0]
     for tensor in file.tensors:
         item = items.get(tensor.name)
         if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
-                f"the tensor is missing, or has another dtype or shape than when {shorten(path)} was packed, so that "
-                "file cannot be restored; choose what to write into a new one (only=)",
+                f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
+                "it was packed; choose what to write into a new file (only)",
                 item=shorten(tensor.name),
             )
         runs.append(Run(tensor.start, item, tensor.order))
         gaps.append(tensor.start - at)
         at = tensor.start + item.size
-    made = Draft(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
-        raise MetadataError(f"the tensors of {shorten(path)} are not where they were when it was packed", item=ITEM)
+        raise MetadataError(
+            f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
+        )
     return made
 
 
@@ -294,9 +290,4 @@ def _is_text(name: str) -> bool:
 
 
 def _typed(tensors: Mapping[str, TensorItem]) -> str:
-    return _shown((f"{shorten(name)} ({item.dtype})" for name, item in tensors.items()), len(tensors))
-
-
-def _shown(names: Iterable[str], count: int) -> str:
-    shown = ", ".join(islice(names, _SHOWN))
-    return f"{shown} and {count - _SHOWN:,} more" if count > _SHOWN else shown
+    return some(f"{shorten(name)} ({item.dtype})" for name, item in tensors.items())

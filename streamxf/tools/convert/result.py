@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from streamxf.wording import listed, many, printable, size_text
 
+_ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -27,16 +29,16 @@ class Converted:
     files : int
         Data files.
     kept_files : int
-        Those of them that an earlier call had finished before it was stopped.
+        Those of them that an interrupted call had finished.
     discarded_files : int
-        Those that another call had finished: of another source or chain, or not shown to be of this one.
+        Finished files of earlier calls with another source or chain, or that cannot be shown to have had the same.
     raw_bytes : int
-        Of the items that were written by this call, before the chain.
+        Of the items that this call wrote, before the chain.
     stored_bytes : int
         Of all items, in storage.
     seconds : float
     notes : tuple of str
-        In plain sentences, what else there is to know.
+        What else a caller should know, in sentences.
     """
 
     chain: str
@@ -57,11 +59,11 @@ class Converted:
         lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{self._readers()}"]
         lines += [f"save {save_id}" for save_id in self.save_ids]
         if self.kept_files:
-            lines.append(f"resumed: {many(self.kept_files, 'file')} of an earlier call were finished")
+            lines.append(f"resumed: an earlier call had finished {many(self.kept_files, 'file')}")
         if self.discarded_files:
             lines.append(
-                f"started over: {many(self.discarded_files, 'finished file')} of another source, chain or key could "
-                "not be used"
+                f"started over: {many(self.discarded_files, 'finished file')} had another source, chain or key and "
+                "could not be used"
             )
         return "\n".join([*lines, *listed("note", self.notes)])
 
@@ -71,19 +73,11 @@ class Converted:
 
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:
-        """What several calls did for one checkpoint."""
-        return replace(
-            parts[0],
-            save_ids=tuple(save_id for part in parts for save_id in part.save_ids),
-            items=sum(part.items for part in parts),
-            files=sum(part.files for part in parts),
-            kept_files=sum(part.kept_files for part in parts),
-            discarded_files=sum(part.discarded_files for part in parts),
-            raw_bytes=sum(part.raw_bytes for part in parts),
-            stored_bytes=sum(part.stored_bytes for part in parts),
-            seconds=sum(part.seconds for part in parts),
-            notes=tuple(note for part in parts for note in part.notes),
-        )
+        """What several conversions did for one checkpoint."""
+        done = parts[0]
+        for part in parts[1:]:
+            done = replace(done, **{name: getattr(done, name) + getattr(part, name) for name in _ADDED_UP})
+        return done
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class Unpacked:
     ----------
     target : str
     format : str
-        For people.
+        Its name, as it is shown.
     files : int
     bytes : int
         Of all files.
@@ -103,11 +97,10 @@ class Unpacked:
     restored : bool
         Whether these are the files that were packed, byte for byte.
     left_out : tuple of str
-        Objects that are not in them, because the format has no place for objects; and files that were packed with the
-        model that was written.
+        Objects for which the format has no place; and files that were packed beside the model that was written.
     seconds : float
     notes : tuple of str
-        In plain sentences, what else there is to know.
+        As in `Converted`.
     """
 
     target: str

@@ -1,5 +1,5 @@
-"""Writing a conversion's items into a checkpoint: file by file, each of which may be kept if the process is killed, and
-published in the end as any save is.
+"""Writing a conversion's items, file by file, each of which is kept if the process is killed; in the end they are
+published as a save is.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ _log = logging.getLogger(__name__)
 def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
     """Write a conversion's items to data files of about `file_size` bytes, and publish them.
 
-    Raises whatever went wrong. Nothing was published then, and what is finished stays for the next try.
+    Whatever it raises, nothing was published then, and finished files stay for the next call.
     """
     if file_size < 1:
-        raise ParameterError(f"file_size={file_size}: it is a number of bytes, from 1")
+        raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     made = to.make()
     try:
         with ThreadPoolExecutor(1) as syncing:  # a file is brought to the disk while the next one is written
-            return _Session(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
+            return _Converter(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
     except BaseException:
-        with suppress(OSError):  # it is not empty, or somebody else has removed it
+        with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
                 folder.rmdir()
         raise
 
 
-class _Leaving(NamedTuple):
-    """A data file that has all its bytes, and is on its way to the disk."""
+class _Unsynced(NamedTuple):
+    """A data file that has all its bytes, and is being synced."""
 
     file: Finished
     parts: Sequence[Part]
     synced: Future[None] | None
 
 
-class _Session:
+class _Converter:
     def __init__(
         self, to: Destination, conversion: Conversion, files: Sequence[Sequence[Part]], syncing: ThreadPoolExecutor
     ) -> None:
@@ -97,7 +97,7 @@ class _Session:
         return Converted(str(chain), *who, (save_id,), *counts, perf_counter() - begin)
 
     def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
-        leaving: deque[_Leaving] = deque()
+        leaving: deque[_Unsynced] = deque()
         try:
             for name, parts in files.items():
                 leaving.append(self._write(name, parts))
@@ -106,19 +106,19 @@ class _Session:
             while leaving:
                 self._finish(leaving.popleft())
         except BaseException as error:
-            for each in leaving:  # what has all its bytes can be kept, too
-                with suppress(OSError, StreamxfError):  # the first error is the news
+            for each in leaving:  # these can be kept, too
+                with suppress(OSError, StreamxfError):  # the first error is the one to report
                     self._finish(each)
             if self._done:
                 error.add_note(
                     f"nothing was published; {len(self._done)} of {len(self._files)} data files are finished and stay, "
-                    "so the same call resumes from there"
+                    "so repeat it to resume"
                 )
             elif isinstance(error, KeyboardInterrupt):
-                error.add_note("nothing was published, and no data file is finished: the same call starts over")
+                error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[Part]) -> _Leaving:
+    def _write(self, name: str, parts: Sequence[Part]) -> _Unsynced:
         storage, wanted = self._to.storage, {id(write): each for each, write in parts}
 
         def resolve(write: WriteItem) -> Data:
@@ -135,10 +135,10 @@ class _Session:
         assert record is not None
         extensions = self._save.extensions
         places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
-        return _Leaving(Finished(record, places), parts, synced)
+        return _Unsynced(Finished(record, places), parts, synced)
 
     def _sync(self, raw: IO[bytes]) -> Future[None]:
-        # the same open file: on another one the kernel might not tell what it could not write
+        # the same open file: on another one the kernel might not report what it could not write
         descriptor = os.dup(raw.fileno())
 
         def sync() -> None:
@@ -149,7 +149,7 @@ class _Session:
 
         return self._syncing.submit(sync)
 
-    def _finish(self, leaving: _Leaving) -> None:
+    def _finish(self, leaving: _Unsynced) -> None:
         """Wait until a file is stored, and note that it is."""
         storage, name = self._to.storage, leaving.file.record.path
         items = {wanted.item.name: wanted.item for wanted, _ in leaving.parts}
@@ -164,7 +164,7 @@ class _Session:
         self._done.append(leaving.file)
 
     def _publish(self, save_id: str) -> int:
-        """Publish all files; gives the bytes that the items take."""
+        """Publish all files; returns the stored bytes of all items."""
         storage, conversion, extensions = self._to.storage, self._conversion, self._save.extensions
         places = {key: stored for file in self._done for key, stored in file.places.items()}
         records = tuple(file.record for file in self._done)
@@ -172,17 +172,17 @@ class _Session:
             items = placed(conversion.items, places)
             made = assemble(items, conversion.extra, records, extensions, save_id, conversion.rank, storage.given)
             with locked(storage) as alone:
-                # its files are kept, since another call may have found them, and published them
+                # the files are kept, since another call may have found and published them
                 how = {"alone": alone, "overwrite": self._to.overwrite, "sync": True, "keep": True}
                 old = publish(storage, made, **how, check=conversion.check)
                 try:
                     remove_leftovers(storage, old, made.index.keyed)
-                except Warning as warning:  # the process's filters make errors of warnings; the checkpoint stands
+                except Warning as warning:  # where filters make errors of warnings; the checkpoint is published
                     _log.warning("%s", warning)
         except BaseException as error:
             error.add_note(
-                f"its {many(len(self._files), 'data file')} stay: the same call resumes from there while source and "
-                "target are as they were, and streamxf.clean removes what no checkpoint needs"
+                f"its {many(len(self._files), 'data file')} stay: repeat it to resume while source and "
+                "target are as they were, and `streamxf clean` removes what no checkpoint needs"
             )
             raise
         return sum(place.size for place, _ in places.values())

@@ -1,8 +1,8 @@
-"""Slips: what is noted of each data file that is finished, so that a process that was killed need not start over.
+"""Slips: notes of the data files that are finished, so that a conversion that was killed can resume.
 
-A slip is kept next to its file until everything is published, and is then removed with other leftovers. It has the form
-of a metadata file of one rank, that of a rank which no process has, without a pickle. So what reads metadata reads it,
-with every check, and where the data is encrypted, only someone with a key can have made it.
+A slip lies beside its file until the checkpoint is published, and is removed with other leftovers. It is a metadata
+file of a rank that no process has, without a pickle. So it is read as metadata is, with all checks, and where the data
+is encrypted, only who has a key can have made it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Key = tuple[str, tuple[int, ...] | None]
 
 
 class Finished(NamedTuple):
-    """A data file that is stored: where its objects and shards are, and whether the latter are framed."""
+    """A data file that is stored: where its objects and shards are, and whether these are framed."""
 
     record: FileRecord
     places: Mapping[Key, tuple[Place, bool]]
 
 
 def write_slip(storage: Storage, save: Save, job: str, items: Iterable[Item], file: Finished) -> None:
-    """Note that a data file with parts of `items` is finished, for the conversion that has the id `job`."""
+    """Note that a data file with parts of `items` is finished, for the conversion with the id `job`."""
     made = assemble(placed(items, file.places), {}, (file.record,), save.extensions, job, _NO_RANK, None)
-    # not synced: one that a crash of the machine spoils is not read, and the data file is on the disk already
+    # not synced: one that a crash damages is ignored, and the data file is on the disk already
     storage.put(slip_of(file.record.path), made.data, sync=False)
 
 
@@ -48,7 +48,7 @@ def slip_of(file: str) -> str:
 
 
 def placed(items: Iterable[Item], places: Mapping[Key, tuple[Place, bool]]) -> dict[str, Item]:
-    """Items at their new places, by name; of tensors the shards that have one."""
+    """Items at their new places, by name, tensors with the shards that have one."""
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):
@@ -63,9 +63,7 @@ def placed(items: Iterable[Item], places: Mapping[Key, tuple[Place, bool]]) -> d
 def finished_files(
     storage: Storage, save: Save, job: str, files: Sequence[Sequence[Part]], rank: int
 ) -> tuple[dict[int, Finished], int]:
-    """Data files that an earlier process has finished, by their numbers; and how many slips are of other conversions,
-    or cannot be used.
-    """
+    """Data files that earlier calls finished, by number; and how many slips are of other conversions or unusable."""
     listed = storage.names()
     found: dict[int, Finished] = {}
     others = 0
@@ -77,7 +75,7 @@ def finished_files(
         number = int(path.split("_")[3])
         try:
             slip = read_metadata(storage, name, _access(save), rank=_NO_RANK)
-        except (StreamxfError, FileNotFoundError):  # damaged, a link, or nobody here can vouch for it
+        except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
             slip = None
         index = slip.index if slip is not None else None
         if slip is None or index is None or index.save_id != job or number >= len(files) or {*index.files} != {path}:
@@ -108,7 +106,7 @@ def _places(items: Iterable[Item]) -> dict[Key, tuple[Place, bool]]:
 
 
 def _access(save: Save) -> Access:
-    """What opens the slips of this conversion; where it encrypts, something must."""
+    """What opens the slips of this conversion; if it encrypts, they must be authentic."""
     encryption = save.extensions.encryption
     if encryption is None:
         return Access()

@@ -1,4 +1,4 @@
-"""`Tree`: everything in a folder, the folders below it included, of which nothing may be lost when it is packed."""
+"""`Tree`: everything in a folder and below it, so that nothing is lost when it is packed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import Any
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.limits import MAX_PATH
-from streamxf.wording import printable
+from streamxf.wording import some
 
-_SHOWN = 5
 _OWNER = stat.S_IRWXU
 
 
 @dataclass
 class Tree:
-    """What is in a folder, by paths relative to it, in their order: files with their sizes, folders without itself, and
-    symbolic links with what they say. Permissions are there where the storage has any, those of the folder itself by an
-    empty path. Patterns that exclude nothing are `unused`.
+    """What is in a folder, by sorted relative paths: sizes of files, folders below it, and targets of symbolic links;
+    permissions if the storage has any, those of the folder itself by an empty path; and patterns that exclude nothing.
     """
 
     files: dict[str, int] = field(default_factory=dict)
@@ -34,10 +32,9 @@ class Tree:
 
     @classmethod
     def of(cls, storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
-        """List a folder. What has a path that one of the shell patterns `exclude` matches is left out, and so is
-        everything in such a folder. With `follow_links` a link to a file outside stands for that file.
+        """List a folder; `exclude` and `follow_links` are those of `pack`.
 
-        Raises UnsupportedError if there is something that cannot be restored, and names it.
+        Raises UnsupportedError, with names, if there is something that could not be restored.
         """
         tree = cls(unused=set(exclude))
         if storage.local is not None:
@@ -54,10 +51,9 @@ class Tree:
             else:
                 tree._refuse(path, "not a file of known size")
         if refused := tree._refused:
-            more = f"; and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else ""
             raise UnsupportedError(
-                f"the folder holds what cannot be packed and restored: {'; '.join(refused[:_SHOWN])}{more}. Leave it "
-                "out (exclude=); a link to a file can be packed as that file (follow_links)",
+                f"the folder has content that could not be restored: {some(refused, '; ')}. Leave it out (exclude); "
+                "a link to a file can be packed as that file (follow_links)",
                 file=storage.given,
             )
         return tree
@@ -70,7 +66,7 @@ class Tree:
                 self.links[path] = leads_to
                 return
             if not follow_links or not entry.is_file():
-                self._refuse(path, f"a link that leads out of the folder, to {printable(leads_to, 80)}")
+                self._refuse(path, f"a link that leads out of the folder, to {leads_to:.80}")
                 return
             facts = entry.stat()
         if not is_inside(path):
@@ -92,12 +88,12 @@ class Tree:
             self._refuse(path, "a file that runs with its owner's rights (setuid or setgid)")
 
     def _refuse(self, path: str, reason: str) -> None:
-        self._refused.append(f"{printable(path, 200)} ({reason})")
+        self._refused.append(f"{path} ({reason})")
 
 
 def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iterator[tuple[str, Any]]:
-    """Everything in a folder and below it that no pattern excludes, by its path, each folder before what is in it; with
-    its `os.DirEntry`, or what fsspec tells of it. Patterns that exclude something are removed from `unused`.
+    """The paths in a folder that no pattern excludes, each folder before what is in it, with their `os.DirEntry`, or
+    fsspec's facts. Patterns that exclude something are removed from `unused`.
     """
     patterns = {pattern: pattern.rstrip("/") for pattern in exclude}
 
@@ -110,9 +106,9 @@ def paths_in(storage: Storage, exclude: Sequence[str], unused: set[str]) -> Iter
 
 
 def refuse_unused(unused: set[str]) -> None:
-    """Refuse patterns that exclude nothing, which are mistakes; raises ParameterError."""
+    """Raise ParameterError for patterns that exclude nothing, which are mistakes."""
     for pattern in sorted(unused):
-        raise ParameterError(f"exclude={pattern!r:.200}: nothing in the folder has such a path")
+        raise ParameterError(f"exclude {pattern!r:.200}: nothing in the folder has such a path")
 
 
 def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -138,15 +134,15 @@ def _find(storage: Storage, is_excluded: Callable[[str], bool]) -> Iterator[tupl
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path, relative to a folder, stays in it on every system, and can be shown."""
+    """Whether a relative path stays in its folder on every system, and is printable."""
     if len(path) > MAX_PATH or not path.isprintable() or "\\" in path or (os.name == "nt" and ":" in path):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def leads_inside(path: str, leads_to: str) -> bool:
-    """Whether what a link at `path` says leads to something in the folder: up first, as far as the folder goes, and
-    then down, so that no other link on the way can change where it ends.
+    """Whether the target of a link at `path` is in the folder: first up, no further than the folder, and then down, so
+    that no other link on the way changes where it leads.
     """
     parts = [part for part in leads_to.split("/") if part not in ("", ".")]
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))

@@ -11,9 +11,9 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
+from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import open_source
-from streamxf.formats.reader import FileReader
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.tools.convert.origin import origin_of
@@ -52,12 +52,12 @@ def unpack(
     """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
 
     Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
-    of a file or a folder becomes the same file or folder again, byte for byte, where its format is asked for, or none.
+    of a file or a folder becomes the same file or folder again, byte for byte, unless another format is asked for.
     Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
-    state dict nested as it was saved, and of a packed folder that holds a model only the model is written.
+    state dict nested as it was saved, and of a packed folder with a model only the model is written.
 
-    The target takes its place when all of it is written; until then a local one is in a hidden folder next to it, which
-    only you can read. A call that failed or was killed starts over.
+    A local target appears when all of it is written; until then it is in a hidden folder next to it, which only you
+    can read. When the call fails or the process is killed, the same call starts over.
 
     Parameters
     ----------
@@ -66,28 +66,28 @@ def unpack(
     target : path or str
         What is to be written, or its URL.
     format : str, optional
-        By default what the target's name says: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
-        ``torch.save``; for any other name the format that was packed, or else a Hugging Face folder. The suffix of a
-        format that is not written here, ``.gguf`` say, is refused.
+        By default that of the target's suffix: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
+        ``torch.save``; with any other name the format that was packed, or else a Hugging Face folder. The suffix of a
+        format that is not written here, such as ``.gguf``, is refused.
         ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
     prefix : str
-        Only items whose names begin with it are written, by the rest of their names: ``"model."`` takes the model out
-        of a training checkpoint.
+        Only items whose names begin with it are written, without it: ``"model."`` takes the model out of a training
+        checkpoint.
     shard_size : int
         Bytes of tensors in one file of a Hugging Face folder.
     skip_objects : bool
-        Whether objects that are no tensors may be left out where the format has no place for them.
+        Whether non-tensor objects may be left out if the format has no place for them.
     overwrite : bool
-        Whether what is at the target may be replaced. Of a folder only a Hugging Face one may be; files in it that are
-        no weights stay.
+        Whether the target may be replaced. A folder has to be a Hugging Face one, and files in it that are not weights
+        stay.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
     progress : Progress, optional
-        Is told the bytes that are written.
+        Is told of the bytes that are written.
 
     Returns
     -------
@@ -103,22 +103,23 @@ def unpack(
     ParameterError
         If no item is chosen, or the arguments do not go together.
     UnsupportedError
-        If the format has no place for something; names it. If the target's name says a format that is not written here.
+        If the format has no place for something, which it names, or the target's suffix is one of a format that is not
+        written here.
     AbortedError
-        If another process writes to the target.
+        If another process is writing to the target.
     NoSpaceError
-        If the files surely do not fit on the disk.
+        If the files cannot fit on the disk.
     StreamxfError
-        If anything about the source is not as it was saved.
+        If the source is damaged or was altered.
     """
     if shard_size < 1:
-        raise ParameterError(f"shard_size={shard_size}: it is a number of bytes, from 1")
+        raise ParameterError(f"shard_size {shard_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
     place = Storage.of(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
     if asked is Format.DCP:
         if only or prefix:
-            raise ParameterError("a checkpoint of DCP is copied whole: leave only= and prefix= out")
+            raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
         return transcode(
             source,
             target,
@@ -139,20 +140,9 @@ def unpack(
         if origin is not None and origin.format is wanted:
             plan = restored(reader.items, origin, place.name)
         else:
-            contents = reader.contents if isinstance(reader, FileReader) else None
-            extra = contents.extra if contents is not None and contents.format is Format.SAFETENSORS else {}
-            options: dict[str, Any] = {"skip_objects": skip_objects, "origin": origin, "extra": extra}
-            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, **options)
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
         write(place, plan, reader, overwrite=overwrite, progress=progress)
-    return Unpacked(
-        os.fspath(target),
-        str(wanted),
-        len(plan.files),
-        sum(file.size for file in plan.files),
-        plan.tensors,
-        plan.objects,
-        plan.restored,
-        plan.left_out,
-        perf_counter() - begin,
-        plan.notes,
-    )
+    tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
+    counts = len(plan.files), size, tensors, len(plan.items) - tensors
+    seconds = perf_counter() - begin
+    return Unpacked(os.fspath(target), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)

@@ -1,7 +1,7 @@
-"""`Whole`: a file or a folder as `pack` stores it: every tensor, every object, and all bytes around them.
+"""`Whole`: a file or a folder as `pack` stores it: all tensors, all objects, and all bytes around them.
 
-The tensors of the model in a Hugging Face folder have their own names. Those of any other file have its path before
-them, as in ``optimizer.pt/state.0.exp_avg``. What cannot be told apart is among the file's other bytes.
+The tensors of the model in a Hugging Face folder have their own names, and those of any other file its path before
+them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is stored as bytes.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice, PositionalFile
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
-from streamxf.wording import many, printable
+from streamxf.wording import many, printable, some
 
 _OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
-_SHOWN = 3
 
 Gaps = Sequence[tuple[int, int]]
-"""Where the bytes begin and end, in a file, that are no tensor's."""
+"""Where bytes that belong to no tensor begin and end in a file."""
 
 
 class Whole(FileReader):
-    """Everything that is packed. Its item `ITEM` is the `Origin` as an object, and `rest_of` names the bytes of a file
+    """Everything that is packed; the item `ITEM` is the `Origin` as an object, and that of `rest_of` a file's bytes
     around its tensors.
 
     Attributes
@@ -63,7 +62,7 @@ class Whole(FileReader):
         Patterns that exclude nothing.
     """
 
-    def __init__(self, storage: Storage, contents: Contents, files: _Files, origin: Origin, unused: set[str]) -> None:
+    def __init__(self, storage: Storage, contents: Contents, files: _Packing, origin: Origin, unused: set[str]) -> None:
         super().__init__(storage, contents, files.shards, files.places, Access())
         self.origin = origin
         self.unused = unused
@@ -80,7 +79,7 @@ class Whole(FileReader):
 
 
 class _Pieces:
-    """Parts of a file, one after the other, as a file."""
+    """Parts of a file, joined, as a file."""
 
     def __init__(self, access: PositionalFile, gaps: Gaps) -> None:
         self.parallel = access.parallel
@@ -102,7 +101,7 @@ class _Pieces:
 
 
 def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Whole:
-    """Open a file or a folder, but no DCP checkpoint; `exclude` and `follow_links` are those of `Tree.of`.
+    """Open a file or a folder that is not a DCP checkpoint; `exclude` and `follow_links` are those of `pack`.
 
     Raises
     ------
@@ -121,12 +120,12 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
         places = {path: storage.child(path) for path in tree.files}
     else:
         opened = open_source(storage)
-        assert isinstance(opened, FileReader)  # a file is never a DCP checkpoint
+        assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
         if not is_inside(storage.name):
-            raise UnsupportedError("the name of the file cannot be kept: rename it", file=storage.given)
+            raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
         tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
         places = {storage.name: storage}
-    files = _Files(storage, places, main)
+    files = _Packing(storage, places, main)
     for path in tree.files:
         if path.endswith(_METADATA):
             files.add_checkpoint(path.removesuffix(_METADATA))
@@ -142,7 +141,7 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
 
 
 def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
-    """A digest of what tells these files from others: paths, sizes, times, permissions, links."""
+    """A digest of the paths, sizes, times, permissions and links of all files, to recognize them by."""
     facts: list[object] = [os.path.realpath(storage.local) if storage.local is not None else storage.path]
     if storage.is_folder():
         tree = Tree.of(storage, exclude, follow_links=follow_links)
@@ -160,15 +159,15 @@ def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
         found = open_layout(storage, layout) if layout is not None else None
         if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
             return found
-        reason = f"{printable(min(elsewhere))} is a link, or was excluded"
+        reason = f"{printable(min(elsewhere))} is a link or excluded"
     except (UnsupportedError, PolicyError) as error:
         reason = error.message
-    notes.append(f"the tensors of the model have the names of their files before them: {reason}")
+    notes.append(f"names of the model's tensors begin with the names of their files: {reason}")
     return None
 
 
-class _Files:
-    """Collects what is in files, one after the other; those of the model, `main`, were read already."""
+class _Packing:
+    """Collects what is in files, one by one; those of the model, `main`, are read already."""
 
     def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
         self.places = places
@@ -184,15 +183,15 @@ class _Files:
         self._take(main.items if main is not None else {})
 
     def add_checkpoint(self, folder: str) -> None:
-        """Take note of a DCP checkpoint, as of FSDP; its files are added like any others."""
-        with suppress(StreamxfError, OSError):  # then its files are bytes like any others
+        """Note where the tensors of a DCP checkpoint, as of FSDP, are in its files, which are added like others."""
+        with suppress(StreamxfError, OSError):  # then its files are packed as bytes
             for item in Checkpoint.at(self._storage.child(folder), Access(), listing=True).items.values():
                 for chunk in item.chunks if isinstance(item, TensorItem) else ():
                     if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
                         self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
 
     def add(self, path: str, size: int, mode: int | None) -> None:
-        """Add a file; all its bytes are in its tensors or in its rest."""
+        """Add a file: its tensors, and all other bytes."""
         if path not in self.shards:
             self.shards[path] = self._read(path)
             self._take(self.shards[path].items)
@@ -211,17 +210,12 @@ class _Files:
             self.gaps[rest] = gaps
 
     def notes(self) -> list[str]:
-        """What a caller should know."""
-        if not self._unread:
-            return []
-        shown = ", ".join(map(printable, self._unread[:_SHOWN])) + (", ..." if len(self._unread) > _SHOWN else "")
-        verb = "is" if len(self._unread) == 1 else "are"
-        return [
-            f"{many(len(self._unread), 'file')} {verb} packed as bytes, since no tensors can be read there: {shown}"
-        ]
+        """Files that were expected to have tensors, and are packed as bytes."""
+        files = many(len(self._unread), "file")
+        return [f"no tensors could be read from {files}, packed as bytes: {some(self._unread)}"] if self._unread else []
 
     def _read(self, path: str) -> Shard:
-        """The tensors of a file that can be told apart, by names with its path before them."""
+        """The tensors of a file that can be read, by names with its path before them."""
         with located(file=self._storage.full(path)), self.places[path].open(random=True) as file:
             try:
                 found = self._shard(path, file)
@@ -242,7 +236,7 @@ class _Files:
         return Shard(items, {labels[name]: strides for name, strides in found.strides.items() if name in labels})
 
     def _shard(self, path: str, file: StoredFile) -> Shard | None:
-        """What is in a file; None if it is of no format that has tensors."""
+        """What is in a file; None if it has no format with tensors."""
         if path in self._stored:
             return _shards_in(file, path, self._stored[path])
         kind = format_of(file, path)
@@ -253,17 +247,19 @@ class _Files:
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:
             if is_kept(name):
-                raise ParameterError(f"the checkpoint has an item {printable(name)!r}, a name that pack reserves")
+                raise ParameterError(
+                    f"the checkpoint has an item {printable(name)!r}, a name that is reserved for pack"
+                )
             if name in self.items:
                 raise UnsupportedError(
-                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude=)",
+                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude)",
                     file=self._storage.given,
                 )
         self.items.update(items)
 
 
 def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, Chunk]]) -> Shard:
-    """The shards of a DCP checkpoint that stand in one of its files as they are, in torch.save's usual frame."""
+    """The shards of a DCP checkpoint that are in one of its files without any codec, row-major."""
     items: dict[str, Item] = {}
     for item, chunk in stored:
         with suppress(StreamxfError):
@@ -277,8 +273,8 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
 
 
 def _placed(shard: Shard) -> list[Placed]:
-    """The tensors of a file that have bytes of their own, in their order. Of tensors that overlap, one counts; those
-    with gaps between their elements do not.
+    """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
+    have gaps between them.
     """
     tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
     found: list[Placed] = []
@@ -293,9 +289,7 @@ def _placed(shard: Shard) -> list[Placed]:
 
 
 def _dense_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The dimensions, the slowest first, in whose order the elements follow one another without gaps; None if they do
-    not.
-    """
+    """The dimensions, the slowest first, in whose order the elements have no gaps; None if there is no such order."""
     order = tuple(sorted(range(len(shape)), key=lambda dim: (-strides[dim], -shape[dim])))
     expected = 1
     for dim in reversed(order):

@@ -1,7 +1,7 @@
-"""Files written beside their place, and put there when all of them are whole.
+"""Writing files beside their target, and putting them in place when all are complete.
 
-What is being written to a local target lies in a hidden folder beside it. A single file is renamed over its target; a
-folder takes its place as a whole. One process at a time writes to a target, and what a killed one left is removed.
+What is written to a local target is in a hidden folder beside it. A single file is renamed over its target, a folder
+replaces it as a whole. One process at a time writes to a target, and removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from streamxf.tools.convert.layout import pieces
 from streamxf.tools.convert.plan import INDEX, Plan
 from streamxf.wording import size_text
 
-_WEIGHTS = (".safetensors", ".bin", INDEX)  # how the names of files end that hold tensors, or say where they are
+_WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
 _OF_DCP = (".distcp", ".metadata")
-_EXISTS = "it is there already; name another target, or replace it (overwrite)"
+_EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
-    """Write what is planned, with what `reader` reads. After an error, what was at a local target is still there.
+    """Write what is planned, with what `reader` reads. After an error a local target is as it was.
 
     Raises
     ------
     FileExistsError, IsADirectoryError, NotADirectoryError
-        If there is something that may not, or cannot, be replaced.
+        If the target may not, or cannot, be replaced.
     AbortedError
         If another process is writing to this target.
     NoSpaceError
-        If the files surely do not fit on the disk.
+        If the files cannot fit on the disk.
     UnsupportedError
-        If there are links to be made, and the target has no place for them.
+        If there are links, and the target cannot have any.
     """
     if target.local is not None:
         _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
         return
     if plan.links:
         raise UnsupportedError(
-            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be stored at a "
-            "URL: name a local target",
+            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be made at a URL: "
+            "name a local target",
             file=target.given,
         )
     if not overwrite:
@@ -62,7 +62,7 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
     _write_files(target, plan, reader, progress)
     for folder in filter(None, plan.folders):
         target.filesystem.makedirs(target.inner(folder), exist_ok=True)
-    if plan.folder:  # an index of before would be the one that counts
+    if plan.folder:  # readers would prefer an older index
         written = {file.name for file in plan.files}
         target.remove([name for name in target.names() if name.endswith(_WEIGHTS) and name not in written])
 
@@ -73,7 +73,7 @@ def refuse_existing(target: Storage) -> None:
         path = Path(os.path.realpath(target.local))
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
-        target.filesystem.invalidate_cache()  # which may remember what has changed since
+        target.filesystem.invalidate_cache()  # which may be out of date
         found = target.filesystem.isfile(target.path) or bool(target.names())
     if found:
         raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
@@ -133,12 +133,12 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
     if not target.exists():
         return
     if not plan.folder and not target.is_file():
-        raise IsADirectoryError(errno.EISDIR, "this is not a regular file, and a file is to be written", str(target))
+        raise IsADirectoryError(errno.EISDIR, "a file is to be written, and this is not a regular file", str(target))
     if plan.folder and not target.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "this is a file, and a folder is to be written", str(target))
+        raise NotADirectoryError(errno.ENOTDIR, "a folder is to be written, and this is a file", str(target))
     names = os.listdir(target) if plan.folder else []
     if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
-        text = "the folder has files that do not belong to a Hugging Face checkpoint; name another one"
+        text = "the folder is not a Hugging Face checkpoint, and is not replaced; name another target"
         raise FileExistsError(errno.EEXIST, text, str(target))
 
 
@@ -147,16 +147,16 @@ def _check_room(target: Path, plan: Plan) -> None:
     volume = Volume.of(target.parent)
     if volume is not None and volume.plain and needed > volume.free:
         raise NoSpaceError(
-            f"the disk is too full: {size_text(needed)} are to be written to it, and {size_text(volume.free)} are "
-            "free. Make room, or choose another target",
+            f"the disk is too full: {size_text(needed)} are needed, and {size_text(volume.free)} are free. Make room, "
+            "or choose another target",
             file=str(target),
         )
 
 
 def _finish_folder(content: Path, plan: Plan) -> None:
-    """Make what is not a file, and set permissions: last, since what is written has to be writable."""
+    """Make folders and links, and set permissions last, because they may forbid writing."""
     content.mkdir(exist_ok=True)
-    allowed = stat.S_IMODE(content.stat().st_mode) & 0o777  # what the umask leaves; asking for it would change it
+    allowed = stat.S_IMODE(content.stat().st_mode) & 0o777  # what the umask allows; reading the umask would change it
     for path in plan.folders:
         (content / path).mkdir(parents=True, exist_ok=True)
     for path, leads_to in plan.links.items():
@@ -170,7 +170,7 @@ def _finish_folder(content: Path, plan: Plan) -> None:
 
 
 def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
-    """Give a folder or a file the permissions of the one that it replaces."""
+    """Give files and folders the permissions of those that they replace, which may be private."""
     names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
     for name in names:
         if (target / name).exists():
@@ -178,9 +178,7 @@ def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
 
 
 def _settle(replaced: Path, target: Path) -> None:
-    """Put a folder back that was to be replaced, if nothing took its place; else keep what was in it and is not part of
-    a model's weights.
-    """
+    """Put a folder back if nothing has replaced it; else move what is not weights from it into the new one."""
     if not replaced.exists():
         return
     if not target.exists():
@@ -195,21 +193,23 @@ def _settle(replaced: Path, target: Path) -> None:
 
 @contextmanager
 def _claimed(draft: Path) -> Iterator[Path]:
-    """Make the folder `draft`, keep others from it until the end of the block, or of this process, and remove it then,
-    unless something in it was replaced and is not carried over.
+    """Make the folder `draft`, locked for this process, and remove it afterwards, unless it still has a folder that was
+    to be replaced.
 
-    Only its owner can read it: what comes out of an encrypted checkpoint may replace a file that is private. Raises
-    AbortedError if another process has it, and FileExistsError if another user made it.
+    Only this user can read it, since what was encrypted may be written there. Raises AbortedError if another process
+    has it locked, and FileExistsError if another user made it.
     """
     while True:
         draft.mkdir(mode=0o700, exist_ok=True)
         with locked(Storage.of(draft), patience=0.0):
-            if not os.path.lexists(draft):  # its owner was done meanwhile, and removed it
+            if not os.path.lexists(draft):  # the process that had it was done, and removed it
                 continue
             if draft.is_symlink() or (os.name != "nt" and draft.stat().st_uid != os.geteuid()):
-                # in a folder that all may write to, its name is known beforehand, and links in it could lead anywhere
-                text = "the target would be written here first, and this is a link or another user's: remove it, or "
-                raise FileExistsError(errno.EEXIST, f"{text}name another target", str(draft))
+                # in a folder that everyone may write to, another user can make it first, with links to anywhere
+                text = (
+                    "the target is written here first, and this is a link or another user's: remove it, or name another"
+                )
+                raise FileExistsError(errno.EEXIST, f"{text} target", str(draft))
             try:
                 yield draft
             finally:

@@ -41,8 +41,8 @@ def diff(
 ) -> Difference:
     """Compare two checkpoints: which items are not the same, and how far apart they are.
 
-    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read box by box, and
-    none is held whole. See `streamxf.tools.diff.distance` for what counts as the same.
+    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts, never
+    whole. See `streamxf.tools.diff.distance` for what counts as the same.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
     included. Otherwise only tensors and objects are compared, and `Difference.not_compared` says what was not.
@@ -58,7 +58,7 @@ def diff(
     only : sequence of str
         Shell patterns; only items whose names match one of them are compared.
     prefixes : tuple of str
-        One for each: only items whose names begin with it are compared, by the rest of their names. So a model that was
+        One for each: only items whose names begin with it are compared, without it. So a model that was
         saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
     values : bool
         Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.

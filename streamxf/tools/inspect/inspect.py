@@ -8,6 +8,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import TensorItem
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
@@ -26,13 +27,13 @@ def inspect(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Add up what is in a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
+    """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
 
     Parameters
     ----------
     path : path or str
-        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a folder of Hugging
-        Face; or the URL of one.
+        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
+        or the URL of one.
     keys, trust, allow_unsigned
         As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
         authentic.
@@ -51,7 +52,7 @@ def inspect(
     FileNotFoundError, NoCheckpointError, UnsupportedError
         If the path does not exist, or is not a checkpoint that can be read.
     MetadataError, ContainerError
-        If it is damaged, or half a checkpoint.
+        If it is damaged or incomplete.
     WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
         If there are keys, and they do not fit; with `values` also if keys are missing.
     StreamxfError
@@ -66,4 +67,5 @@ def inspect(
             return Summary.of(contents)
         from streamxf.tools.values.survey import statistics_of
 
-        return Summary.of(contents, Values(statistics_of(source, contents.tensors, progress)))
+        tensors = {name: item for name, item in source.items.items() if isinstance(item, TensorItem)}
+        return Summary.of(contents, Values(statistics_of(source, tensors, progress)))

@@ -22,31 +22,15 @@ _UNSIGNED = "The signature was not checked."
 
 @dataclass(frozen=True)
 class PlainSummary:
-    """A file that `streamxf.open` wrote, by its prefix, header and footer.
-
-    Attributes
-    ----------
-    path : str
-    chain : tuple of str
-        Descriptors in save order, without their fragments.
-    raw_bytes : int
-        What it decodes to.
-    file_bytes : int
-    blocks, block_size : int
-    key_ids : tuple of str
-        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
-    signers : tuple of str
-    notes : tuple of str
-        In plain sentences, what a reader should know.
-    """
+    """A file that `streamxf.open` wrote, by its prefix, header and footer."""
 
     path: str
-    chain: tuple[str, ...]
-    raw_bytes: int
+    chain: tuple[str, ...]  # descriptors in save order, without their fragments
+    raw_bytes: int  # of what it decodes to
     file_bytes: int
     blocks: int
     block_size: int
-    key_ids: tuple[str, ...]
+    key_ids: tuple[str, ...]  # of the keys that open it, with their kinds, as in ``"aeskw:0123456789abcdef"``
     signers: tuple[str, ...]
     notes: tuple[str, ...]
 

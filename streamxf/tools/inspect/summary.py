@@ -160,8 +160,7 @@ def _shared(contents: Contents) -> Iterator[str]:
         shared += size > 0 and start < end
         end = max(end, start + size)
     if shared:
-        verb = "shares" if shared == 1 else "share"
-        yield f"{many(shared, 'tensor')} {verb} stored bytes with others; each counts in full."
+        yield f"Stored bytes of {many(shared, 'tensor')} are shared with others; each counts in full."
 
 
 def _by_size(tallies: dict[_K, Tally]) -> dict[_K, Tally]:

@@ -218,5 +218,5 @@ def holder_at(
             "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.given
         )
     if expected is not None:
-        raise ParameterError("expect_save_id= is for checkpoints: a file that streamxf.open wrote is not a save")
+        raise ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
     return PlainFile(storage.local)

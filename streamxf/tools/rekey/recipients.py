@@ -11,7 +11,7 @@ from streamxf.tools.rekey.keyset import KeySet
 
 @dataclass(frozen=True)
 class Recipient:
-    """One who may read.
+    """A key that may read.
 
     Attributes
     ----------
@@ -38,11 +38,12 @@ class Recipients:
         Those for whom only some are: a change of rank-local metadata was interrupted, or the storage altered the lists
         of writers that did not publish, which nothing authenticates.
     signers : tuple of str or None
-        Ids of those who signed, as the metadata says; None where it is not signed.
+        Ids of the signers, according to the metadata; None where it is not signed.
     authenticated : bool
-        Whether a key has shown that this is so. Otherwise it is what the storage says, which may not be true.
+        Whether a key has authenticated this. Otherwise it is what the storage says, which may be false.
     verified : tuple of str
-        Those among `signers` whose `VerifyKey` has shown that they signed. Without it a signature is a claim.
+        Those among `signers` whose signature was verified with their `VerifyKey`. Without it a signature is only a
+        claim.
     save_ids : tuple of str
         Which save the checkpoint is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for
         each file. Empty unless `authenticated`, and for a plain file.

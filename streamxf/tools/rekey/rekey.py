@@ -42,29 +42,13 @@ def recipients(
 ) -> Recipients:
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
-    Parameters
-    ----------
-    path : path or str
-        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote.
-    keys : Key, bytes, location, several of them or a KeyRing, optional
-        To check that the list is authentic. Without keys it is what the storage says.
-    trust, allow_unsigned
-        As in `KeyRing`. Only the `VerifyKey` of who signed makes a signature more than a claim.
-    expect_save_id : str or several, optional
-        As in `rekey`; it needs keys.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
-
-    Raises
-    ------
-    PolicyError
-        If it is not encrypted; also as `rekey`.
-    StreamxfError
-        As `rekey`.
+    With `keys`, any of a reader's kinds, the list is checked to be authentic; without them it is what the storage says.
+    A signature is only a claim without the `VerifyKey` of its signer in `trust`. The other arguments, and what is
+    raised, are as in `rekey`; `expect_save_id` needs keys.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
-        raise ParameterError("expect_save_id= needs keys=: without a key anyone can write any save's id")
+        raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
     return _listed(holder_at(path, storage_options, access.expected_saves), access)
 
 
@@ -83,22 +67,22 @@ def rekey(
     """Wrap the data keys of a checkpoint or a plain file for `new`, and for no one else.
 
     Of a checkpoint only metadata files are rewritten, each in one step; data files keep their bytes. Nothing is written
-    before all data keys were unwrapped, all that vouches was verified, and all new metadata was made. Where ranks have
-    metadata of their own, each file is replaced by itself: after a failure in between, call this again with the same
-    arguments, which also accepts files that are under `new` already.
+    until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. Where
+    ranks have metadata of their own, each file is replaced by itself: after a failure in between, call this again with
+    the same arguments, which also accepts files that are under `new` already.
 
     Parameters
     ----------
     path : path or str
-        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is written again
-        beside itself, without being decrypted, and takes its place in one step.
+        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is copied without
+        being decrypted, and replaced in one step.
     old : Key, bytes, location, several of them or a KeyRing
         What opens it now.
     new : KeyProvider, bytes or location, or several
         Who may read from now on, as in `Encrypt`.
     signer : SigningKey or location, optional
-        Signs the contents, in place of the previous signer: who changes keys then stands for them. Without it, a
-        signature stays as it is. What was saved without a signer cannot be signed afterwards.
+        Signs the contents, in place of the previous signer. Without it, a signature stays as it is. What was saved
+        without a signer cannot be signed afterwards.
     trust : VerifyKey or location, or several
         Whose signature counts when `old` opens it, as in `KeyRing`.
     allow_unsigned : bool
@@ -127,7 +111,7 @@ def rekey(
         If it is another save than `expect_save_id`.
     PolicyError
         If it is not encrypted, lacks a signature that `old`, `trust` or the readers of `new` require, or nothing shows
-        who wrote it, and readers of `new` would believe that something did.
+        who wrote it, and readers of `new` would take it for authentic.
     ParameterError
         If `new` or `signer` cannot be used, or there are too many recipients.
     MetadataError, ContainerError, DescriptorError
@@ -135,7 +119,7 @@ def rekey(
     UnsupportedError
         If another writer made it, or there is a signer now and was none when it was saved.
     OSError
-        If it cannot be written. What was there is then still there.
+        If it cannot be written. The old file is then still there.
     """
     chosen = as_recipients(new, "new")
     access, terms = _terms(old, signer, trust, allow_unsigned, vouch, expect_save_id)
@@ -179,7 +163,7 @@ def add_recipient(
     expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
-    """Wrap the data keys of a checkpoint or a plain file for `new`, too; those who may read already stay as they are.
+    """Wrap the data keys of a checkpoint or a plain file for `new`, too; existing recipients keep theirs.
 
     `keys` open it; the other arguments, what is returned and what is raised are as in `rekey`.
     """
@@ -210,27 +194,14 @@ def remove_recipient(
     expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
-    """Take a recipient's wrapped data keys and voucher out; those of the others stay as they are.
+    """Remove a recipient's wrapped data keys and voucher; those of the others stay.
 
-    Whoever has read the contents, or has a copy of the keys from before, can have kept the data keys: this does not
-    take them back.
+    Whoever has read the contents, or has an older copy of the metadata, may have kept the data keys: this does not take
+    them back.
 
-    Parameters
-    ----------
-    recipient : str, KeyProvider, bytes or location
-        The recipient's id, 16 hexadecimal digits, which `recipients` lists; or the key itself.
-    path, keys, trust, allow_unsigned, expect_save_id, storage_options
-        As in `rekey`; the recipient's own key may open it.
-
-    Returns
-    -------
-    tuple of str
-        The names of the files that were rewritten.
-
-    Raises
-    ------
-    ParameterError
-        If there is no such recipient, or no other; also as `rekey`.
+    `recipient` is its id, 16 hexadecimal digits, which `recipients` lists, or the key itself, which may also open the
+    checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there
+    is no such recipient, or no other.
     """
     known = isinstance(recipient, str) and _ID.fullmatch(recipient)
     key_id = recipient if known else as_provider(recipient).id

@@ -39,7 +39,7 @@ _UNCHECKED_METADATA = (
 )
 _UNLIKELY_LISTS = "the metadata describes longer lists than its items fill, so the state dict is flat"
 _WITHOUT = (
-    "salvage(..., without_metadata=True) looks for the items in the data files themselves; read what that cannot "
+    "`streamxf salvage --without-metadata` looks for the items in the data files themselves; read what that cannot "
     "check, first"
 )
 _MUTE = (
@@ -95,7 +95,7 @@ class Catalog:
             known = self.items.get(name)
             made = item if known is None else _joined(known, item)
             if made is None and name not in refused:
-                message = "the metadata of two ranks contradict each other about it: pass rank= to choose one"
+                message = "the metadata of two ranks contradict each other about it: choose one (rank)"
                 self.damaged.append(Lost(name, None, None, None, MetadataError.__name__, message))
             if made is None:
                 refused.add(name)
@@ -178,7 +178,7 @@ def open_catalog(
         What becomes of objects, and of tensors of subclasses.
     """
     if access.expected_saves is not None and without_metadata:
-        raise ParameterError("without_metadata= cannot find out which save it is, so expect_save_id= means nothing")
+        raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
     if isinstance(without_metadata, str):
         raise ParameterError("without_metadata= is True, or a list of writer ids")
     with storage_errors(storage.given):
@@ -198,8 +198,8 @@ def open_catalog(
     if len(found) > 1 and not merge_ranks and access.expected_saves is None:
         raise PolicyError(
             "each rank has metadata of its own here, and nothing says that all of them are of one save: after a crash "
-            "some may be older. Pass rank= for one of them, expect_save_id= with the ids of all ranks, or "
-            "merge_ranks=True if you know that they belong together",
+            "some may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
+            "or say that they belong together (merge_ranks)",
             file=storage.given,
         )
     if not found and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):

@@ -245,8 +245,8 @@ class Filler:
         if missing:
             reasons = "; ".join(dict.fromkeys(entry.message for entry in missing))
             raise classes[missing[0].error](
-                f"{reasons}. Without it nothing can be salvaged; streamxf.verify tells whether the CRCs match all the "
-                "same"
+                f"{reasons}. Without it nothing can be salvaged; `streamxf verify` tells whether the CRCs match all "
+                "the same"
             )
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str]) -> Salvaged:

@@ -96,10 +96,6 @@ class Remains(BoxReader):
         item, chunk = wanted.item, wanted.chunk
         assert isinstance(item, TensorItem)
         assert chunk is not None
-        if item.dtype not in ITEMSIZES:
-            raise UnsupportedError(
-                f"a tensor of {item.dtype} can be read by dcp.load alone, into an existing tensor of its kind"
-            )
         try:
             if out.size:
                 self.read_into(Box(replace(item, chunks=(chunk,)), offset, out.shape), out)
@@ -183,10 +179,19 @@ def _check_bare(data: bytearray) -> None:
 
 
 def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
-    """A new array for elements of `dtype`; raises MetadataError if there is no room for it.
+    """A new array for elements of `dtype`. One of zeros takes memory only for what is written to it.
 
-    One of zeros takes memory only for what is written to it.
+    Raises
+    ------
+    UnsupportedError
+        If only torch can read such elements.
+    MetadataError
+        If there is no room for it.
     """
+    if dtype not in ITEMSIZES:
+        raise UnsupportedError(
+            f"a tensor of {dtype} can be read by dcp.load alone, into an existing tensor of its kind"
+        )
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
     except (ValueError, OverflowError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""`Salvaged`: what a salvage brought back, and what it did not."""
+"""`Salvaged`: what a salvage recovered, and what it did not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lost:
     Attributes
     ----------
     item : str or None
-        Its name; None for what has none any more: a metadata file, or a piece of a data file.
+        Its name; None for a metadata file, or a piece of a data file.
     file : str or None
         The file that holds it, or held it; None where it is in several, or in none.
     offset : tuple of int or None
@@ -46,7 +46,7 @@ class Lost:
         offset: tuple[int, ...] | None = None,
         size: tuple[int, ...] | None = None,
     ) -> Lost:
-        """Take down an error; what it says of its place counts where nothing else is given."""
+        """Record an error; its own place counts where none is given."""
         if isinstance(error, StreamxfError):
             block = f" (block {error.block})" if error.block is not None else ""
             item = item if item is not None else error.item
@@ -60,7 +60,7 @@ class Lost:
         """What several ranks have, each another."""
         message = (
             "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
-            "pass rank= to choose one"
+            "choose one (rank)"
         )
         return cls(item, None, offset, size, IdentityError.__name__, message)
 
@@ -78,20 +78,20 @@ class Lost:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What `salvage` brought back.
+    """What `salvage` recovered.
 
     Attributes
     ----------
     state_dict : dict
         The one that was given, filled in as far as its items verified. Without one, a new one of whole tensors on the
-        CPU and objects, nested as it was saved: what is lost is not in its dicts, and None in its lists. Where the
-        metadata could not be used, nothing says how it was nested, and it is flat.
+        CPU and objects, nested as it was saved: what is lost is not in its dicts, and None in its lists. It is flat if
+        the metadata could not be used, which says how it was nested.
     loaded : tuple of str
         The names of the items that are in it, in the flat form that DCP gives them (``optimizer.state.0.step``).
     damaged : tuple of Lost
         Everything that did not verify: a lost item has one entry for each of its chunks that is lost.
     partial : tuple of str
-        Tensors of which only a part verified, and which were asked for all the same.
+        Tensors of which only a part verified, with `partial`.
     missing : tuple of str
         What the given state dict asks for and the checkpoint does not have.
     unchecked : tuple of str

@@ -40,18 +40,18 @@ def salvage(
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Salvaged:
-    """Load what verifies of a checkpoint that may be damaged, in one process, and say what does not.
+    """Load the items of a damaged checkpoint that verify, in one process, and list the others.
 
-    All checks of the reader hold, for each item by itself. An item of which anything does not verify is not in the
-    result, and its target keeps its values; what arrives is what was saved.
+    All checks of the reader apply to each item by itself. An item that does not verify is not in the result, and its
+    target keeps its values.
 
     Parameters
     ----------
     path : path or str
         The checkpoint's folder, or its URL.
     state_dict : dict, optional
-        Is filled in place, as by ``dcp.load``. Without it all that is there is loaded: whole tensors on the CPU, and
-        objects, in a new one.
+        Is filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the
+        CPU, and objects.
     keys, trust, allow_unsigned, require, weights_only, safe_globals
         As in `FileSystemReader`.
     registry : ExtensionRegistry, optional
@@ -65,8 +65,8 @@ def salvage(
     rank : int, optional
         Whose metadata to use, where each rank has its own.
     merge_ranks : bool
-        Where each rank has metadata of its own, nothing says that all are of one save. True says that you know it, and
-        merges them; so does `expect_save_id`.
+        Where each rank has metadata of its own, nothing shows that all belong to one save. True says that you know it,
+        and merges them; so does `expect_save_id`.
     without_metadata : bool or collection of str
         Where the metadata cannot be used, look for the items in the data files of streamxf's writers. You then vouch
         that no data file of the save is missing, and that no one else could add others: nothing else can show it.
@@ -76,9 +76,9 @@ def salvage(
     storage_options : mapping, optional
         fsspec's, for a URL.
     max_expansion : int
-        How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More is lost
-        then, and said so: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for
-        which there is memory, do not count.
+        How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More counts as
+        damage: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for which there
+        is memory, do not count.
     progress : Progress, optional
         Is told how many stored bytes there are to read, and as they are read, by any thread. Without metadata all files
         are read twice.

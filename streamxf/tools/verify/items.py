@@ -25,11 +25,10 @@ from streamxf.format.header import Header, Kind
 from streamxf.format.items import TensorItem
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
-from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
+from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.container import read_header
 from streamxf.stream.opening import ChainOpener
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.slicefile import SliceFile
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.blocks import Then, check_blocks
 from streamxf.tools.verify.findings import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
@@ -163,7 +162,7 @@ class ItemChecker:
             source = self._file.slice(place.at, place.size)
             contained = opener.in_container(source, place)
             blocks = opener.open_source(source, wanted)
-            stream = SliceFile(source) if isinstance(blocks, BareBlocks) else StreamReader(blocks)
+            stream = StreamReader(blocks)
             skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks)
             if not contained and not whole:
                 skipped[UNBOUND] += 1

@@ -21,7 +21,8 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
-from streamxf.stream.slicefile import SliceFile
+from streamxf.stream.blocks import BareBlocks
+from streamxf.stream.reader import StreamReader
 from streamxf.tools.verify.file import Call, guarded, pieces_of
 from streamxf.tools.verify.findings import Findings
 from streamxf.tools.verify.plain import check_plain
@@ -95,7 +96,7 @@ def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile,
 
 def _refuse_keys(call: Call) -> None:
     if len(call.access.keys):
-        raise PolicyError("this is not encrypted, and keys were given; leave keys= out if you know that it was not")
+        raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
 
 
 def check_safetensors(file: StoredFile, findings: Findings) -> None:
@@ -123,17 +124,17 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     """
     items: Mapping[str, Item] = {}
     unsupported: UnsupportedError | None = None
-    stream: Any = SliceFile(file.slice(0, file.size))
+    stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
     try:
-        items = torchfile.read(StoredFile(file.name, file.size, stream, file.access), file.name).items
+        items = torchfile.read(file, file.name).items
     except UnsupportedError as error:
         unsupported = error
         findings.not_checked(f"what the pickle makes: {error.message}")
     except ContainerError as error:
         findings.damage(error, file.name, error.item)
     try:
-        archive = Archive.read(stream, file.size, torchfile.MAX_RECORDS)
-        places = {record: (*archive.find(stream, record), size) for record, size in archive.sizes.items()}
+        archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
+        places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
         _let_others_open(stream, {record: begin for record, (begin, *_) in places.items()})
     except NotSavedByTorch as error:
         if unsupported is not None:

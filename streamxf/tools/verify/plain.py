@@ -44,7 +44,9 @@ def check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         _check_rest(file, notes)
         return
     if len(access.keys) and not parts.header.keyed:
-        raise PolicyError("the file is not encrypted, and keys were given; leave keys= out if you know that it was not")
+        raise PolicyError(
+            "the file is not encrypted, and keys were given; leave the keys out if you know that it was not"
+        )
     coder: StreamCoder | None = None
     missing: StreamxfError | None = None
     if parts.header.keyed and not len(access.keys):

@@ -20,11 +20,11 @@ class Damage:
     file : str
         The file's path, relative to the checkpoint.
     item : str or None
-        The item's name in the state dict; None where it is about the file.
+        The item's name in the state dict; None if it concerns the file.
     offset : tuple of int or None
         Where the item's shard begins in its tensor.
     block : int or None
-        The number of the block inside of the item's stream, from 0; None where it is about the whole item.
+        The number of the block in the item's stream, from 0; None if it concerns the whole item.
     last_block : int or None
         The last one of a run of blocks with the same error; `block` itself for a single one.
     error : str
@@ -72,7 +72,7 @@ class VerifyReport:
         What could not be checked, and why; empty for a checkpoint of streamxf's writers, if there are keys for what is
         encrypted.
     leftovers : tuple of str
-        Files of other saves beside this one. They do no harm, and `clean` removes them.
+        Files of other saves in the folder. They do no harm, and `clean` removes them.
     """
 
     save_ids: tuple[str, ...]
@@ -91,7 +91,7 @@ class VerifyReport:
         """Whether no damage was found."""
         return not self.damaged
 
-    advice: ClassVar[str] = "restore what is damaged from another copy, or load the rest with streamxf.salvage"
+    advice: ClassVar[str] = "restore what is damaged from another copy, or save the rest with `streamxf salvage`"
 
     def __bool__(self) -> bool:
         return self.ok

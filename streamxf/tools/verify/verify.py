@@ -37,10 +37,10 @@ def verify(
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Read every byte of a checkpoint, and say which items and blocks are damaged.
+    """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
     Workers read, compare and decode blocks, as in a load. What fsspec reads is read four files at a time, by one thread
-    each. Damage is in the report, and raises nothing.
+    each. Damage is reported, and does not raise.
 
     Nothing is loaded. Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, whatever the size
     of the checkpoint; some MiB more for each further CPU, 16 MiB for each file that fsspec reads, and more for larger
@@ -87,7 +87,7 @@ def verify(
     ParameterError
         If an argument is not what it should be.
     OSError, ForeignError
-        If the storage cannot be asked what there is. A file that it does not give is damage.
+        If the storage cannot be listed. A file that cannot be read is damage.
     """
     begin = perf_counter()
     ring = KeyRing.of(keys, trust, allow_unsigned)
@@ -110,7 +110,7 @@ def verify(
         CheckpointCheck(call).run()
         return call.findings.report(perf_counter() - begin)
     if require is not None or expect_save_id is not None:
-        raise ParameterError("require= and expect_save_id= are for checkpoints of DCP, and this is not one")
+        raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     with located(file=call.storage.given):
         if layout is not None:
             check_folder(call, layout)

@@ -113,7 +113,7 @@ def test_one_that_cannot_be_published_goes_on_later(tmp_path, source, monkeypatc
         patch.setattr("streamxf.tools.convert.session.publish", full)
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
-    assert "the same call resumes from there" in raised.value.__notes__[-1]
+    assert "repeat it to resume" in raised.value.__notes__[-1]
     done = transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert done.kept_files == done.files
     only_whole(target)

@@ -57,7 +57,7 @@ def source(tmp_path: Path) -> Path:
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
     with pytest.raises(Stop) as raised:
         transcode(source, target, chain, file_size=FILE_SIZE, progress=StopsAfter(2_000_000), **options)
-    assert "the same call resumes from there" in raised.value.__notes__[-1]
+    assert "repeat it to resume" in raised.value.__notes__[-1]
 
 
 def inodes(path: Path) -> dict[str, int]:
@@ -215,7 +215,7 @@ def test_whoever_reads_what_is_not_finished_is_told_what_it_is(tmp_path, source,
     stop_midway(source, target)
     before = sorted(path.name for path in target.iterdir())
     count = len(data_files(target))
-    with pytest.raises(NoCheckpointError, match=rf"interrupted, or is at work\. {count} of the {count} .* same call"):
+    with pytest.raises(NoCheckpointError, match=rf"interrupted, or is at work\. {count} of the {count} .* Repeat it"):
         CALLS[call](target)
     assert sorted(path.name for path in target.iterdir()) == before
 

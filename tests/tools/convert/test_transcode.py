@@ -20,7 +20,6 @@ from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
-from streamxf.checkpoint.opening import ItemOpener
 from streamxf.errors import (
     BlockError,
     ChecksumError,
@@ -265,25 +264,6 @@ def test_half_a_checkpoint_is_none(tmp_path, source):
     shutil.rmtree(source)
     with pytest.raises((MetadataError, FileNotFoundError)):
         transcode(source, tmp_path / "target", "zstd")
-
-
-def test_what_torch_compressed_is_not_held_whole(tmp_path, monkeypatch):
-    state = {
-        "w": torch.arange(3_000_000.0).reshape(1000, 3000),
-        "e": torch.empty(0, 3),
-        "s": torch.tensor(3),
-        "o": [1, 2],
-    }
-    save(state, tmp_path / "stock", "stock zstd")
-    whole: list[str] = []
-    real = ItemOpener.open
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            ItemOpener, "open", lambda self, file, wanted: (whole.append(wanted.item.name), real(self, file, wanted))[1]
-        )
-        transcode(tmp_path / "stock", tmp_path / "target", "floatzip")
-    assert whole == ["o"]
-    assert_same(loaded(tmp_path / "target"), state)
 
 
 def test_damage_in_what_torch_compressed_is_found(tmp_path):

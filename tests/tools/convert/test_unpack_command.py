@@ -55,10 +55,10 @@ def test_stock_dcp(run, tmp_path, checkpoint):
         (["x.safetensors"], "1 object"),
         (["x.safetensors", "--shard-size", "much"], "'much' is not a size"),
         (["x.safetensors", "--format", "zip"], "'zip'"),
-        (["x.pt", "--only", "nothing"], "nothing to write"),
-        (["there.pt"], "it is there already"),
+        (["x.pt", "--only", "nothing"], "no item has such a name"),
+        (["there.pt"], "the target exists"),
         (["folder", "--format", "torch", "--overwrite"], "not a regular file"),
-        (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "do not belong"),
+        (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "not a Hugging Face checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -72,9 +72,9 @@ def twice_in_a_file(kept: dict[str, Any]) -> None:
 
 
 NOTHING = [[], [], None]
-OUT = "does not belong in the folder"
+OUT = "outside of the folder"
 LEADS_OUT = "leads out of the folder"
-ELSEWHERE = "are not where they were"
+ELSEWHERE = "do not fit where they were"
 FORGED: dict[str, tuple[Forge, str]] = {
     "up": (file_named("../evil"), OUT),
     "from the root": (file_named("/tmp/evil"), OUT),
@@ -104,8 +104,8 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "a dimension twice": (placed((4, [0, 0])), "not what pack stores"),
     "permissions of root": (put(folders={"": 0o4777}), "not what pack stores"),
     "a folder that nobody may enter": (put(folders={"": 0}), "not what pack stores"),
-    "another format": (put(format="DCP"), "does not say"),
-    "a file": (put(format="TORCH", files={}), "does not say"),
+    "another format": (put(format="DCP"), "does not describe"),
+    "a file": (put(format="TORCH", files={}), "does not describe"),
     "no such format": (put(format="ZIP"), "not what pack stores"),
     "another version": (put(version=2), "version 2"),
     "no table": (lambda kept: 5, "not what pack stores"),

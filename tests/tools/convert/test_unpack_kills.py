@@ -98,6 +98,7 @@ def test_one_process_at_a_time(tmp_path, checkpoint):
     class Meanwhile:
         def expect(self, count: int) -> None:
             children.append(Child(second))
+            assert children[0].wait(60)
 
         def advance(self, count: int) -> None:
             """Does not matter."""

@@ -14,7 +14,7 @@ from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.convert import layout
-from streamxf.tools.convert.layout import Draft, Run, pieces
+from streamxf.tools.convert.layout import NewFile, Run, pieces
 from streamxf.tools.convert.plan import fresh
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
@@ -31,7 +31,7 @@ def tensor_in(source: Memory, name: str) -> TensorItem:
     return item
 
 
-def written(source: Memory, file: Draft) -> bytes:
+def written(source: Memory, file: NewFile) -> bytes:
     return b"".join(bytes(piece) for piece in pieces(source, file))
 
 
@@ -39,7 +39,7 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(elements_of(tensor).tobytes())
 
 
-def torch_file(source: Memory) -> Draft:
+def torch_file(source: Memory) -> NewFile:
     (file,) = fresh(source, Format.TORCH, "x.pt", (), "", 1, skip_objects=False).files
     return file
 
@@ -70,7 +70,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "boxes_of", lambda item, _=0: boxes_of(item, limit))
         for around in (tensor_in(source, "rest"), as_bytes(rest)):
-            file = Draft("x", runs, around)
+            file = NewFile("x", runs, around)
             assert written(source, file) == wanted
             assert file.size == len(wanted)
 
@@ -81,7 +81,7 @@ def test_a_row_of_bytes_is_read_once_however_many_parts_it_has():
     boxes = []
     read = source.read_boxes
     source.read_boxes = lambda wanted: read(boxes.append(box) or box for box in wanted)  # type: ignore[method-assign]
-    written(source, Draft("x", runs, tensor_in(source, "rest")))
+    written(source, NewFile("x", runs, tensor_in(source, "rest")))
     assert sum(box.item.name == "rest" for box in boxes) == 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dcp.shards import save_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transformer
@@ -100,7 +101,7 @@ def test_memory_that_tensors_share(tmp_path: Path) -> None:
     weight = torch.zeros(100, 10)
     torch.save({"in": weight, "out": weight, "rows": weight[:10], "bias": torch.zeros(10)}, tmp_path / "tied.pt")
     found = inspect(tmp_path / "tied.pt")
-    assert found.notes[-1] == "2 tensors share stored bytes with others; each counts in full."
+    assert found.notes[-1] == "Stored bytes of 2 tensors are shared with others; each counts in full."
     assert found.total.ratio == 1
     torch.save({"in": weight, "bias": torch.zeros(10)}, tmp_path / "apart.pt")
     assert inspect(tmp_path / "apart.pt").notes == ()
@@ -110,3 +111,14 @@ def test_chains_for_people() -> None:
     assert chain_text(CHAIN) == "floatzip+checksum"
     assert chain_text(()) == "none"
     assert chain_text(("acme.delta/3?x=1", "streamxf.encrypt/1")) == "acme.delta+encrypt"
+
+
+def test_items_of_one_name_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    """Ranks saved on their own, and each has a tensor `w`: names, and statistics, are those of each rank."""
+    states = [{"w": torch.full((4,), float(rank))} for rank in range(3)]
+    save_shards(tmp_path, states, use_collectives=False)
+    summary = inspect(tmp_path, values=True)
+    entries = {entry["name"]: entry["values"]["mean"] for entry in summary.as_dict(items=True)["entries"]}
+    assert entries == {"w": 0.0, "w (rank 1)": 1.0, "w (rank 2)": 2.0}
+    assert summary.values is not None
+    assert summary.values.zeros == ("w",)

@@ -84,7 +84,7 @@ LEFT = ["cut", "index", "tag", "flipped"]
 def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chain: Chain, how: str) -> None:
     save(state, checkpoint, chain())
     damage(checkpoint, how)
-    with refused(StreamxfError, "without_metadata=True"):
+    with refused(StreamxfError, "--without-metadata"):
         salvage(checkpoint)
     found = salvage(checkpoint, without_metadata=True)
     check(found, flat(state), set())

@@ -6,7 +6,6 @@ Work is counted, in bytes that are read and places that are looked at; times wou
 from __future__ import annotations
 
 import io
-import pickle
 import struct
 import zlib
 from collections import Counter
@@ -16,95 +15,82 @@ from typing import Any
 
 import pytest
 import torch
-from crc32c import crc32c
-from dcp.helpers import data_files, rewrite_metadata, save
+from dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
 from dcp.writers import save_as_ranks
-from streamxf.container.limits import MAGIC
-from streamxf.dcp.verify.archive import check_records
-from streamxf.dcp.verify.datafile import DataFile
+from forge import CONTAINER_MAGIC, LAST, Parts, with_crc
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import streamxf
 from streamxf import Checksum
-from streamxf.dcp.metadata import file as metadata_file
 from streamxf.errors import MetadataError
-from streamxf.keys import KeyRing
+from streamxf.tools.framed import check_records
+from streamxf.tools.verify.file import GuardedAccess
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
 SIZE = 2**20
-FIXED = struct.Struct("<8sBBBBHH32s")
 
 
 class Reads:
-    """How often data files are read, and how many bytes of each."""
+    """How often files are read, and how many bytes of each."""
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes: Counter[str] = Counter()
 
-    def __call__(self, file: DataFile, position: int, out: memoryview) -> int:
+    def __call__(self, file: GuardedAccess, position: int, out: memoryview) -> int:
         self.count += 1
         self.bytes[file.name] += len(out)
         return self.real(file, position, out)
 
-    real = staticmethod(DataFile.read_into)
+    real = staticmethod(GuardedAccess.read_into)
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     counted = Reads()
-    monkeypatch.setattr(DataFile, "read_into", lambda *arguments: counted(*arguments))
+    monkeypatch.setattr(GuardedAccess, "read_into", lambda *arguments: counted(*arguments))
     yield counted
     assert counted.count, "nothing was read, so this shows nothing"
 
 
 # -- files that no metadata describes --------------------------------------------------------------
 
-
-def container_header(chain: bytes = b"") -> bytes:
-    """Of a container with the smallest blocks, with its CRC."""
-    body = FIXED.pack(MAGIC, 1, 16, 0, 0, len(chain), 0, bytes(32)) + chain
-    return body + struct.pack("<I", crc32c(body))
-
-
-HEADER = container_header()
+HEADER = with_crc(Parts().body)
 HEAD = struct.Struct("<II")
 UNITS = {
-    "magics": MAGIC,
-    "magics with a version": MAGIC + b"\1",
-    "headers with a wrong CRC": FIXED.pack(MAGIC, 1, 16, 2, 0, 1024, 4096, bytes(32)),
+    "magics": CONTAINER_MAGIC,
+    "magics with a version": CONTAINER_MAGIC + b"\1",
+    "headers with a wrong CRC": Parts(flags=2, chain=bytes(1024), identity=bytes(4096)).body[:48],
     "headers": HEADER,
     "headers whose block leads to the next ones": HEADER + HEAD.pack(len(HEADER), 0),
     "blocks that end one byte after the next header": HEADER + HEAD.pack(len(HEADER) + 1, 0) + b"\0",
-    "empty containers": HEADER + HEAD.pack(1 << 31, 0) + bytes(40),
+    "empty containers": HEADER + HEAD.pack(LAST, 0) + bytes(40),
     "zeros": bytes(64),
 }
 
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=list(UNITS))
-def test_a_look_at_an_unknown_file_is_bounded_by_its_size(tmp_path: Path, reads: Reads, unit: bytes) -> None:
+def test_the_scan_of_an_unknown_file_is_bounded_by_its_size(tmp_path: Path, reads: Reads, unit: bytes) -> None:
     (tmp_path / ".metadata").write_bytes(b"damaged")
     (tmp_path / FILE).write_bytes((unit * (SIZE // len(unit) + 1))[:SIZE])
     report = streamxf.verify(tmp_path)
     assert not report.ok
     assert len(report.damaged) <= 1 + 1000
     assert reads.count <= 30 * (SIZE // len(HEADER))
-    assert reads.bytes[FILE] <= 300 * SIZE  # the last 128 KiB are read whole for each header that stands in them
+    assert reads.bytes[FILE] <= 300 * SIZE
 
 
 def test_containers_between_rubbish_are_found(tmp_path: Path) -> None:
     save({"a": torch.randn(50_000), "b": torch.randn(10)}, tmp_path, [Checksum()], block_size=1 << 16)
     (file,) = data_files(tmp_path)
     whole = file.read_bytes()
-    metadata = metadata_file.load((tmp_path / ".metadata").read_bytes(), KeyRing.of(None))
-    assert metadata.storage_data is not None
-    places = {index.fqn: info for index, info in metadata.storage_data.items()}
-    cut = {name: whole[place.offset : place.offset + place.length] for name, place in places.items()}
+    places = {name: item.places[0] for name, item in index_of(tmp_path).items.items()}
+    cut = {name: whole[place.at : place.at + place.size] for name, place in places.items()}
     rubbish = {
         "nothing": b"",
         "text": b"rubbish" * 99,
-        "magics": MAGIC * 5000,
-        "more than a window": bytes(3 * 2**20 + 11) + MAGIC[:-1],
+        "magics": CONTAINER_MAGIC * 5000,
+        "more than a window": bytes(3 * 2**20 + 11) + CONTAINER_MAGIC[:-1],
     }
     (tmp_path / ".metadata").unlink()
     for name, between in rubbish.items():
@@ -119,10 +105,10 @@ def test_containers_between_rubbish_are_found(tmp_path: Path) -> None:
         assert "a" in {damage.item for damage in streamxf.verify(tmp_path).damaged}, name
 
 
-def test_a_container_without_codecs_is_looked_at(tmp_path: Path) -> None:
+def test_a_container_without_codecs_is_checked(tmp_path: Path) -> None:
     """No writer makes one; it has a CRC for each block all the same."""
     (tmp_path / ".metadata").write_bytes(b"damaged")
-    (tmp_path / FILE).write_bytes(HEADER + HEAD.pack(1 << 31 | 5, 0) + b"wrong" + bytes(40))
+    (tmp_path / FILE).write_bytes(HEADER + HEAD.pack(LAST | 5, 0) + b"wrong" + bytes(40))
     report = streamxf.verify(tmp_path)
     assert "BlockError" in {damage.error for damage in report.damaged}
 
@@ -139,19 +125,21 @@ def test_items_that_lie_over_one_another_are_read_once(
     (file,) = data_files(tmp_path)
     count = 200
 
-    def change(metadata: Any) -> None:
+    def into_index(index: Any) -> None:
+        index["items"] |= {f"copy{number}": index["items"]["w"] for number in range(count)}
+
+    def into_pickle(metadata: Any) -> None:
         index = next(index for index in metadata.storage_data if index.fqn == "w")
-        (other,) = (index for index in metadata.storage_data if index.fqn == "o")
-        place, small = metadata.storage_data[index], metadata.storage_data[other]
-        metadata.storage_data = {index: place, other: small}
         for number in range(count):
             name = f"copy{number}"
             metadata.state_dict_metadata[name] = metadata.state_dict_metadata["w"]
-            metadata.storage_data[MetadataIndex(name, index.offset, index.index)] = place
+            metadata.storage_data[MetadataIndex(name, index.offset)] = metadata.storage_data[index]
 
-    rewrite_metadata(tmp_path, change)
-    if not published:
-        without_manifest(tmp_path)
+    if published:
+        rewrite_index(tmp_path, into_index)
+    else:
+        without_index(tmp_path)
+        rewrite_pickle(tmp_path, into_pickle)
     report = streamxf.verify(tmp_path)
     over = [damage for damage in report.damaged if "over another" in damage.message]
     assert len(over) == count
@@ -160,22 +148,19 @@ def test_items_that_lie_over_one_another_are_read_once(
     assert reads.bytes[file.name] < 4 * file.stat().st_size
 
 
-def without_manifest(folder: Path) -> None:
+def without_index(folder: Path, name: str = ".metadata") -> None:
     """Make the metadata one of torch's own writer."""
-    content = metadata_file.load((folder / ".metadata").read_bytes(), KeyRing.of(None))
-    vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE, None)
-    (folder / ".metadata").write_bytes(pickle.dumps(content))
+    (folder / name).write_bytes(sections_of(folder, name)[0])
 
 
 def test_files_that_several_ranks_name_are_read_once(tmp_path: Path, reads: Reads) -> None:
     save_as_ranks(2, tmp_path, lambda: [Checksum()], use_collectives=False)
-    first = metadata_file.load((tmp_path / "__0.metadata").read_bytes(), KeyRing.of(None), rank=0)
-    assert first.storage_data
-    vars(first).pop(metadata_file.MANIFEST_ATTRIBUTE, None)
-    for rank in (0, *range(2, 40)):
-        (tmp_path / f"__{rank}.metadata").write_bytes(pickle.dumps(first))
+    (name,) = index_of(tmp_path, "__0.metadata").files
+    without_index(tmp_path, "__0.metadata")
+    first = (tmp_path / "__0.metadata").read_bytes()
+    for rank in range(2, 40):
+        (tmp_path / f"__{rank}.metadata").write_bytes(first)
     report = streamxf.verify(tmp_path)
-    (name,) = {info.relative_path for info in first.storage_data.values()}
     twice = [damage for damage in report.damaged if "other metadata" in damage.message]
     assert {damage.file for damage in twice} == {f"__{rank}.metadata" for rank in range(2, 40)}
     assert reads.bytes[name] < 4 * (tmp_path / name).stat().st_size

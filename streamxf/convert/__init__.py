@@ -1,1 +1,0 @@
-"""From one format or chain to another, block by block: pack, unpack, transcode."""
