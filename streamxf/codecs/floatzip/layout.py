@@ -31,10 +31,7 @@ class Coding(IntEnum):
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
-    Attributes
-    ----------
-    lane : int
-        How many bytes of each element: 1, 2 or 4.
+    - `lane`: how many bytes of each element: 1, 2 or 4.
     """
 
     coding: Coding
@@ -44,15 +41,10 @@ class Plane(NamedTuple):
 class Layout(NamedTuple):
     """What a block is made of.
 
-    Attributes
-    ----------
-    width : int
-        Bytes of an element: 1, 2, 4 or 8, little-endian.
-    rotated : bool
-        Whether elements are rotated left by one bit before they are split: the sign of a float then stands last, and
-        its exponent fills the first byte.
-    phase : int
-        Bytes before the first element, less than `width`.
+    - `width`: bytes of an element: 1, 2, 4 or 8, little-endian.
+    - `rotated`: whether elements are rotated left by one bit before they are split: the sign of a float then stands
+      last, and its exponent fills the first byte.
+    - `phase`: bytes before the first element, less than `width`.
     """
 
     width: int
@@ -79,17 +71,12 @@ _KINDS = {
 """By the first byte of a plane's entry."""
 
 
-class Table(NamedTuple):
+class PlaneTable(NamedTuple):
     """The table of a block, parsed and checked.
 
-    Attributes
-    ----------
-    raw_size : int
-        Bytes of the block before it was encoded.
-    planes : list of (Plane, int)
-        From the lowest bytes of an element to the highest, with stored sizes in bytes.
-    end : int
-        Where the planes' data begins.
+    - `raw_size`: bytes of the block before it was encoded.
+    - `planes`: from the lowest bytes of an element to the highest, with stored sizes in bytes.
+    - `end`: where the planes' data begins.
     """
 
     layout: Layout
@@ -113,7 +100,7 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
     out[:end] = table.ljust(end, b"\0")
 
 
-def parse_table(block: memoryview, limit: int) -> Table:
+def parse_table(block: memoryview, limit: int) -> PlaneTable:
     """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
     or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
@@ -135,7 +122,7 @@ def parse_table(block: memoryview, limit: int) -> Table:
     edges = raw_size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
-    return Table(layout, raw_size, planes, end)
+    return PlaneTable(layout, raw_size, planes, end)
 
 
 def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
