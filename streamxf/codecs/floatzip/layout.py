@@ -79,7 +79,7 @@ _KINDS = {
 """By the first byte of a plane's entry."""
 
 
-class Table(NamedTuple):
+class BlockTable(NamedTuple):
     """The table of a block, parsed and checked.
 
     Attributes
@@ -113,7 +113,7 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
     out[:end] = table.ljust(end, b"\0")
 
 
-def parse_table(block: memoryview, limit: int) -> Table:
+def parse_table(block: memoryview, limit: int) -> BlockTable:
     """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
     or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
@@ -135,7 +135,7 @@ def parse_table(block: memoryview, limit: int) -> Table:
     edges = raw_size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
-    return Table(layout, raw_size, planes, end)
+    return BlockTable(layout, raw_size, planes, end)
 
 
 def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
