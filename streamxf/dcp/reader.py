@@ -342,7 +342,7 @@ def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     return sizes
 
 
-def _read_ahead(file: StoredFile, entries: list[tuple[ReadItem, Wanted]], number: int) -> int:
+def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     """Read small items that follow each other at once; return where what was read ends."""
     start = stop = entries[number][1].place.at
     for _, wanted in entries[number:]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import crc32c
 
-from streamxf.descriptor import ENCRYPT, shorten
-from streamxf.errors import ContainerError
+from streamxf.descriptor import ENCRYPT, Descriptor, shorten
+from streamxf.errors import ContainerError, DescriptorError
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.limits import (
     CONTAINER_MAGIC,
@@ -55,18 +55,11 @@ _KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "frame
 class Identity(NamedTuple):
     """Which item a stream is.
 
-    Attributes
-    ----------
-    writer_id : bytes
-        16 random bytes of the process and save that wrote it.
-    name : str
-        The item's name in the state dict.
-    dtype : str
-        As torch names it; empty for an object, as are the next three.
-    offset : tuple of int
-        Where the shard begins in its tensor, in elements.
-    shape : tuple of int
-        The shard's.
+    - `writer_id`: 16 random bytes of the process and save that wrote it.
+    - `name`: the item's name in the state dict.
+    - `dtype`: as torch names it; empty for an object, as are the next three.
+    - `offset`: where the shard begins in its tensor, in elements.
+    - `shape`: the shard's.
     """
 
     writer_id: bytes
@@ -135,30 +128,18 @@ class Identity(NamedTuple):
 class Header:
     """A container's header.
 
-    Attributes
-    ----------
-    block_log2 : int
-        Blocks hold ``2**block_log2`` bytes.
-    chain : tuple of str
-        Descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before them.
-    salt : bytes
-        32 random bytes.
-    identity : Identity or None
-        Set in a bound stream.
-    published : bool
-        Whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
-    hashed : bool
-        Whether the table has a SHA-256 for each block.
-    seal : bytes or None
-        32 bytes, in a keyed stream.
-    keyed : bool
-        Whether the chain encrypts.
-    body : bytes
-        The header's bytes before the seal.
-    digest : bytes
-        H: SHA-256 of `body`.
-    size : int
-        Bytes of the whole header.
+    - `block_log2`: blocks hold ``2**block_log2`` bytes.
+    - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
+      them.
+    - `salt`: 32 random bytes.
+    - `identity`: set in a bound stream.
+    - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
+    - `hashed`: whether the table has a SHA-256 for each block.
+    - `seal`: 32 bytes, in a keyed stream.
+    - `keyed`: whether the chain encrypts.
+    - `body`: the header's bytes before the seal.
+    - `digest`: H: SHA-256 of `body`.
+    - `size`: bytes of the whole header.
     """
 
     block_log2: int
@@ -271,7 +252,13 @@ class _Chain(NamedTuple):
         marked = [each.startswith("!") for each in chain]
         count = sum(marked)
         if any(marked[count:]) or any(each.startswith("!streamxf.") for each in chain):
-            raise ContainerError("the header's chain has a stream transform behind a codec, or with a reserved name")
+            raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
+        try:
+            fragments = [Descriptor.parse(each.removeprefix("!")).fragment for each in chain]
+        except DescriptorError as error:
+            raise ContainerError(f"the header's chain: {error.message}") from None
+        if any(fragments):
+            raise ContainerError("the header's chain has a descriptor with a fragment")
         return _Chain(text, count, any(each.partition("/")[0] == ENCRYPT for each in chain))
 
 
@@ -299,12 +286,7 @@ def header_size(start: bytes) -> int:
 
 
 def _parse_chain(data: bytes) -> tuple[str, ...]:
-    if not data:
-        return ()
     try:
-        chain = tuple(data.decode("ascii").split("\n"))
+        return tuple(data.decode("ascii").split("\n")) if data else ()
     except UnicodeDecodeError:
         raise ContainerError("the header's chain is not ASCII") from None
-    if not all(text and text.isprintable() and "#" not in text for text in chain):
-        raise ContainerError("the header's chain is not a list of descriptors without fragments")
-    return chain

@@ -74,17 +74,9 @@ class Table:
 
     So a container that is mostly a hole, with a table as large as itself, fails at the first zeros.
 
-    Parameters
-    ----------
-    header_size : int
-        Where the first block begins.
-
-    Attributes
-    ----------
-    ends : array of int
-        Where each block's payload ends, from the container's first byte, as far as they were read.
-    hashes : list of bytes
-        Each block's SHA-256, where the container is hashed.
+    - `header_size`: where the first block begins.
+    - `ends`: where each block's payload ends, from the container's first byte, as far as they were read.
+    - `hashes`: each block's SHA-256, where the container is hashed.
     """
 
     def __init__(self, header_digest: bytes, header_size: int, block_size: int, hashed: bool) -> None:

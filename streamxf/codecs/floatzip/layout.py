@@ -31,10 +31,7 @@ class Coding(IntEnum):
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
-    Attributes
-    ----------
-    lane : int
-        How many bytes of each element: 1, 2 or 4.
+    - `lane`: how many bytes of each element: 1, 2 or 4.
     """
 
     coding: Coding
@@ -44,15 +41,10 @@ class Plane(NamedTuple):
 class Layout(NamedTuple):
     """What a block is made of.
 
-    Attributes
-    ----------
-    width : int
-        Bytes of an element: 1, 2, 4 or 8, little-endian.
-    rotated : bool
-        Whether elements are rotated left by one bit before they are split: the sign of a float then stands last, and
-        its exponent fills the first byte.
-    phase : int
-        Bytes before the first element, less than `width`.
+    - `width`: bytes of an element: 1, 2, 4 or 8, little-endian.
+    - `rotated`: whether elements are rotated left by one bit before they are split: the sign of a float then stands
+      last, and its exponent fills the first byte.
+    - `phase`: bytes before the first element, less than `width`.
     """
 
     width: int
@@ -82,14 +74,9 @@ _KINDS = {
 class BlockTable(NamedTuple):
     """The table of a block, parsed and checked.
 
-    Attributes
-    ----------
-    raw_size : int
-        Bytes of the block before it was encoded.
-    planes : list of (Plane, int)
-        From the lowest bytes of an element to the highest, with stored sizes in bytes.
-    end : int
-        Where the planes' data begins.
+    - `raw_size`: bytes of the block before it was encoded.
+    - `planes`: from the lowest bytes of an element to the highest, with stored sizes in bytes.
+    - `end`: where the planes' data begins.
     """
 
     layout: Layout
