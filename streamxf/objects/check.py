@@ -17,7 +17,18 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.objects.calls import CALLS, ELEMENT, PLAIN, STORAGE_SIZES, VALUES, Made, Name, Own, StorageRecord, may_have
+from streamxf.objects.calls import (
+    CALLS,
+    ELEMENT,
+    PLAIN,
+    STORAGE_SIZES,
+    VALUES,
+    Made,
+    Name,
+    Own,
+    StorageRecord,
+    may_have,
+)
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes

@@ -17,9 +17,9 @@ from streamxf.codecs import frames
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
+    BlockTable,
     Coding,
     Plane,
-    BlockTable,
     pack_table,
     parse_table,
     table_size,
