@@ -126,7 +126,7 @@ class _Tally:
         return len(self._held)
 
 
-class Budget:
+class JobBudget:
     """Counts the unfinished jobs of the whole process, and the bytes that jobs and results hold.
 
     Results that wait to be taken out count as bytes only: a stream that is written to now and then, and holds finished
@@ -190,7 +190,7 @@ class Engine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
+        self.budget = JobBudget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0

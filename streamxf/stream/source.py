@@ -133,9 +133,9 @@ class FileSlice:
         self.length = length
         self._whole = whole
         if whole is None and 0 <= self.length <= READ_WHOLE:
-            whole = bytearray(self.length)
-            self.read_into(0, memoryview(whole))
-            self._whole = bytes(whole)
+            data = bytearray(self.length)
+            self.read_into(0, memoryview(data))
+            self._whole = bytes(data)
 
     @property
     def parallel(self) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Budget, Engine, Job, Pipeline
+from streamxf.engine import Engine, Job, JobBudget, Pipeline
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -213,7 +213,7 @@ def job_of(size: int) -> Job[None]:
 
 def test_the_budget_may_be_given_back_while_it_is_taken():
     """The collector may come in the middle of `take`."""
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     job = job_of(1)
     with budget._lock:
         thread_took = budget.take(job, always=False)
@@ -223,7 +223,7 @@ def test_the_budget_may_be_given_back_while_it_is_taken():
 
 
 def test_budget():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     six, five, none = job_of(6), job_of(5), job_of(0)
     assert budget.take(six, always=False)
     assert not budget.take(five, always=False)
@@ -238,7 +238,7 @@ def test_budget():
 
 
 def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
-    budget = Budget(1, 10)
+    budget = JobBudget(1, 10)
     done, next_one = job_of(6), job_of(4)
     assert budget.take(done, always=False)
     done.run(budget.finished)
@@ -250,7 +250,7 @@ def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
 
 
 def test_a_job_that_everybody_forgot_holds_nothing():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     budget.take(job_of(6), always=False)
     assert (budget.jobs, budget.bytes) == (0, 0)
 

@@ -17,9 +17,9 @@ from streamxf.codecs import frames
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
-    BlockTable,
     Coding,
     Plane,
+    PlaneTable,
     pack_table,
     parse_table,
     table_size,
@@ -123,7 +123,7 @@ def _encode_plane(
         return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
 
 
-def _decode_planes(block: memoryview, table: BlockTable, out: memoryview, work: Workspace) -> None:
+def _decode_planes(block: memoryview, table: PlaneTable, out: memoryview, work: Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
     places = _places(table)
@@ -144,7 +144,7 @@ def _decode_planes(block: memoryview, table: BlockTable, out: memoryview, work: 
     out[end:] = edges[begin:]
 
 
-def _places(table: BlockTable) -> list[int]:
+def _places(table: PlaneTable) -> list[int]:
     """Where the data of each plane begins: first come the planes that are stored as they are, then the others."""
     places = [0] * len(table.planes)
     position = table.end

@@ -71,7 +71,7 @@ _KINDS = {
 """By the first byte of a plane's entry."""
 
 
-class BlockTable(NamedTuple):
+class PlaneTable(NamedTuple):
     """The table of a block, parsed and checked.
 
     - `raw_size`: bytes of the block before it was encoded.
@@ -100,7 +100,7 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
     out[:end] = table.ljust(end, b"\0")
 
 
-def parse_table(block: memoryview, limit: int) -> BlockTable:
+def parse_table(block: memoryview, limit: int) -> PlaneTable:
     """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
     or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
@@ -122,7 +122,7 @@ def parse_table(block: memoryview, limit: int) -> BlockTable:
     edges = raw_size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
-    return BlockTable(layout, raw_size, planes, end)
+    return PlaneTable(layout, raw_size, planes, end)
 
 
 def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
