@@ -61,8 +61,8 @@ Event = Header | Block | End
 class ContainerParser:
     """Turns bytes that arrive in order into events.
 
-    - `lenient`: whether a block whose CRC does not match is an event, too, for who looks for damage: its head says
-      where the next block is, unless it is the head that is damaged. Several of them in a row are an error all the
+    - `lenient`: whether a block whose CRC does not match is an event, too, for tools that look for damage: its head
+      says where the next block is, unless it is the head that is damaged. Several of them in a row are an error all the
       same.
     """
 

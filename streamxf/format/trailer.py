@@ -87,8 +87,8 @@ class Sections:
         return made.digest()
 
     def key_lines(self) -> tuple[str, str] | None:
-        """The wrapped data key and the vouchers of who published; None if there are no keys. Raises MetadataError if
-        there are other bytes.
+        """The wrapped data key and the vouchers of the process that published; None if there are no keys. Raises
+        MetadataError if there are other bytes.
         """
         if not self.keys:
             return None

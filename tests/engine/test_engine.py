@@ -152,7 +152,7 @@ def test_the_first_error_surfaces_and_cancels_the_rest(error):
         return number
 
     pipeline: Pipeline[int] = Pipeline()
-    # the later jobs wait until somebody takes the error out; cancel lets those that run come to their end
+    # the later jobs wait until the error is taken out; cancel lets those that run come to their end
     threading.Timer(0.2, blocker.set).start()
     with pytest.raises(type(error)) as caught:
         for number in range(LIMIT):
