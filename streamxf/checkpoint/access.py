@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, Self
 
 from streamxf.checkpoint.transforms import Transform, known_transform
@@ -43,10 +42,8 @@ class Access:
         Where codecs are looked up.
     transform : callable
         Undoes stream transforms.
-    weights_only : bool
-        Whether objects are limited to what ``torch.load(weights_only=True)`` allows.
-    safe_globals : tuple
-        Classes and functions that objects may use besides.
+    objects : Objects
+        How objects are loaded.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -54,8 +51,7 @@ class Access:
     expected_saves: frozenset[str] | None = None
     codecs: CodecRegistry = field(default_factory=CodecRegistry)
     transform: Transform = known_transform
-    weights_only: bool = True
-    safe_globals: tuple[Any, ...] = ()
+    objects: Objects = field(default_factory=Objects)
 
     @classmethod
     def of(
@@ -84,13 +80,8 @@ class Access:
         if require is not None and not len(ring):
             raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
-        saves = _save_ids(expect_save_id)
-        return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
-
-    @cached_property
-    def objects(self) -> Objects:
-        """How objects are loaded."""
-        return Objects(self.weights_only, self.safe_globals)
+        saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals)
+        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
 
     def check_save(self, save_id: str | None) -> None:
         """Compare the id of a checkpoint with the expected ones.

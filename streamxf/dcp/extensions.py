@@ -98,7 +98,7 @@ class Extensions:
     @property
     def encryption(self) -> Encrypt | None:
         """The chain's Encrypt codec, or None."""
-        return next((codec for codec in self.chain if isinstance(codec, Encrypt)), None)
+        return self.chain.encryption
 
     @property
     def hashed(self) -> bool:

@@ -173,11 +173,11 @@ def _foreign() -> list[EntryPoint]:
     return list(entry_points(group=PROVIDER_GROUP))
 
 
-def maker(scheme: str) -> Callable[[str], Any]:
+def maker(scheme: str) -> Callable[..., Any]:
     """The callable that makes a key of the rest of a location; raises ParameterError if there is none."""
     if scheme in _PLACES:
         module, _, name = _PLACES[scheme].partition(":")
-        made: Callable[[str], Any] = getattr(import_module(module), name)
+        made: Callable[..., Any] = getattr(import_module(module), name)
         return made
     points = {point.value: point for point in _foreign() if point.name == scheme}
     if len(points) > 1:
@@ -186,7 +186,7 @@ def maker(scheme: str) -> Callable[[str], Any]:
         )
     (point,) = points.values()
     try:
-        loaded: Callable[[str], Any] = point.load()
+        loaded: Callable[..., Any] = point.load()
     except Exception as error:  # whatever a foreign module raises while it is imported
         raise ParameterError(f"the key provider {scheme!r} ({point.value}) cannot be imported: {error}") from error
     if not callable(loaded):

@@ -20,6 +20,7 @@ from streamxf.objects.calls import Unfinished
 from streamxf.objects.check import Check
 from streamxf.objects.needs import shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.unpickle import unpickle
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 if TYPE_CHECKING:
@@ -188,8 +189,6 @@ class Objects:
 
     def _unpickled(self, archive: Archive, check: Check, map_location: str | None = None) -> Any:
         import torch
-
-        from streamxf.objects.unpickle import unpickle
 
         stand_ins = {(_LENT[name], name) for name in check.names & (_LENT.keys() - self._trusted())}
         try:
