@@ -12,6 +12,7 @@ from streamxf.checkpoint.transforms import Transform, known_transform
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
+from streamxf.proportion import MAX_EXPANSION, check_expansion
 from streamxf.registry import CodecRegistry
 
 SaveIds = str | Collection[str] | None
@@ -47,6 +48,8 @@ class Access:
         Whether objects are limited to what ``torch.load(weights_only=True)`` allows.
     safe_globals : tuple
         Classes and functions that objects may use besides.
+    max_expansion : int
+        How many times what is stored may be decoded.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -56,6 +59,7 @@ class Access:
     transform: Transform = known_transform
     weights_only: bool = True
     safe_globals: tuple[Any, ...] = ()
+    max_expansion: int = MAX_EXPANSION
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class Access:
         transform: Transform = known_transform,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
     ) -> Self:
         """What the keyword arguments of public functions say.
 
@@ -84,13 +89,14 @@ class Access:
         if require is not None and not len(ring):
             raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
-        saves = _save_ids(expect_save_id)
-        return cls(ring, required, saves, codecs or CodecRegistry(), transform, weights_only, tuple(safe_globals))
+        saves, times = _save_ids(expect_save_id), check_expansion(max_expansion)
+        codecs = codecs or CodecRegistry()
+        return cls(ring, required, saves, codecs, transform, weights_only, tuple(safe_globals), times)
 
     @cached_property
     def objects(self) -> Objects:
         """How objects are loaded."""
-        return Objects(self.weights_only, self.safe_globals)
+        return Objects(self.weights_only, self.safe_globals, self.max_expansion)
 
     def check_save(self, save_id: str | None) -> None:
         """Compare the id of a checkpoint with the expected ones.

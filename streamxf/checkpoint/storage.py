@@ -349,7 +349,12 @@ class Storage:
         be asked. What cannot be asked at all counts for nothing.
         """
         local = self.local
-        return held_at(os.path.join(local, name)) if local is not None else size or 0
+        return held_at(os.path.join(local, name) if name else local) if local is not None else size or 0
+
+    def held_by(self, names: Collection[str]) -> int:
+        """The same of several files."""
+        listed: Mapping[str, int | None] = self.names(()) if self.local is None else {}
+        return sum(self.held(name, listed.get(name)) for name in names)
 
     # -- helpers -----------------------------------------------------------------------------------
 

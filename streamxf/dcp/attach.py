@@ -32,6 +32,7 @@ from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.objects.policy import Objects
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
 from streamxf.stream.locks import ForkLock
 from streamxf.stream.reader import StreamReader
@@ -49,6 +50,7 @@ def attach(
     require: Require | None = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
+    max_expansion: int = MAX_EXPANSION,
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
 
@@ -64,7 +66,7 @@ def attach(
     registry, keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
-    weights_only, safe_globals
+    weights_only, safe_globals, max_expansion
         For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
@@ -95,8 +97,8 @@ def attach(
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, _StorageWriterTransforms):
-        for_readers = (registry, keys, require, safe_globals or None, weights_only or None)
-        if extensions is None or for_readers != (None, None, None, None, True):
+        for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
+        if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         made = _WriterTransforms(Extensions.of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
@@ -104,8 +106,8 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; the "
-                "checkpoint records its chain"
+                "attach to a reader takes registry=, keys=, require=, weights_only=, safe_globals= and "
+                "max_expansion=; the checkpoint records its chain"
             )
         if require == "published":
             raise ParameterError(
@@ -115,7 +117,8 @@ def attach(
         known = Registry.of(registry, keys)
         weakest = require or ("bound" if len(known.keys) else None)
         access = Access.of(known.keys, require=weakest, codecs=known.codecs, transform=known.undo)
-        target.transforms = _ReaderTransforms(known, access, Objects(weights_only, safe_globals))  # type: ignore[attr-defined]
+        objects = Objects(weights_only, safe_globals, max_expansion)
+        target.transforms = _ReaderTransforms(known, access, objects)  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "

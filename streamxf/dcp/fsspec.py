@@ -17,6 +17,7 @@ from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
@@ -85,7 +86,8 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id, progress
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, max_expansion,
+    expect_save_id, progress
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
@@ -102,6 +104,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
         expect_save_id: SaveIds = None,
         progress: ProgressLike = False,
         **kwargs: Any,
@@ -112,7 +115,7 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
             _extension_registry,
             KeyRing.of(keys, trust, allow_unsigned),
             require,
-            objects=Objects(weights_only, safe_globals),
+            objects=Objects(weights_only, safe_globals, max_expansion),
             expect_save_id=expect_save_id,
             progress=progress,
         )

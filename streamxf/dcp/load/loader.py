@@ -33,6 +33,7 @@ from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, StreamxfError, escaped
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
+from streamxf.proportion import Budget
 
 PIECE_BYTES = 4 * 2**20
 
@@ -63,10 +64,11 @@ class _Filling:
 
 
 class Loader:
-    """Loads items for one planner."""
+    """Loads items for one planner; `budget` pays for objects, for which the caller has no memory yet."""
 
-    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
+    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects, budget: Budget | None) -> None:
         self.meter = meter
+        self._budget = budget
         self._planner = planner
         self._objects = objects
         self._set_object = _setter(planner) if objects.weights_only else None
@@ -81,6 +83,8 @@ class Loader:
         PolicyError, MetadataError
             If the planner must not have it.
         """
+        if self._budget is not None:
+            self._budget.spend(len(data), "the object")
         self.meter.item(len(data), stored_size)
         if self._set_object is not None:
             self._set_object(request, self._objects.load(data, stored_size))
