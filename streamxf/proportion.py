@@ -116,6 +116,22 @@ def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfErr
         )
 
 
+def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
+    """Check that `length` bytes of a file of `size` bytes may describe the rest: parsed, they take many times as much
+    memory, and time.
+
+    Raises
+    ------
+    StreamxfError
+        An `error`, if the file does not hold `MAX_EXPANSION` times as much.
+    """
+    if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
+        raise error(
+            f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
+            "its tensors explain; it was not read"
+        )
+
+
 def held_bytes(file: Any, size: int) -> int:
     """How many of a file's `size` bytes its storage holds: all but the holes in it, which read as zeros.
 

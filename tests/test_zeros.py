@@ -15,8 +15,8 @@ from dcp.helpers import assert_same, blank, load, refused, save
 
 import streamxf
 from streamxf import ZStandard
-from streamxf.tools.salvage.copying import salvage_to
 from streamxf.errors import PolicyError
+from streamxf.tools.salvage.copying import salvage_to
 
 STATE = {"zeros": torch.zeros(1000, 1000), "ones": torch.ones(3)}
 ENOUGH = 10**6
@@ -99,9 +99,7 @@ def test_objects_have_a_budget_together(tmp_path: Path, monkeypatch: pytest.Monk
     assert_same(streamxf.salvage(tmp_path, max_expansion=ENOUGH).state_dict, state)
 
 
-def test_through_torchs_own_compression_only_with_permission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_through_torchs_own_compression_only_with_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has no blocks, so each tensor is decoded whole."""
     from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 

@@ -30,7 +30,7 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, escaped
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, escaped
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
 from streamxf.proportion import Budget
@@ -101,6 +101,8 @@ class Loader:
         self._await_overlaps(target)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
         _check_size(target.tensor, wanted.size())
+        if wanted.is_quantized != target.tensor.is_quantized:
+            raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
         self._planner.commit_tensor(request, target.tensor)
 
