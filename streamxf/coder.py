@@ -23,12 +23,8 @@ from streamxf.meter import Meter
 class StreamCoder:
     """A chain made ready for one stream: encodes and decodes its blocks, from any thread.
 
-    Parameters
-    ----------
-    encryption : Any, optional
-        What `Codec.start` of the chain's `Encrypt` gave, if it was called already.
-    meter : Meter, optional
-        Is told how long each codec takes.
+    - `encryption`: what `Codec.start` of the chain's `Encrypt` gave, if it was called already.
+    - `meter`: is told how long each codec takes.
     """
 
     def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:
@@ -44,11 +40,8 @@ class StreamCoder:
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
 
-        Raises
-        ------
-        AuthenticationError
-            If the seal does not match the key, or one of the two is missing. No other codec has seen the stream
-            then.
+        Raises AuthenticationError if the seal does not match the key, or one of the two is missing. No other codec has
+        seen the stream then.
         """
         state = chain.encryption.start(stream) if chain.encryption is not None else None
         expected = state.seal if state is not None else None
@@ -76,11 +69,8 @@ class StreamCoder:
     ) -> memoryview:
         """Pass one stored block through the chain, back to front.
 
-        Parameters
-        ----------
-        out : memoryview, optional
-            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the
-            result may lie in `scratch`, and is at most a block long.
+        - `out`: where the block belongs. It is filled and returned, and the block must have exactly its size. Without
+          it the result may lie in `scratch`, and is at most a block long.
         """
         limit = self.stream.block_size if out is None else len(out)
         for step in range(len(self._steps) - 1, -1, -1):

@@ -44,12 +44,8 @@ class Job(Generic[T]):
     The lock is a bare one and is taken from its birth until the call is over. ``concurrent.futures.Future`` waits on a
     condition, whose Python code an interrupt can leave with its lock taken, on which the worker would then hang.
 
-    Attributes
-    ----------
-    size : int
-        Bytes that the job or its result hold.
-    finished : bool
-        Whether it will not run any more, nor is running.
+    - `size`: bytes that the job or its result hold.
+    - `finished`: whether it will not run any more, nor is running.
     """
 
     __slots__ = ("__weakref__", "_begun", "_call", "_cancelled", "_error", "_over", "_result", "finished", "size")
@@ -130,7 +126,7 @@ class _Tally:
         return len(self._held)
 
 
-class Budget:
+class JobBudget:
     """Counts the unfinished jobs of the whole process, and the bytes that jobs and results hold.
 
     Results that wait to be taken out count as bytes only: a stream that is written to now and then, and holds finished
@@ -194,7 +190,7 @@ class Engine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
+        self.budget = JobBudget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0
@@ -271,10 +267,7 @@ if hasattr(os, "register_at_fork"):
 class Pipeline(Generic[T]):
     """One stream's jobs: run in parallel, their results handed out in the order of submission.
 
-    Attributes
-    ----------
-    peak_jobs : int
-        The most jobs that this stream had in flight: submitted and not handed out.
+    - `peak_jobs`: the most jobs that this stream had in flight: submitted and not handed out.
     """
 
     def __init__(self) -> None:
@@ -285,17 +278,9 @@ class Pipeline(Generic[T]):
     def submit(self, call: Callable[[], T], size: int) -> list[T]:
         """Make `call`, which holds about `size` bytes, in a worker.
 
-        Returns
-        -------
-        list
-            Results of earlier jobs: those that are there, and those that had to be waited for until there was room.
-
-        Raises
-        ------
-        Exception
-            Whatever an earlier job raised. All other jobs are then cancelled and none is running any more.
-        AbortedError
-            After a fork.
+        Returns the results of earlier jobs: those that are there, and those that had to be waited for until there was
+        room. Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
+        AbortedError after a fork.
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")

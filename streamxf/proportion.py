@@ -51,12 +51,8 @@ def check_expansion(times: object) -> int:
 class Budget:
     """What may still come of a checkpoint in one call. Raises ParameterError if `times` is no whole number from 1.
 
-    Parameters
-    ----------
-    times : int
-        The caller's `max_expansion`.
-    stored : int
-        Bytes that its storage holds, as far as they are known yet.
+    - `times`: the caller's `max_expansion`.
+    - `stored`: bytes that its storage holds, as far as they are known yet.
     """
 
     def __init__(self, times: int, stored: int) -> None:

@@ -38,10 +38,7 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[s
     Strings may come from a damaged checkpoint, or be arbitrary file names: what would end the line or steer
     a terminal is escaped, and what is long is cut.
 
-    Parameters
-    ----------
-    unlisted : int
-        How many there are besides those in `entries`.
+    - `unlisted`: how many there are besides those in `entries`.
     """
     lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, SHOWN)]
     more = len(entries) + unlisted - len(lines)

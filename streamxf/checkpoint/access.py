@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, Self
 
 from streamxf.checkpoint.transforms import Transform, known_transform
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
-from streamxf.proportion import MAX_EXPANSION, check_expansion
+from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
 
 SaveIds = str | Collection[str] | None
@@ -44,12 +43,8 @@ class Access:
         Where codecs are looked up.
     transform : callable
         Undoes stream transforms.
-    weights_only : bool
-        Whether objects are limited to what ``torch.load(weights_only=True)`` allows.
-    safe_globals : tuple
-        Classes and functions that objects may use besides.
-    max_expansion : int
-        How many times what is stored may be decoded.
+    objects : Objects
+        How objects are loaded.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -57,9 +52,7 @@ class Access:
     expected_saves: frozenset[str] | None = None
     codecs: CodecRegistry = field(default_factory=CodecRegistry)
     transform: Transform = known_transform
-    weights_only: bool = True
-    safe_globals: tuple[Any, ...] = ()
-    max_expansion: int = MAX_EXPANSION
+    objects: Objects = field(default_factory=Objects)
 
     @classmethod
     def of(
@@ -89,14 +82,12 @@ class Access:
         if require is not None and not len(ring):
             raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
-        saves, times = _save_ids(expect_save_id), check_expansion(max_expansion)
-        codecs = codecs or CodecRegistry()
-        return cls(ring, required, saves, codecs, transform, weights_only, tuple(safe_globals), times)
+        saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
+        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
 
-    @cached_property
-    def objects(self) -> Objects:
-        """How objects are loaded."""
-        return Objects(self.weights_only, self.safe_globals, self.max_expansion)
+    def budget(self, stored: int) -> Budget:
+        """What may be made of so many stored bytes."""
+        return Budget(self.objects.max_expansion, stored)
 
     def check_save(self, save_id: str | None) -> None:
         """Compare the id of a checkpoint with the expected ones.

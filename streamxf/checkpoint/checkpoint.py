@@ -153,7 +153,7 @@ class Checkpoint(BoxReader):
 
     @cached_property
     def budget(self) -> Budget:
-        return Budget(self.access.max_expansion, self.storage.held_by(self._of_file))
+        return self.access.budget(self.storage.held_by(self._of_file))
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -55,7 +55,10 @@ class Wanted:
     @property
     def place(self) -> Place:
         """Where it is stored."""
-        return self.chunk.place if self.chunk is not None else self.item.places[0]
+        if self.chunk is not None:
+            return self.chunk.place
+        assert isinstance(self.item, ObjectItem)
+        return self.item.place
 
     @property
     def kind(self) -> Kind:

@@ -63,7 +63,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
             raise MetadataError(
                 "something follows the metadata that is not a trailer: the file is damaged, or was cut or continued"
             )
-        return _Converter(_state(content, "Metadata"), rank).convert()
+        return _Items(_state(content, "Metadata"), rank).convert()
 
 
 # -- unpickling ----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _numbers(value: object, what: str) -> tuple[int, ...]:
     return tuple(_number(each, what) for each in value)
 
 
-class _Converter:
+class _Items:
     """From DCP's records to items."""
 
     def __init__(self, content: Any, rank: int | None) -> None:

@@ -71,6 +71,7 @@ class StoredFile:
     size: int
     raw: IO[bytes]
     access: PositionalFile
+    _ahead: tuple[int, bytes] = (0, b"")
 
     def slice(self, at: int, size: int) -> FileSlice:
         """A part of the file.
@@ -85,7 +86,14 @@ class StoredFile:
                 f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
                 file=self.name,
             )
+        start, ahead = self._ahead
+        if start <= at and at + size <= start + len(ahead):
+            return FileSlice(self.access, at, size, ahead[at - start : at - start + size])
         return FileSlice(self.access, at, size)
+
+    def read_ahead(self, at: int, size: int) -> None:
+        """Read `size` bytes at once, so that slices of them need not be read one by one."""
+        self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
 
     def read(self, at: int = 0, size: int | None = None) -> bytes:
         """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""

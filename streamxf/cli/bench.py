@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamxf.cli import options, show, units
-from streamxf.cli.candidates import NO_CHAIN, ChainsOption, EncryptOption, chains_to_try, print_charts
+from streamxf.cli.candidates import NO_CHAIN, ChainsOption, EncryptOption, Figures, chains_to_try, print_figures
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
 from streamxf.wording import many, size_text
@@ -127,23 +127,13 @@ def _print(path: str | None, at: str, found: list[Timing], best: Timing, runs: i
         f"{size_text(best.raw_bytes)} of {what} in {many(best.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
-    numbers = ("stored", "of raw", "save", "\nMB/s", "load", "\nMB/s")
-    table = show.table("chain", *numbers, right=numbers)
+    figures = []
     for each in found:
-        show.row(
-            table,
-            each.side or NO_CHAIN,
-            size_text(each.stored_bytes),
-            f"{each.stored_bytes / each.raw_bytes:.3f}",
-            f"{each.save_seconds:,.3f} s",
-            f"{each.raw_bytes / each.save_seconds / 1e6:,.0f}",
-            f"{each.load_seconds:,.3f} s",
-            f"{each.raw_bytes / each.load_seconds / 1e6:,.0f}",
-            style="bold" if each is best else "",
-        )
-    out.print(table)
-    print_charts([(each.side, each.save_seconds, each.load_seconds) for each in found])
-    out.print(f"\nrecommended: {best.side or NO_CHAIN}")
+        rates = each.raw_bytes / each.save_seconds, each.raw_bytes / each.load_seconds
+        speeds = f"{rates[0] / 1e6:,.0f}", f"{rates[1] / 1e6:,.0f}"
+        sizes = each.stored_bytes, each.raw_bytes
+        figures.append(Figures(each.side, *sizes, speeds, each.save_seconds, each.load_seconds))
+    print_figures(figures, ("save\nMB/s", "load\nMB/s"), best.side)
     for each in found:
         if not each.correct:
             out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamxf.cli import options, show
@@ -31,7 +32,7 @@ def codecs(json: options.Json = False) -> int:
     found = [_codec(registry, name) for name in registry.names()]
     keys = []
     for scheme in location.places():
-        _, problem = _loaded(lambda scheme=scheme: location.maker(scheme))
+        _, problem = _loaded(partial(location.maker, scheme))
         keys.append({"name": scheme, "from": _from(location.packages(scheme)), "problem": problem})
     if json:
         show.as_json({"codecs": found, "key_providers": keys})
@@ -44,7 +45,7 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     """For JSON; version, role and parameters are None where the codec does not load."""
     from streamxf.registry import short_name
 
-    cls, problem = _loaded(lambda: registry.find(name))
+    cls, problem = _loaded(partial(registry.find, name))
     return {
         "name": short_name(name),
         "problem": problem,

@@ -15,8 +15,7 @@ from streamxf.cli import storage
 from streamxf.cli.app import COMMANDS, command_line
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
-from streamxf.cli.lines import wrapped
-from streamxf.cli.show import as_json
+from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from streamxf.cli.lines import wrapped
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -25,6 +26,19 @@ JSON_VERSION = 1
 
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """The text as it is to be printed to `stream`. A word that is longer than a line stays whole, so that a path can be
+    copied.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
+        for line in text.split("\n")
+    )
 
 
 def console() -> Console:

@@ -79,17 +79,17 @@ def measure(
             saved = time.perf_counter()
             _forget(path)
             target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-            loading = time.perf_counter()
+            opened = time.perf_counter()
             load(target, storage_reader=side.reader(path))
-            seconds[number].append((saved - begun, time.perf_counter() - loading))
+            seconds[number].append((saved - begun, time.perf_counter() - opened))
             correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
             if progress is not None:
                 progress.advance(2 * raw)
     made = []
     for number, side in enumerate(sides):
         stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
-        medians = map(statistics.median, zip(*seconds[number][1:], strict=True))
-        made.append(Timing(side.name, len(state), raw, stored, *medians, correct=correct[number]))
+        saving, loading = map(statistics.median, zip(*seconds[number][1:], strict=True))
+        made.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
     return made
 
 

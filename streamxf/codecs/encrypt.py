@@ -182,24 +182,8 @@ class Encrypt(Uncopied, Codec):
         return self.signer is not None
 
     def vouch(self, digest: bytes) -> str:
-        """Vouch for contents, by all recipients' keys that can, and sign them.
-
-        Parameters
-        ----------
-        digest : bytes
-            D of the format, 32 bytes.
-
-        Returns
-        -------
-        str
-            The vouchers, as they are stored.
-
-        Raises
-        ------
-        KeyMissingError
-            If this codec cannot write.
-        ParameterError, KeyServiceError
-            As `Vouchers.make`.
+        """Vouch for contents by their digest, D of the format: all recipients' keys that can, and the signer. Raises
+        KeyMissingError if this codec cannot write; otherwise as `Vouchers.make`.
         """
         self._check_writes()
         session = self._current()
@@ -245,14 +229,8 @@ class Encrypt(Uncopied, Codec):
     def rebuild(cls, descriptor: Descriptor, keys: KeyRing | DataKey | None = None) -> Self:
         """Make the codec that decrypts: with a data key, or with one that the descriptor carries and `keys` open.
 
-        Nothing vouches for the latter: it is in a checkpoint without an index.
-
-        Raises
-        ------
-        DescriptorError
-            If the descriptor is malformed, or has a wrapped key exactly where it must not.
-        KeyMissingError, WrongKeyError, PolicyError, KeyServiceError
-            As `KeyRing.unwrap_unvouched`.
+        Nothing vouches for the latter: it is in a checkpoint without an index. Raises DescriptorError if the descriptor
+        is malformed, or has a wrapped key exactly where it must not; otherwise as `KeyRing.unwrap_unvouched`.
         """
         if descriptor.parameters:
             raise DescriptorError(f"codec {cls.name} takes no parameters before '#'")

@@ -31,7 +31,6 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
-from streamxf.objects.policy import Objects
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
 from streamxf.stream.locks import ForkLock
@@ -106,7 +105,7 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys=, require=, weights_only=, safe_globals= and "
+                "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
                 "max_expansion=; the checkpoint records its chain"
             )
         if require == "published":
@@ -115,10 +114,16 @@ def attach(
                 "streamxf.FileSystemReader, or require='bound'"
             )
         known = Registry.of(registry, keys)
-        weakest = require or ("bound" if len(known.keys) else None)
-        access = Access.of(known.keys, require=weakest, codecs=known.codecs, transform=known.undo)
-        objects = Objects(weights_only, safe_globals, max_expansion)
-        target.transforms = _ReaderTransforms(known, access, objects)  # type: ignore[attr-defined]
+        access = Access.of(
+            known.keys,
+            require=require or ("bound" if len(known.keys) else None),
+            codecs=known.codecs,
+            transform=known.undo,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+            max_expansion=max_expansion,
+        )
+        target.transforms = _ReaderTransforms(known, access)  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
@@ -181,10 +186,10 @@ class _WantedByTorch(Wanted):
 class _ReaderTransforms(_StorageReaderTransforms):
     """Checks chain, name and policy of each item, and what an object is made of."""
 
-    def __init__(self, registry: Registry, access: Access, objects: Objects) -> None:
+    def __init__(self, registry: Registry, access: Access) -> None:
         super().__init__(registry)
-        self._opener = ItemOpener(Metadata("", None, {}, None), access, objects.limit, sees_index=False)
-        self._objects = objects
+        self._objects = access.objects
+        self._opener = ItemOpener(Metadata("", None, {}, None), access, self._objects.limit, sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]

@@ -74,20 +74,11 @@ class Extensions:
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""
         names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        return " > ".join(names or ["no extension"]) + self._readers()
-
-    def __str__(self) -> str:
-        """For people: the chain as text, and the ids of the keys."""
-        names = [extension.get_descriptor() for extension in self.foreign] + ([str(self.chain)] if self.chain else [])
-        return ("+".join(names) or "none") + self._readers()
-
-    def _readers(self) -> str:
-        keys = [
-            (*codec.key_ids, *((f"signed by {codec.signer.id}",) if codec.signer is not None else ()))
-            for codec in self.chain
-            if isinstance(codec, Encrypt)
-        ]
-        return "".join(f" under key {', '.join(ids)}" for ids in keys)
+        text = " > ".join(names or ["no extension"])
+        if (encryption := self.encryption) is not None:
+            signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
+            text += f" under key {', '.join([*encryption.key_ids, *signer])}"
+        return text
 
     def descriptors(self) -> list[str]:
         """In the order in which a reader applies them: the reverse."""
@@ -107,7 +98,7 @@ class Extensions:
     @property
     def encryption(self) -> Encrypt | None:
         """The chain's Encrypt codec, or None."""
-        return next((codec for codec in self.chain if isinstance(codec, Encrypt)), None)
+        return self.chain.encryption
 
     @property
     def hashed(self) -> bool:

@@ -6,18 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint._extension import ExtensionRegistry
-
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.objects.policy import Objects
-from streamxf.proportion import MAX_EXPANSION
+from streamxf.keys import KeysLike
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
@@ -92,33 +87,6 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     **kwargs
         fsspec's storage options.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        _extension_registry: ExtensionRegistry | None = None,
-        *,
-        keys: KeysLike = None,
-        trust: TrustLike = None,
-        allow_unsigned: bool = False,
-        require: Require | None = None,
-        weights_only: bool = True,
-        safe_globals: Sequence[Any] = (),
-        max_expansion: int = MAX_EXPANSION,
-        expect_save_id: SaveIds = None,
-        progress: ProgressLike = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(path, **kwargs)
-        self._storage_options = kwargs
-        self._set_up_chain(
-            _extension_registry,
-            KeyRing.of(keys, trust, allow_unsigned),
-            require,
-            objects=Objects(weights_only, safe_globals, max_expansion),
-            expect_save_id=expect_save_id,
-            progress=progress,
-        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Switch to another checkpoint, with the same storage options."""

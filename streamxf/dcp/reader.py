@@ -38,15 +38,15 @@ from streamxf.errors import MetadataError, ParameterError, StreamxfError, Unsupp
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
-from streamxf.objects.policy import Objects
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import MAX_EXPANSION, held_bytes
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import Timed
+from streamxf.stream.source import READ_WHOLE, Timed
 
+_AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
 
@@ -66,7 +66,6 @@ class ChainReaderMixin:
     load_id: str
     storage_data: dict[MetadataIndex, _StorageInfo]
     _access: Access
-    _objects: Objects
     _progress: ProgressLike
     _metadata: stored_metadata.Metadata | None
     report: LoadReport | None
@@ -75,27 +74,46 @@ class ChainReaderMixin:
     """Which save the metadata that was read last belongs to, as ``writer.save_id`` gave it; None before, and for
     checkpoints of other writers, which have none."""
 
-    def _set_up_chain(
+    def __init__(
         self,
-        registry: ExtensionRegistry | None,
-        keys: KeysLike,
-        require: Require | None,
+        path: str | os.PathLike[str],
+        _extension_registry: ExtensionRegistry | None = None,
         *,
-        objects: Objects,
-        expect_save_id: SaveIds,
-        progress: ProgressLike,
+        keys: KeysLike = None,
+        trust: TrustLike = None,
+        allow_unsigned: bool = False,
+        require: Require | None = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
+        expect_save_id: SaveIds = None,
+        progress: ProgressLike = False,
+        **kwargs: Any,
     ) -> None:
-        if registry is not None and not isinstance(registry, ExtensionRegistry):
+        if _extension_registry is not None and not isinstance(_extension_registry, ExtensionRegistry):
             raise ParameterError(
-                f"_extension_registry is a torch ExtensionRegistry, not {type(registry).__name__}; "
+                f"_extension_registry is a torch ExtensionRegistry, not {type(_extension_registry).__name__}; "
                 "keys are passed by name: keys=key"
             )
-        self._access = access_with(registry, KeyRing.of(keys), require=require, expect_save_id=expect_save_id)
-        self._objects = objects
+        self._check_path(path)
+        super().__init__(path, **kwargs)  # type: ignore[call-arg]
+        self._storage_options = kwargs
+        self._access = access_with(
+            _extension_registry,
+            KeyRing.of(keys, trust, allow_unsigned),
+            require=require,
+            expect_save_id=expect_save_id,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+            max_expansion=max_expansion,
+        )
         self._progress = check_progress(progress)
         self._metadata = None
         self.report = None
         self.save_id = None
+
+    def _check_path(self, path: object) -> None:
+        """Raise ParameterError if this class cannot read from there."""
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -209,11 +227,11 @@ class _Load:
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
         self._storage = reader._storage()
         self._metadata = reader._used
-        self._opener = ItemOpener(self._metadata, reader._access, reader._objects.limit)
+        self._opener = ItemOpener(self._metadata, reader._access, reader._access.objects.limit)
         self._meter = Meter()
         self._planner = planner
-        self._budget = reader._objects.budget()
-        self._loader = Loader(planner, self._meter, reader._objects, self._budget)
+        self._budget = reader._access.objects.budget()
+        self._loader = Loader(planner, self._meter, reader._access.objects, self._budget)
         self._progress = progress
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
@@ -249,12 +267,15 @@ class _Load:
         last: Wanted | None = None
         access = file.access
         try:
-            for request, wanted in entries:
+            ahead = 0
+            for number, (request, wanted) in enumerate(entries):
                 with noted(file.name, wanted.item.name):
                     if request is None:
                         self._open(file, wanted)
                         continue
                     if last is None or last != wanted:  # parts of one tensor follow each other
+                        if shares is None and wanted.place.at >= ahead:
+                            ahead = _read_ahead(file, entries, number)
                         if shares is not None:
                             file.access = Counted(access, shares.begin(request.storage_index).advance)
                         blocks, elements = self._open(file, wanted)
@@ -327,6 +348,19 @@ def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     return sizes
 
 
+def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
+    """Read small items that follow each other at once; return where what was read ends."""
+    start = stop = entries[number][1].place.at
+    for _, wanted in entries[number:]:
+        at, size = wanted.place.at, wanted.place.size
+        if at > stop or size > READ_WHOLE or at + size > min(start + _AHEAD, file.size):
+            break
+        stop = max(stop, at + size)
+    if stop > start:
+        file.read_ahead(start, stop - start)
+    return stop
+
+
 def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
     size, chunk = wanted.place.size, wanted.chunk
@@ -386,33 +420,10 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         If a key is not 32 bytes, `require` is given without keys, or another argument is not what it should be.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        _extension_registry: ExtensionRegistry | None = None,
-        *,
-        keys: KeysLike = None,
-        trust: TrustLike = None,
-        allow_unsigned: bool = False,
-        require: Require | None = None,
-        weights_only: bool = True,
-        safe_globals: Sequence[Any] = (),
-        max_expansion: int = MAX_EXPANSION,
-        expect_save_id: SaveIds = None,
-        progress: ProgressLike = False,
-    ) -> None:
+    def _check_path(self, path: Any) -> None:
         check_local(path, "FsspecReader")
-        super().__init__(path)
-        self._set_up_chain(
-            _extension_registry,
-            KeyRing.of(keys, trust, allow_unsigned),
-            require,
-            objects=Objects(weights_only, safe_globals, max_expansion),
-            expect_save_id=expect_save_id,
-            progress=progress,
-        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Switch to another checkpoint; raises ParameterError for a URL."""
-        check_local(checkpoint_id, "FsspecReader")
+        self._check_path(checkpoint_id)
         super().reset(checkpoint_id)

@@ -12,7 +12,6 @@ from streamxf.errors import BlockError
 
 LAST = 1 << 31
 _WORDS = struct.Struct("<II")
-_WORD = struct.Struct("<I")
 
 
 class BlockHead(NamedTuple):
@@ -57,5 +56,5 @@ def hash_of(head: bytes, payload: memoryview) -> bytes:
 
 
 def _crc(header_digest: bytes, index: int, word: int, payload: memoryview) -> int:
-    start = crc32c.crc32c(header_digest[:16] + _WORD.pack(index) + _WORD.pack(word))
+    start = crc32c.crc32c(header_digest[:16] + _WORDS.pack(index, word))
     return int(crc32c.crc32c(payload, start))

@@ -7,12 +7,13 @@ import math
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 import crc32c
 
-from streamxf.descriptor import ENCRYPT, shorten
-from streamxf.errors import ContainerError
+from streamxf.descriptor import ENCRYPT, Descriptor, shorten
+from streamxf.errors import ContainerError, DescriptorError
 from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
 from streamxf.format.limits import (
     CONTAINER_MAGIC,
@@ -51,22 +52,14 @@ class Kind(IntEnum):
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "framed tensor"}
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Which item a stream is.
 
-    Attributes
-    ----------
-    writer_id : bytes
-        16 random bytes of the process and save that wrote it.
-    name : str
-        The item's name in the state dict.
-    dtype : str
-        As torch names it; empty for an object, as are the next three.
-    offset : tuple of int
-        Where the shard begins in its tensor, in elements.
-    shape : tuple of int
-        The shard's.
+    - `writer_id`: 16 random bytes of the process and save that wrote it.
+    - `name`: the item's name in the state dict.
+    - `dtype`: as torch names it; empty for an object, as are the next three.
+    - `offset`: where the shard begins in its tensor, in elements.
+    - `shape`: the shard's.
     """
 
     writer_id: bytes
@@ -135,24 +128,18 @@ class Identity:
 class Header:
     """A container's header.
 
-    Attributes
-    ----------
-    block_log2 : int
-        Blocks hold ``2**block_log2`` bytes.
-    chain : tuple of str
-        Descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before them.
-    salt : bytes
-        32 random bytes.
-    identity : Identity or None
-        Set in a bound stream.
-    published : bool
-        Whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
-    hashed : bool
-        Whether the table has a SHA-256 for each block.
-    seal : bytes or None
-        32 bytes, in a keyed stream.
-    keyed : bool
-        Whether the chain encrypts.
+    - `block_log2`: blocks hold ``2**block_log2`` bytes.
+    - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
+      them.
+    - `salt`: 32 random bytes.
+    - `identity`: set in a bound stream.
+    - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
+    - `hashed`: whether the table has a SHA-256 for each block.
+    - `seal`: 32 bytes, in a keyed stream.
+    - `keyed`: whether the chain encrypts.
+    - `body`: the header's bytes before the seal.
+    - `digest`: H: SHA-256 of `body`.
+    - `size`: bytes of the whole header.
     """
 
     block_log2: int
@@ -163,27 +150,29 @@ class Header:
     hashed: bool = False
     seal: bytes | None = None
     keyed: bool = field(init=False, repr=False)
+    body: bytes = field(init=False, repr=False)
+    digest: bytes = field(init=False, repr=False)
+    size: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keyed", _is_keyed(self.chain))
         if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
             raise ContainerError(
                 f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)"
             )
         if len(self.salt) != SALT_BYTES:
             raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
-        if len(self.chain) > MAX_CODECS or len(_chain_text(self.chain)) > MAX_CHAIN:
-            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
-        _transforms(self.chain)
-        identity = self.identity
-        if self.published and identity is None:
+        chain = _Chain.of(self.chain)
+        if self.published and self.identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
-        if (
-            identity is not None
-            and identity.kind is Kind.TENSOR
-            and not (self.published and self.block_chain == self.chain)
-        ):
+        if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or chain.transforms):
             raise ContainerError("only a published container without stream transforms holds a tensor's elements")
+        identity = self.identity.pack() if self.identity is not None else b""
+        flags = KEYED * chain.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
+        lengths = 0, len(chain.text), len(identity)
+        fixed = _FIXED.pack(CONTAINER_MAGIC, VERSION, self.block_log2, flags, *lengths, self.salt)
+        body = fixed + chain.text + identity
+        size = len(body) + (SEAL_BYTES if chain.keyed else 0) + _CRC.size
+        self.__dict__.update(keyed=chain.keyed, body=body, digest=hashlib.sha256(body).digest(), size=size)
 
     @property
     def block_size(self) -> int:
@@ -191,28 +180,9 @@ class Header:
         return 1 << self.block_log2
 
     @property
-    def size(self) -> int:
-        """Bytes of the whole header."""
-        return len(self.body) + (SEAL_BYTES if self.keyed else 0) + _CRC.size
-
-    @property
     def block_chain(self) -> tuple[str, ...]:
         """The codecs of the chain."""
-        return self.chain[_transforms(self.chain) :]
-
-    @cached_property
-    def body(self) -> bytes:
-        """The header's bytes before the seal."""
-        identity = self.identity.pack() if self.identity is not None else b""
-        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
-        chain = _chain_text(self.chain)
-        fixed = _FIXED.pack(CONTAINER_MAGIC, VERSION, self.block_log2, flags, 0, len(chain), len(identity), self.salt)
-        return fixed + chain + identity
-
-    @cached_property
-    def digest(self) -> bytes:
-        """H: SHA-256 of `body`."""
-        return hashlib.sha256(self.body).digest()
+        return self.chain[_Chain.of(self.chain).transforms :]
 
     @classmethod
     def awaited(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
@@ -229,7 +199,7 @@ class Header:
 
     def sealed(self, seal: bytes | None) -> Header:
         """The same header with its seal."""
-        made = object.__new__(Header)  # keeps what was computed already: body and digest do not depend on the seal
+        made = object.__new__(Header)  # what was computed does not depend on the seal
         made.__dict__.update(self.__dict__, seal=seal)
         return made
 
@@ -257,34 +227,39 @@ class Header:
         seal_at = size - _CRC.size - SEAL_BYTES
         seal = data[seal_at : seal_at + SEAL_BYTES] if flags & KEYED else None
         header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), bool(flags & HASHED), seal)
-        header.__dict__["body"] = data[: identity_at + ident_len]
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
 
 
-# All items of a checkpoint have one chain.
-@lru_cache(16)
-def _is_keyed(chain: tuple[str, ...]) -> bool:
-    return any(text.partition("/")[0] == ENCRYPT for text in chain)
+class _Chain(NamedTuple):
+    """What a header needs to know of a chain: its bytes, how many stream transforms come first, whether it encrypts."""
 
+    text: bytes
+    transforms: int
+    keyed: bool
 
-@lru_cache(16)
-def _transforms(chain: tuple[str, ...]) -> int:
-    """How many stream transforms come first; raises ContainerError if one comes after a codec."""
-    marked = [text.startswith("!") for text in chain]
-    count = sum(marked)
-    if any(marked[count:]) or any(text.startswith("!streamxf.") for text in chain):
-        raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
-    return count
-
-
-@lru_cache(16)
-def _chain_text(chain: tuple[str, ...]) -> bytes:
-    try:
-        return "\n".join(chain).encode("ascii")
-    except UnicodeEncodeError:
-        raise ContainerError("a chain's descriptors are ASCII") from None
+    @staticmethod
+    @lru_cache(16)  # all items of a checkpoint have one chain
+    def of(chain: tuple[str, ...]) -> _Chain:
+        """Raises ContainerError if the format has no place for it."""
+        try:
+            text = "\n".join(chain).encode("ascii")
+        except UnicodeEncodeError:
+            raise ContainerError("a chain's descriptors are ASCII") from None
+        if len(chain) > MAX_CODECS or len(text) > MAX_CHAIN:
+            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
+        marked = [each.startswith("!") for each in chain]
+        count = sum(marked)
+        if any(marked[count:]) or any(each.startswith("!streamxf.") for each in chain):
+            raise ContainerError("the header's chain has a stream transform after a codec, or with a reserved name")
+        try:
+            fragments = [Descriptor.parse(each.removeprefix("!")).fragment for each in chain]
+        except DescriptorError as error:
+            raise ContainerError(f"the header's chain: {error.message}") from None
+        if any(fragments):
+            raise ContainerError("the header's chain has a descriptor with a fragment")
+        return _Chain(text, count, any(each.partition("/")[0] == ENCRYPT for each in chain))
 
 
 def header_size(start: bytes) -> int:
@@ -311,12 +286,7 @@ def header_size(start: bytes) -> int:
 
 
 def _parse_chain(data: bytes) -> tuple[str, ...]:
-    if not data:
-        return ()
     try:
-        chain = tuple(data.decode("ascii").split("\n"))
+        return tuple(data.decode("ascii").split("\n")) if data else ()
     except UnicodeDecodeError:
         raise ContainerError("the header's chain is not ASCII") from None
-    if not all(text and text.isprintable() and "#" not in text for text in chain):
-        raise ContainerError("the header's chain is not a list of descriptors without fragments")
-    return chain

@@ -50,12 +50,8 @@ _MEMBERS = {
 class Writer(NamedTuple):
     """A writing process.
 
-    Attributes
-    ----------
-    id : bytes
-        16 random bytes.
-    dek : bytes or None
-        The id of its data key, 32 bytes; None if the chain does not encrypt.
+    - `id`: 16 random bytes.
+    - `dek`: the id of its data key, 32 bytes; None if the chain does not encrypt.
     """
 
     id: bytes
@@ -65,12 +61,8 @@ class Writer(NamedTuple):
 class File(NamedTuple):
     """A data file.
 
-    Attributes
-    ----------
-    writer : int
-        Which of the index's writers wrote it.
-    crc : int or None
-        CRC-32C of the whole file, where the chain has no block codec.
+    - `writer`: which of the index's writers wrote it.
+    - `crc`: CRC-32C of the whole file, where the chain has no block codec.
     """
 
     size: int
@@ -82,26 +74,15 @@ class File(NamedTuple):
 class Index:
     """What was published.
 
-    Attributes
-    ----------
-    save_id : str
-        Random for each save, 32 hexadecimal digits.
-    rank : int or None
-        Whose rank-local metadata it stands in; None in ``.metadata``.
-    transforms : tuple of str
-        Descriptors of the stream transforms that the data passed before the codecs, in save order.
-    chain : tuple of str
-        Descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
-    dek : bytes or None
-        The id of the data key of the process that published.
-    files : dict of str to File
-        By path relative to the checkpoint.
-    modules : tuple of str
-        Third-party packages that provide codecs.
-    packages : dict of str to str
-        Versions of what wrote the checkpoint.
-    extra : dict
-        What planners put into DCP's metadata besides, as `streamxf.format.extra` writes it.
+    - `save_id`: random for each save, 32 hexadecimal digits.
+    - `rank`: whose rank-local metadata it stands in; None in ``.metadata``.
+    - `transforms`: descriptors of the stream transforms that the data passed before the codecs, in save order.
+    - `chain`: descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
+    - `dek`: the id of the data key of the process that published.
+    - `files`: by path relative to the checkpoint.
+    - `modules`: third-party packages that provide codecs.
+    - `packages`: versions of what wrote the checkpoint.
+    - `extra`: what planners put into DCP's metadata besides, as `streamxf.format.extra` writes it.
     """
 
     save_id: str

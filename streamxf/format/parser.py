@@ -34,10 +34,7 @@ NEED_DATA = NeedData.NEED_DATA
 class Block:
     """A stored block.
 
-    Attributes
-    ----------
-    error : BlockError or None
-        What is wrong with it; None if its CRC matches, as always unless the parser is lenient.
+    - `error`: what is wrong with it; None if its CRC matches, as always unless the parser is lenient.
     """
 
     index: int
@@ -50,10 +47,7 @@ class Block:
 class End:
     """Table and footer match the blocks that came before.
 
-    Attributes
-    ----------
-    table_digest : bytes
-        T of the format.
+    - `table_digest`: T of the format.
     """
 
     raw_size: int
@@ -67,11 +61,9 @@ Event = Header | Block | End
 class ContainerParser:
     """Turns bytes that arrive in order into events.
 
-    Parameters
-    ----------
-    lenient : bool
-        Whether a block whose CRC does not match is an event, too, for who looks for damage: its head says where the
-        next block is, unless it is the head that is damaged. Several of them in a row are an error all the same.
+    - `lenient`: whether a block whose CRC does not match is an event, too, for tools that look for damage: its head
+      says where the next block is, unless it is the head that is damaged. Several of them in a row are an error all the
+      same.
     """
 
     def __init__(self, *, lenient: bool = False) -> None:

@@ -63,9 +63,7 @@ def pack_tail(header_digest: bytes, ends: Sequence[int], hashes: Sequence[bytes]
 
     `hashes` is empty, or has one for each block.
     """
-    table = _ends_to_bytes(ends)
-    if hashes:
-        table = b"".join(table[_END_BYTES * at : _END_BYTES * (at + 1)] + digest for at, digest in enumerate(hashes))
+    table = _pack(ends, hashes)
     sizes = struct.pack("<QQI", raw_size, ends[-1] + len(table) + FOOTER_BYTES, len(ends))
     crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + table + sizes))
     return table + sizes + crc + FOOTER_MAGIC, hashlib.sha256(header_digest + table + sizes).digest()
@@ -76,17 +74,9 @@ class Table:
 
     So a container that is mostly a hole, with a table as large as itself, fails at the first zeros.
 
-    Parameters
-    ----------
-    header_size : int
-        Where the first block begins.
-
-    Attributes
-    ----------
-    ends : array of int
-        Where each block's payload ends, from the container's first byte, as far as they were read.
-    hashes : list of bytes
-        Each block's SHA-256, where the container is hashed.
+    - `header_size`: where the first block begins.
+    - `ends`: where each block's payload ends, from the container's first byte, as far as they were read.
+    - `hashes`: each block's SHA-256, where the container is hashed.
     """
 
     def __init__(self, header_digest: bytes, header_size: int, block_size: int, hashed: bool) -> None:
@@ -98,7 +88,8 @@ class Table:
         self._limit = BLOCK_HEAD_BYTES + stage_limit(block_size)
         self._hashed = hashed
         self._crc = crc32c.crc32c(header_digest[:16])
-        self._digest = hashlib.sha256(header_digest)
+        self._header_digest = header_digest
+        self._sizes = b""
 
     def feed(self, data: bytes) -> None:
         """Take the next entries, whole ones. Raises ContainerError if one of them is impossible."""
@@ -115,7 +106,6 @@ class Table:
             last = end
         self._last = last
         self._crc = crc32c.crc32c(data, self._crc)
-        self._digest.update(data)
         self.ends.extend(ends)
 
     def finish(self, footer: Footer, container_size: int) -> None:
@@ -131,19 +121,22 @@ class Table:
             raise ContainerError("the CRC of table and footer does not match: they are damaged, or another container's")
         if self._last != container_size - footer.tail_size(self._hashed):
             raise ContainerError("the table does not begin where the last block ends")
-        self._digest.update(footer.sizes)
+        self._sizes = footer.sizes
 
     @property
     def digest(self) -> bytes:
         """T of the format, once all was read: SHA-256 over header digest, table and sizes."""
-        return self._digest.digest()
+        return hashlib.sha256(self._header_digest + _pack(self.ends, self.hashes) + self._sizes).digest()
 
 
-def _ends_to_bytes(ends: Sequence[int]) -> bytes:
-    table = array("Q", ends)
+def _pack(ends: Sequence[int], hashes: Sequence[bytes]) -> bytes:
+    made = array("Q", ends)
     if sys.byteorder == "big":
-        table.byteswap()
-    return table.tobytes()
+        made.byteswap()
+    table = made.tobytes()
+    if not hashes:
+        return table
+    return b"".join(table[_END_BYTES * at : _END_BYTES * (at + 1)] + digest for at, digest in enumerate(hashes))
 
 
 def _ends_of(data: bytes) -> array[int]:

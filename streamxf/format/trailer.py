@@ -19,10 +19,7 @@ _SIGNED_BYTES = _LENGTHS.size + DIGEST_BYTES  # of the trailer: what its second 
 class Trailer:
     """The last 88 bytes of a metadata file.
 
-    Attributes
-    ----------
-    index_size, keys_size : int
-        Bytes of what stands before the trailer: the index, then the keys.
+    - `index_size`, `keys_size`: bytes of what stands before the trailer: the index, then the keys.
     """
 
     index_size: int
@@ -40,10 +37,7 @@ class Trailer:
         """Read the trailer from the end of a file; None if the file does not end in one. Raises MetadataError if it
         ends in one that cannot be.
 
-        Parameters
-        ----------
-        end : bytes
-            The last 88 bytes of the file, or all of it if it is smaller.
+        - `end`: the last 88 bytes of the file, or all of it if it is smaller.
         """
         if end[-len(METADATA_MAGIC) :] != METADATA_MAGIC:
             return None
@@ -78,12 +72,8 @@ class Trailer:
 class Sections:
     """Index and keys of a metadata file, as they are stored.
 
-    Attributes
-    ----------
-    index : memoryview
-        A Zstandard frame; `streamxf.format.index` reads it.
-    keys : memoryview
-        Lines of ASCII; empty if the checkpoint is not encrypted.
+    - `index`: A Zstandard frame; `streamxf.format.index` reads it.
+    - `keys`: lines of ASCII; empty if the checkpoint is not encrypted.
     """
 
     index: memoryview
@@ -97,8 +87,8 @@ class Sections:
         return made.digest()
 
     def key_lines(self) -> tuple[str, str] | None:
-        """The wrapped data key and the vouchers of who published; None if there are no keys. Raises MetadataError if
-        there are other bytes.
+        """The wrapped data key and the vouchers of the process that published; None if there are no keys. Raises
+        MetadataError if there are other bytes.
         """
         if not self.keys:
             return None

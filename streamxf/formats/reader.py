@@ -46,7 +46,7 @@ class FileReader(BoxReader):
 
     @cached_property
     def budget(self) -> Budget:
-        return Budget(self._access.max_expansion, sum(self._held(name) for name in self.shards))
+        return self._access.budget(sum(self._held(name) for name in self.shards))
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         place = chunk.place

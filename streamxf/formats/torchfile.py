@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamxf.checkpoint.storage import StoredFile
@@ -50,7 +50,7 @@ def read(file: StoredFile, name: str) -> Shard:
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
         root = read_outline(archive.pickled, archive.sizes).root
-        flat = _Flattening(len(archive.pickled)).of(root)
+        flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}
         return _described(flat, begins, archive.find(PICKLE)[0], name)
@@ -95,63 +95,58 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-class _Flattening:
-    """Names what is in nested dicts and lists, as DCP does: dicts are entered, and lists that hold tensors or dicts.
+def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
+    """The contents of nested dicts and lists, named as DCP names them: it enters dicts, and lists that hold tensors or
+    dicts.
 
     Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
-    be part of each; so names are bounded in proportion to the pickle.
+    be part of each; so names are bounded in proportion to the `size` of the pickle.
     """
+    if not isinstance(root, dict):
+        raise UnsupportedError(
+            f"the file holds {_kind_of(root)} and not a state dict: load it with torch.load, and save a dict"
+        )
+    found: dict[str, tuple[Path, Any]] = {}
+    left = max(FREE_WHOLE, MAX_EXPANSION * size)
+    whole: dict[int, bool] = {}
 
-    def __init__(self, size: int) -> None:
-        self._left = max(FREE_WHOLE, MAX_EXPANSION * size)
-        self._whole: dict[int, bool] = {}
-        self._found: dict[str, tuple[Path, Any]] = {}
-
-    def of(self, root: Any) -> dict[str, tuple[Path, Any]]:
-        """By name: where a value stands, and the value."""
-        if not isinstance(root, dict):
-            raise UnsupportedError(
-                f"the file holds {_kind_of(root)} and not a state dict: load it with torch.load, and save a dict"
-            )
-        self._enter(root, (), 0)
-        return self._found
-
-    def _enter(self, value: Any, path: Path, length: int) -> None:
-        inner: list[tuple[str | int, Any]]
+    def enter(value: Any, path: Path, length: int) -> None:
+        nonlocal left
         if isinstance(value, dict):
-            inner = [(_as_step(key), each) for key, each in value.items()]
-        elif isinstance(value, list) and not self._is_whole(value):
-            inner = list(enumerate(value))
+            inner: Iterable[tuple[str | int, Any]] = ((_as_step(key), each) for key, each in value.items())
+        elif isinstance(value, list) and not _is_whole(value, whole):
+            inner = enumerate(value)
         else:
             name = ".".join(map(str, path))
-            if name in self._found:
-                raise UnsupportedError(
-                    f"two of the file's items have the name {shorten(name)!r} once they are flattened"
-                )
-            self._found[name] = path, value
+            if name in found:
+                raise UnsupportedError(f"two of the file's items have the name {shorten(name)!r} once flattened")
+            found[name] = path, value
             return
         if len(path) == MAX_STEPS:
             raise _too_deep()
         for step, each in inner:
             longer = length + 1 + len(str(step))
-            self._left -= _PLACE + longer
-            if self._left < 0:
+            left -= _PLACE + longer
+            if left < 0:
                 raise UnsupportedError(
                     "the file's dicts and lists share their parts so often, or have such long keys, that the names of "
                     "their contents are out of proportion: it is not a state dict"
                 )
-            self._enter(each, (*path, step), longer)
+            enter(each, (*path, step), longer)
 
-    def _is_whole(self, value: list[Any]) -> bool:
-        """Whether a list is one object: neither it nor lists in it hold a tensor or a dict."""
-        known = self._whole.get(id(value))
-        if known is None:
-            self._whole[id(value)] = True  # in case it holds itself
-            known = self._whole[id(value)] = not any(
-                isinstance(each, dict | StoredTensor) or (isinstance(each, list) and not self._is_whole(each))
-                for each in value
-            )
-        return known
+    enter(root, (), 0)
+    return found
+
+
+def _is_whole(value: list[Any], known: dict[int, bool]) -> bool:
+    """Whether a list is one object: neither it nor lists in it hold a tensor or a dict."""
+    if id(value) not in known:
+        known[id(value)] = True  # in case it holds itself
+        known[id(value)] = not any(
+            isinstance(each, dict | StoredTensor) or (isinstance(each, list) and not _is_whole(each, known))
+            for each in value
+        )
+    return known[id(value)]
 
 
 def _as_step(key: Any) -> str:

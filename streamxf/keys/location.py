@@ -70,30 +70,23 @@ def _checked(provider: KeyProvider) -> KeyProvider:
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
     """Return what ``trust=`` was given as a `VerifyKey`; raises as `as_provider`."""
-    found = _followed(signer)
-    if isinstance(found, VerifyKey):
-        return found
     takes = "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several"
-    wrong = "which only the writer needs; trust= takes its public half, .verify_key"
-    raise _not_a_signer(signer, found, takes, wrong, "pass it as keys=")
+    return _as(signer, VerifyKey, takes)
 
 
 def as_signing_key(signer: SignerLike) -> SigningKey:
     """Return what ``signer=`` was given as a `SigningKey`; raises as `as_provider`."""
-    found = _followed(signer)
-    if isinstance(found, SigningKey):
-        return found
     takes = "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign')"
-    wrong = "which is the public half; signer= takes the SigningKey itself"
-    raise _not_a_signer(signer, found, takes, wrong, "make a SigningKey for signer=")
+    return _as(signer, SigningKey, takes)
 
 
-def _not_a_signer(given: object, found: Any, takes: str, wrong_half: str, instead: str) -> ParameterError:
-    if isinstance(found, SigningKey | VerifyKey):
-        return ParameterError(f"{_named(given, found)}, {wrong_half}")
-    if isinstance(found, KeyProvider):
-        return ParameterError(f"{_named(given, found)}, which signs nothing; {instead}")
-    return ParameterError(f"{takes}, not {type(found).__name__}")
+def _as(given: object, cls: type[T], takes: str) -> T:
+    found = _followed(given)
+    if isinstance(found, cls):
+        return found
+    if isinstance(found, KeyProvider | SigningKey | VerifyKey):
+        raise ParameterError(f"{_named(given, found)}; {takes}")
+    raise ParameterError(f"{takes}, not {type(found).__name__}")
 
 
 def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]:
@@ -180,11 +173,11 @@ def _foreign() -> list[EntryPoint]:
     return list(entry_points(group=PROVIDER_GROUP))
 
 
-def maker(scheme: str) -> Callable[[str], Any]:
+def maker(scheme: str) -> Callable[..., Any]:
     """The callable that makes a key of the rest of a location; raises ParameterError if there is none."""
     if scheme in _PLACES:
         module, _, name = _PLACES[scheme].partition(":")
-        made: Callable[[str], Any] = getattr(import_module(module), name)
+        made: Callable[..., Any] = getattr(import_module(module), name)
         return made
     points = {point.value: point for point in _foreign() if point.name == scheme}
     if len(points) > 1:
@@ -193,7 +186,7 @@ def maker(scheme: str) -> Callable[[str], Any]:
         )
     (point,) = points.values()
     try:
-        loaded: Callable[[str], Any] = point.load()
+        loaded: Callable[..., Any] = point.load()
     except Exception as error:  # whatever a foreign module raises while it is imported
         raise ParameterError(f"the key provider {scheme!r} ({point.value}) cannot be imported: {error}") from error
     if not callable(loaded):

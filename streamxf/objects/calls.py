@@ -1,7 +1,7 @@
-"""What a pickle of ``torch.save`` may call without permission, and with what arguments.
+"""What a pickle of ``torch.save`` may call without anyone's leave, and on what.
 
 Plain data is made at once. What needs torch, or a class of the caller's, leaves a record that does nothing. Each
-function here gets the check and the arguments of a call, and returns None if torch.save never calls it so.
+function here gets the check and the arguments of a call, and gives None if torch.save never calls it so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.format.limits import MAX_INT, MAX_NDIM
@@ -28,8 +28,8 @@ STORAGE_SIZES = {
 }
 """Bytes of an element in storages of each kind."""
 _TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
-_AFFINE, _CHANNELS = "torch.per_tensor_affine", ("torch.per_channel_affine", "torch.per_channel_affine_float_qparams")
-VALUES = {*STORAGE_SIZES, *_DTYPES, *_TENSORS, _AFFINE, *_CHANNELS}
+_CHANNELS = ("torch.per_channel_affine", "torch.per_channel_affine_float_qparams")
+VALUES = {*STORAGE_SIZES, *_DTYPES, *_TENSORS, "torch.per_tensor_affine", *_CHANNELS}
 """Names that stand for themselves, and are never called."""
 
 
@@ -48,19 +48,15 @@ class Name:
 
 
 class Own(Name):
-    """One that is always allowed, used as torch.save uses it."""
+    """One that everybody may use in the way in which torch.save does, and what a call of one gives."""
 
 
 class Made(Name):
-    """The result of calling something that the caller has to allow."""
+    """What a call of something that the caller has to allow gives."""
 
 
-class Value(Name):
-    """The result of calling torch's own functions."""
-
-
-class Storage(Value):
-    """Where tensors lie: a record of `nbytes`, of elements of `itemsize`."""
+class StorageRecord(Own):
+    """Where tensors lie: `nbytes`, of elements of `itemsize`."""
 
     def __init__(self, nbytes: int, itemsize: int) -> None:
         super().__init__()
@@ -68,7 +64,7 @@ class Storage(Value):
         self.itemsize = itemsize
 
 
-class Tensor(Value):
+class TensorRecord(Own):
     """Also a parameter. `count` is the number of its elements; None if they may be more than its storage has."""
 
     def __init__(self, count: int | None = None) -> None:
@@ -76,35 +72,22 @@ class Tensor(Value):
         self.count = count
 
 
-class Checking(Protocol):
-    """The check that meets a call."""
-
-    def charge(self, value: Any) -> None:
-        """Count what hashing or copying a value takes."""
-
-    def spend(self, elements: int) -> None:
-        """Count elements that are copied."""
-
-    def call(self, function: Any, arguments: Any) -> Any:
-        """The result of another call."""
-
-
 # -- plain data --------------------------------------------------------------------------------------
 
 
-def _encode(_: Checking, text: Any, encoding: Any) -> bytes | None:
+def _encode(_: Any, text: Any, encoding: Any) -> bytes | None:
     """Bytes. By another encoding they could grow with each call."""
     return text.encode("latin-1") if type(text) is str and encoding in _LATIN else None
 
 
-def _bytearray(_: Checking, data: Any = b"", encoding: Any = None) -> bytearray | None:
+def _bytearray(_: Any, data: Any = b"", encoding: Any = None) -> bytearray | None:
     """Of bytes, and not of a size."""
     if type(data) is str and encoding in _LATIN:
         return bytearray(data, "latin-1")
     return bytearray(data) if type(data) is bytes and encoding is None else None
 
 
-def _set(check: Checking, items: Any) -> set[Any] | None:
+def _set(check: Any, items: Any) -> set[Any] | None:
     """Of a list, and not of an expanded tensor."""
     if type(items) is not list:
         return None
@@ -113,117 +96,74 @@ def _set(check: Checking, items: Any) -> set[Any] | None:
     return set(items)
 
 
-def _counter(_: Checking, counts: Any) -> Counter[Any] | None:
-    return Counter(counts) if type(counts) is dict else None
-
-
-def _complex(_: Checking, real: Any, imaginary: Any) -> complex | None:
-    return complex(real, imaginary) if type(real) is type(imaginary) is float else None
-
-
-def _numbers(name: str, _: Checking, *arguments: Any) -> Any:
+def _numbers(name: str, _: Any, *arguments: Any) -> Any:
     return STAND_INS[name](*(STAND_INS.get(each.name) if type(each) is Own else each for each in arguments))
 
 
 # -- torch's -----------------------------------------------------------------------------------------
 
 
-def _size(_: Checking, sizes: Any) -> Any:
-    return sizes if _are_sizes(sizes) else None
-
-
-def _named(_: Checking, name: Any, index: Any = 0) -> Value | None:
-    """A device or a layout."""
-    return Value() if (type(name), type(index)) == (str, int) else None
-
-
-def _view(storage: Any, itemsize: Any, offset: Any, sizes: Any, strides: Any) -> Tensor | None:
+def _view(_: Any, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any, dtype_at: int | None = None) -> Any:
     """A tensor inside its storage, which torch would enlarge for it."""
-    if type(storage) is not Storage or itemsize is None or not _are_sizes((offset,), sizes, strides):
+    if type(storage) is not StorageRecord or (len(rest) > 1 and rest[1]):  # hooks, which autograd would call
+        return None
+    dtype = rest[dtype_at] if dtype_at is not None and len(rest) > dtype_at else None
+    itemsize = storage.itemsize if dtype_at is None else _DTYPES.get(getattr(dtype, "name", ""))
+    if itemsize is None or not _are_numbers((offset,)) or not _are_numbers(sizes) or not _are_numbers(strides):
+        return None
+    if len(sizes) != len(strides):
         return None
     count, last = math.prod(sizes), sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     if count and (offset + last + 1) * itemsize > storage.nbytes:
         raise TooMuch("its pickle makes a tensor that is larger than what is stored")
-    return Tensor(count if count * itemsize <= storage.nbytes else None)
+    return TensorRecord(count if count * itemsize <= storage.nbytes else None)
 
 
-def _tensor(_: Checking, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor | None:
-    return _view(storage, getattr(storage, "itemsize", None), offset, sizes, strides) if _is_usual(*rest) else None
-
-
-def _typed(
-    _: Checking, storage: Any, offset: Any, sizes: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *bits: Any
-) -> Tensor | None:
-    return _view(storage, _itemsize(dtype), offset, sizes, strides) if _is_usual(grad, hooks, *bits) else None
-
-
-def _quantized(
-    check: Checking, storage: Any, offset: Any, sizes: Any, strides: Any, quantizer: Any, *rest: Any
-) -> Tensor | None:
-    """None that is expanded: torch takes memory for all elements. Its scales are stored, one for each channel."""
-    made = _tensor(check, storage, offset, sizes, strides, *rest)
-    scheme, *numbers = quantizer if type(quantizer) is tuple else (None,)
-    if made is None or made.count is None or type(scheme) is not Own:
+def _quantized(check: Any, storage: Any, offset: Any, sizes: Any, strides: Any, quantizer: Any, *rest: Any) -> Any:
+    """Torch takes memory for all elements, and iterates over scales that are no tensors: one for each channel."""
+    made = _view(check, storage, offset, sizes, strides, *rest)
+    if made is None or made.count is None or type(quantizer) is not tuple:
         return None
-    if scheme.name == _AFFINE:
-        return made if [type(number) for number in numbers] == [float, int] else None
-    *scales, axis = numbers
-    if scheme.name not in _CHANNELS or len(scales) != 2 or type(axis) is not int or not 0 <= axis < len(sizes):
+    numbers = quantizer[1:]
+    if [type(number) for number in numbers] == [float, int]:
+        return made
+    if len(numbers) != 3 or type(numbers[2]) is not int or not 0 <= numbers[2] < len(sizes):
         return None
-    return made if all(type(each) is Tensor and each.count == sizes[axis] for each in scales) else None
+    fits = all(type(each) is TensorRecord and each.count == sizes[numbers[2]] for each in numbers[:2])
+    return made if fits else None
 
 
-def _parameter(_: Checking, data: Any, grad: Any, hooks: Any, state: Any = None) -> Tensor | None:
-    return data if type(data) is Tensor and _is_usual(grad, hooks) and _suits_tensors(state) else None
+def _copied(check: Any, *arguments: Any) -> Any:
+    """What torch copies the elements of stored tensors for, one by one: a tensor of another device, a sparse one."""
+    parts = [part for each in arguments for part in (each if type(each) is tuple else (each,))]
+    counts = [part.count for part in parts if type(part) is TensorRecord]
+    if not counts or None in counts:
+        return None
+    check.spend(sum(counts) // 16)
+    return TensorRecord()
 
 
-def _subclass(check: Checking, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+def _parameter(_: Any, data: Any, grad: Any, hooks: Any, state: Any = None) -> Any:
+    return data if type(data) is TensorRecord and not hooks and _suits_tensors(state) else None
+
+
+def _subclass(check: Any, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """A tensor with attributes, or of a class of the caller's. The function is called as any other is."""
     made = check.call(function, arguments)
     if type(kind) is Name:
-        return Made(kind.name) if isinstance(made, Tensor | Made) else None
-    return made if type(made) is Tensor and kind.name in _TENSORS and _suits_tensors(state) else None
+        return Made(kind.name) if isinstance(made, TensorRecord | Made) else None
+    return made if type(made) is TensorRecord and kind.name in _TENSORS and _suits_tensors(state) else None
 
 
-def _sparse(_: Checking, layout: Any, data: Any) -> Tensor | None:
-    """Of tensors that are stored: expanded indices would be copied, one by one."""
-    parts = [part for part in data if type(part) is Tensor] if type(data) is tuple else []
-    return Tensor() if len(parts) >= 2 and all(part.count is not None for part in parts) else None
-
-
-def _copied(check: Checking, data: Any, dtype: Any, device: Any, grad: Any) -> Tensor | None:
-    """A copy, for a device whose storages cannot be saved."""
-    itemsize = _itemsize(dtype)
-    if type(data) is not Tensor or data.count is None or itemsize is None:
-        return None
-    check.spend(data.count * itemsize // ELEMENT)
-    return data
-
-
-def _empty(_: Checking, dtype: Any, sizes: Any, strides: Any, grad: Any) -> Tensor | None:
-    """A tensor on the device "meta"."""
-    return Tensor() if _itemsize(dtype) and _are_sizes((), sizes, strides) else None
-
-
-def _wrapper(_: Checking, kind: Any, *rest: Any) -> Made | None:
+def _wrapper(_: Any, kind: Any, *rest: Any) -> Made | None:
     """A tensor of a class of the caller's, without elements of its own."""
     return Made(kind.name) if type(kind) is Name else None
 
 
-def _are_sizes(more: tuple[Any, ...], *tuples: Any) -> bool:
-    """Whether these are places, and as many strides as sizes."""
-    if any(type(each) is not tuple or len(each) > MAX_NDIM or len(each) != len(tuples[0]) for each in tuples):
+def _are_numbers(value: Any) -> bool:
+    if type(value) is not tuple or len(value) > MAX_NDIM:
         return False
-    return all(type(number) is int and 0 <= number <= MAX_INT for each in (more, *tuples) for number in each)
-
-
-def _itemsize(dtype: Any) -> int | None:
-    return _DTYPES.get(dtype.name) if type(dtype) is Own else None
-
-
-def _is_usual(grad: Any, hooks: Any, bits: Any = None) -> bool:
-    """Whether it says whether gradients are needed, has no hooks, and may say which bits are set, such as conj."""
-    return type(grad) is bool and type(hooks) in (OrderedDict, type(None)) and type(bits) in (dict, type(None))
+    return all(type(number) is int and 0 <= number <= MAX_INT for number in value)
 
 
 def _suits_tensors(state: Any) -> bool:
@@ -244,24 +184,24 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "builtins.bytes": lambda _: b"",  # of nothing; others are encoded
     "builtins.bytearray": _bytearray,
     "builtins.set": _set,
-    "builtins.complex": _complex,
+    "builtins.complex": lambda _, *parts: complex(*parts) if [*map(type, parts)] == [float, float] else None,
     "collections.OrderedDict": lambda _: OrderedDict(),
-    "collections.Counter": _counter,
+    "collections.Counter": lambda _, counts: Counter(counts) if type(counts) is dict else None,
     **{name: partial(_numbers, name) for name in STAND_INS},
 }
 CALLS: dict[str, Callable[..., Any]] = {
     **PLAIN,
-    "torch.Size": _size,
-    "torch.device": _named,
-    "torch.serialization._get_layout": _named,
+    "torch.Size": lambda _, sizes: sizes if _are_numbers(sizes) else None,
+    "torch.device": lambda _, kind, index=0: Own() if (type(kind), type(index)) == (str, int) else None,
+    "torch.serialization._get_layout": lambda _, layout: Own() if type(layout) is str else None,
     "torch._tensor._rebuild_from_type_v2": _subclass,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _typed,
+    "torch._utils._rebuild_tensor_v2": _view,
+    "torch._utils._rebuild_tensor_v3": partial(_view, dtype_at=2),
     "torch._utils._rebuild_qtensor": _quantized,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_sparse_tensor": _copied,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _copied,
-    "torch._utils._rebuild_meta_tensor_no_storage": _empty,
+    "torch._utils._rebuild_meta_tensor_no_storage": lambda _, *facts: TensorRecord(),  # without elements
     "torch._utils._rebuild_wrapper_subclass": _wrapper,
 }

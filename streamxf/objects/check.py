@@ -17,7 +17,18 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.objects.calls import CALLS, ELEMENT, PLAIN, STORAGE_SIZES, VALUES, Made, Name, Own, Storage, may_have
+from streamxf.objects.calls import (
+    CALLS,
+    ELEMENT,
+    PLAIN,
+    STORAGE_SIZES,
+    VALUES,
+    Made,
+    Name,
+    Own,
+    StorageRecord,
+    may_have,
+)
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes
@@ -132,7 +143,7 @@ class Check(_Unpickler):  # type: ignore[misc]
             self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
         return Name(full)
 
-    def persistent_load(self, pid: Any) -> Storage:
+    def persistent_load(self, pid: Any) -> StorageRecord:
         fields: tuple[Any, ...] = pid if type(pid) is tuple else ()
         if [*map(type, fields)] != [str, Own, str, str, int] or fields[0] != "storage":
             raise TooMuch("its pickle refers to something that is not a storage")
@@ -142,7 +153,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         itemsize, nbytes = STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
         if itemsize is None or nbytes != count * itemsize:
             raise TooMuch(f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it")
-        return Storage(nbytes, itemsize)
+        return StorageRecord(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
         """The result of a call; raises TooMuch if torch.save does not write it."""

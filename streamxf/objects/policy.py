@@ -20,6 +20,7 @@ from streamxf.objects.calls import Unfinished
 from streamxf.objects.check import Check
 from streamxf.objects.needs import shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.unpickle import unpickle
 from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
@@ -54,6 +55,7 @@ class Objects:
     Attributes
     ----------
     weights_only : bool
+    max_expansion : int
 
     Raises
     ------
@@ -72,15 +74,15 @@ class Objects:
         self._names = names_of(safe_globals)
         self._given = frozenset(safe_globals)
         self.weights_only = weights_only
-        self._max_expansion = check_expansion(max_expansion)
+        self.max_expansion = check_expansion(max_expansion)
 
     def limit(self, stored: int) -> int | None:
         """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
-        return min(MAX_OBJECT, most(stored, self._max_expansion)) if self.weights_only else None
+        return min(MAX_OBJECT, most(stored, self.max_expansion)) if self.weights_only else None
 
     def budget(self) -> Budget | None:
         """What all objects of one load may take, before the first file is opened; None for any number of bytes."""
-        return Budget(self._max_expansion, 0) if self.weights_only else None
+        return Budget(self.max_expansion, 0) if self.weights_only else None
 
     def renew(self, data: bytes, stored: int) -> bytes:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`.
@@ -196,8 +198,6 @@ class Objects:
 
     def _unpickled(self, archive: Archive, check: Check, map_location: str | None = None) -> Any:
         import torch
-
-        from streamxf.objects.unpickle import unpickle
 
         stand_ins = {(_LENT[name], name) for name in check.names & (_LENT.keys() - self._trusted())}
         try:

@@ -11,9 +11,6 @@ import io
 import sys
 from typing import Any
 
-import torch
-from torch import _weights_only_unpickler as torchs
-
 from streamxf.buffers import flat_view
 from streamxf.torchsave.archive import Archive
 
@@ -26,6 +23,9 @@ def unpickle(archive: Archive, map_location: str | None = None) -> Any:
     map_location : str, optional
         The device of all tensors; by default that which each was saved from.
     """
+    import torch
+    from torch import _weights_only_unpickler as torchs
+
     storages: dict[str, Any] = {}
     restore: Any = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]
 

@@ -14,10 +14,7 @@ _BARE_BLOCK = 2**20
 class Blocks(Protocol):
     """A stream, readable block by block from any thread.
 
-    Attributes
-    ----------
-    size, block_size, count : int
-        Bytes of the stream, bytes in every block but the last, and number of blocks.
+    - `size`, `block_size`, `count`: bytes of the stream, bytes in every block but the last, and number of blocks.
     """
 
     size: int

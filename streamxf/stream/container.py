@@ -43,32 +43,18 @@ class BlockReader:
     if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
     vouched for.
 
-    Parameters
-    ----------
-    source : FileSlice
-        The container, whole.
-    header : Header
-        As `read_header` gave it; identity and chain were checked by the caller.
-    coder : StreamCoder or None
-        Its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
-    table_digest : bytes, optional
-        T of the format, if it was vouched for.
-    check_size : callable, optional
-        Is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot be.
-
-    Attributes
-    ----------
-    size : int
-        Bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor, whose
-        size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
-    count : int
-        Blocks in the stream; at least one.
-    block_size : int
-        Bytes in every block but the last.
-    stored_size : int
-        Bytes of the container.
-    parallel : bool
-        Whether several threads read at the same time.
+    - `source`: the container, whole.
+    - `header`: as `read_header` gave it; identity and chain were checked by the caller.
+    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
+    - `table_digest`: T of the format, if it was vouched for.
+    - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot
+      be.
+    - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
+      whose size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
+    - `count`: blocks in the stream; at least one.
+    - `block_size`: bytes in every block but the last.
+    - `stored_size`: bytes of the container.
+    - `parallel`: whether several threads read at the same time.
     """
 
     def __init__(
@@ -171,11 +157,8 @@ class BlockReader:
     ) -> memoryview:
         """Decode block `index`, which `read` gave; raises as `decode`.
 
-        Parameters
-        ----------
-        out : memoryview, optional
-            Where the block belongs, which has exactly its size. Without it the result lies in `scratch` or `stored`,
-            and is at most a block long. Where there is no coder it is empty.
+        - `out`: where the block belongs, which has exactly its size. Without it the result lies in `scratch` or
+          `stored`, and is at most a block long. Where there is no coder it is empty.
         """
         last = index == self.count - 1
         digest = self._table.hashes[index] if self.header.hashed else None
@@ -186,12 +169,8 @@ class BlockReader:
 
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
-        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`.
-
-        Returns
-        -------
-        memoryview or None
-            The whole stream, if that block is all of it.
+        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`. Returns
+        the whole stream, if that block is all of it.
         """
         if self.size and (self._size_known or not self.header.keyed):
             return None

@@ -12,10 +12,7 @@ _STEP = 16 * 2**20  # bytes of a long read after which it is reported
 class Counted:
     """An access that tells how many bytes were read, also while a long read goes on.
 
-    Parameters
-    ----------
-    add : callable
-        Is told of bytes, in the thread that reads.
+    - `add`: is told of bytes, in the thread that reads.
     """
 
     def __init__(self, access: PositionalFile, add: Callable[[int], None]) -> None:

@@ -16,10 +16,7 @@ class Draft:
     A link is followed to what it names, which keeps its permissions. Anything but a regular file (a device, a named
     pipe) cannot be replaced, and is written to directly.
 
-    Attributes
-    ----------
-    file : FileIO
-        Write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
+    - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:

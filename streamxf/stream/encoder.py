@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -47,10 +47,7 @@ class ByteSource(Protocol):
 class Load(Protocol):
     """A range of a source that is on its way.
 
-    Attributes
-    ----------
-    lent : bool
-        Whether the memory that `take` gives will be used for something else after `release`.
+    - `lent`: whether the memory that `take` gives will be used for something else after `release`.
     """
 
     lent: bool
@@ -110,29 +107,16 @@ class Encoded:
 class ContainerEncoder:
     """One container on its way out.
 
-    Parameters
-    ----------
-    chain : Chain
-        Renewed already, where it should be.
-    transforms : tuple of str
-        Descriptors of stream transforms that the data passed before it came here; they are recorded in the header.
-    identity : Identity, optional
-        Binds the stream to its item.
-    published : bool
-        Set by streamxf's own DCP writer.
-    hashed : bool
-        Whether to store a SHA-256 of each block, which a signature needs.
-    block_log2 : int
-        Blocks hold ``2**block_log2`` bytes; 16 to 24.
-    meter : Meter, optional
-        Is told what the codecs took.
-
-    Attributes
-    ----------
-    raw_size, stored_size : int
-        Bytes of the blocks that were handed out so far, and bytes that were framed so far.
-    table_digest : bytes
-        T of the format, once all was framed.
+    - `chain`: renewed already, where it should be.
+    - `transforms`: descriptors of stream transforms that the data passed before it came here; they are recorded in the
+      header.
+    - `identity`: binds the stream to its item.
+    - `published`: set by streamxf's own DCP writer.
+    - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
+    - `block_log2`: blocks hold ``2**block_log2`` bytes; 16 to 24.
+    - `meter`: is told what the codecs took.
+    - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
+    - `table_digest`: T of the format, once all was framed.
     """
 
     def __init__(
@@ -214,7 +198,14 @@ def stream_info_of(stream: StreamInfo, identity: Identity | None) -> StreamInfo:
     """What codecs are told of a stream that is encoded."""
     if identity is None:
         return stream
-    return replace(stream, item=identity.name, dtype=identity.dtype or None, row=_row_length(identity))
+    return StreamInfo(
+        stream.block_size,
+        stream.salt,
+        stream.header_digest,
+        identity.name,
+        identity.dtype or None,
+        _row_length(identity),
+    )
 
 
 def _row_length(identity: Identity) -> int | None:

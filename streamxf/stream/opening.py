@@ -22,14 +22,9 @@ class ChainOpener:
 
     No codec but `Encrypt` is imported before a header's seal has shown that the chain is authentic.
 
-    Parameters
-    ----------
-    descriptors : sequence of Descriptor
-        In save order.
-    data_key : callable, optional
-        Returns the data key, if the chain encrypts; called once.
-    providers : iterable of Provider
-        What the data says about the packages of its codecs, for errors.
+    - `descriptors`: in save order.
+    - `data_key`: returns the data key, if the chain encrypts; called once.
+    - `providers`: what the data says about the packages of its codecs, for errors.
     """
 
     def __init__(

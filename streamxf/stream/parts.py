@@ -31,10 +31,7 @@ from streamxf.stream.source import FileSlice
 class PlainParts:
     """The parts of a plain file, which fit together; no key has opened it yet.
 
-    Attributes
-    ----------
-    wrapped, vouchers : str
-        Empty if the chain does not encrypt.
+    - `wrapped`, `vouchers`: empty if the chain does not encrypt.
     """
 
     header: Header

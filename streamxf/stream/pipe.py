@@ -33,18 +33,11 @@ class Readable(Protocol):
 class PipeReader(io.RawIOBase):
     """Decodes a container from front to back.
 
-    Parameters
-    ----------
-    raw : readable
-        Returns the container and then ends.
-    start : callable
-        From the header to the stream's coder, its seal checked.
-    end : callable
-        Is told the container's end and what follows it; raises if that is not right.
-    finish : callable, optional
-        Called by `close`.
-    name : str, optional
-        The file's name, for errors.
+    - `raw`: returns the container and then ends.
+    - `start`: from the header to the stream's coder, its seal checked.
+    - `end`: is told the container's end and what follows it; raises if that is not right.
+    - `finish`: called by `close`.
+    - `name`: the file's name, for errors.
     """
 
     def __init__(

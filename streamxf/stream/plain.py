@@ -155,8 +155,8 @@ def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
 
 
 def block_log2_of(block_size: int) -> int:
-    """The container's ``block_log2`` for blocks of `block_size` bytes. Raises ParameterError if that is no power of two
-    from 64 KiB to 16 MiB.
+    """The container's ``block_log2`` for blocks of `block_size` bytes. Raises ParameterError if that is not a power of
+    two from 64 KiB to 16 MiB.
     """
     log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
     if not 16 <= log2 <= 24 or block_size != 1 << log2:

@@ -27,16 +27,10 @@ class StreamReader(io.RawIOBase):
     holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read. Threads may
     share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        Of a container whose `decode_ends` was called.
-    finish : callable, optional
-        Called by `close`.
-    name : str, optional
-        The file's name, for errors.
-    meter : Meter, optional
-        Is told how many blocks were in flight.
+    - `blocks`: of a container whose `decode_ends` was called.
+    - `finish`: called by `close`.
+    - `name`: the file's name, for errors.
+    - `meter`: is told how many blocks were in flight.
     """
 
     def __init__(

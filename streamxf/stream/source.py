@@ -20,10 +20,7 @@ _STORED = -1  # the scratch memory's place for stored bytes; a chain's steps cou
 class PositionalFile(Protocol):
     """A file that is read by position, from any thread.
 
-    Attributes
-    ----------
-    parallel : bool
-        Whether several threads read at the same time. If not, the file is best read in order.
+    - `parallel`: whether several threads read at the same time. If not, the file is best read in order.
     """
 
     parallel: bool
@@ -56,10 +53,7 @@ class _LocalFile:
 class _Positioned:
     """Any other seekable file: one thread at a time seeks and reads.
 
-    Parameters
-    ----------
-    file : seekable binary file
-        Its position changes.
+    - `file`: its position changes.
     """
 
     parallel = False
@@ -104,10 +98,7 @@ def access_to(file: Any) -> PositionalFile:
 class Timed:
     """An access that tells how long its reads take.
 
-    Parameters
-    ----------
-    add : callable
-        Is told the seconds of each read, in the thread that reads.
+    - `add`: is told the seconds of each read, in the thread that reads.
     """
 
     def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
@@ -126,15 +117,12 @@ class Timed:
 class FileSlice:
     """`length` bytes of a file from `offset`, read by position from any thread. A small slice is read whole, once.
 
-    Parameters
-    ----------
-    file : seekable binary file, or PositionalFile
-        Slices that several threads read at the same time share one `access_to` the file.
-    length : int, optional
-        Up to the end of the file when left out.
+    - `file`: slices that several threads read at the same time share one `access_to` the file.
+    - `length`: up to the end of the file when left out.
+    - `whole`: the slice, if it was read already.
     """
 
-    def __init__(self, file: Any, offset: int = 0, length: int | None = None) -> None:
+    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
@@ -143,9 +131,11 @@ class FileSlice:
         self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
         self._offset = offset
         self.length = length
-        self._whole: bytes | None = None
-        if 0 <= self.length <= READ_WHOLE:
-            self._whole = self.read_at(0, self.length)
+        self._whole = whole
+        if whole is None and 0 <= self.length <= READ_WHOLE:
+            data = bytearray(self.length)
+            self.read_into(0, memoryview(data))
+            self._whole = bytes(data)
 
     @property
     def parallel(self) -> bool:

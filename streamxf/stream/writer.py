@@ -25,17 +25,11 @@ class StreamWriter(io.RawIOBase):
     dropped, that failed, or that crossed a fork is never finished: a truncated stream with a valid end would pass for a
     whole one.
 
-    Parameters
-    ----------
-    raw : writable
-        Where the container goes, from its current position.
-    seal : callable, optional
-        Returns the bytes to write after the container, once that is complete.
-    finish : callable, optional
-        Called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in the
-        process that opened the stream.
-    meter : Meter, optional
-        Is told how many blocks were in flight.
+    - `raw`: where the container goes, from its current position.
+    - `seal`: returns the bytes to write after the container, once that is complete.
+    - `finish`: called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in
+      the process that opened the stream.
+    - `meter`: is told how many blocks were in flight.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ is accepted: records stored as they are, each under its own name, whose director
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from typing import Any
@@ -50,8 +49,6 @@ class Archive:
         The record that is unpickled.
     sizes : dict of str to int
         Bytes of each record, by its name inside the archive.
-    little : bool
-        Whether numbers in it are little-endian, as nearly always.
 
     Raises
     ------
@@ -61,8 +58,9 @@ class Archive:
 
     def __init__(self, file: Any, size: int, max_records: int = MAX_RECORDS) -> None:
         self._file = file
+        self._whole: bytes | None = None
         if size <= _AT_ONCE:
-            self._file = io.BytesIO(self._read_at(0, size))
+            self._whole = self._read_at(0, size)
         if self._read_at(0, min(size, len(_BEGIN))) != _BEGIN:
             raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
         tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
@@ -76,17 +74,51 @@ class Archive:
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
         self._stop = start
-        self._places = _parse(self._read_at(start, length), count, start)
-        if PICKLE not in self._places:
+        self.sizes: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # where each record's header stands, and its CRC
+        self._parse(self._read_at(start, length), count)
+        if PICKLE not in self.sizes:
             raise NotSavedByTorch(f"it has no record {PICKLE!r}")
-        self.sizes = {name: place[1] for name, place in self._places.items()}
         if sum(self.sizes.values()) > start:
             raise NotSavedByTorch("its records overlap")
         self.pickled = self._read(PICKLE)
+
+    def _parse(self, directory: bytes, count: int) -> None:
+        folder = directory[_ENTRY.size : directory.find(b"/", _ENTRY.size) + 1]
+        skipped, at = len(folder), 0
+        try:
+            for _ in range(count):
+                entry = _ENTRY.unpack_from(directory, at)
+                sign, flags, method, crc, packed, size, name_size, extra_size, note_size, offset = entry
+                at += _ENTRY.size
+                name = directory[at : at + name_size]
+                at += name_size
+                if extra_size:
+                    size, packed, offset = _widen(directory[at : at + extra_size], size, packed, offset)
+                at += extra_size + note_size
+                if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
+                    raise NotSavedByTorch("one of its records is compressed, which torch.save never does")
+                if offset + _LOCAL.size + name_size + size > self._stop:
+                    raise NotSavedByTorch("one of its records reaches beyond its end")
+                if not skipped or name[:skipped] != folder:
+                    raise NotSavedByTorch("its records are in several folders")
+                key = name[skipped:].decode("ascii")
+                self.sizes[key] = size
+                self._places[key] = offset, crc
+        except (struct.error, UnicodeDecodeError):
+            raise NotSavedByTorch("its directory is damaged") from None
+        if at != len(directory):
+            raise NotSavedByTorch("its directory has other records than it says")
+        if len({name.lower() for name in self.sizes}) != count:  # torch looks them up without regard to case
+            raise NotSavedByTorch("two of its records have one name")
+
+    @property
+    def little(self) -> bool:
+        """Whether numbers in it are little-endian, as nearly always; raises as `find`."""
         order = self._read(_BYTEORDER) if _BYTEORDER in self.sizes else b"little"  # before torch 2.1 there was none
         if order not in (b"little", b"big"):
             raise NotSavedByTorch("its byte order is unknown")
-        self.little = order == b"little"
+        return order == b"little"
 
     def find(self, name: str) -> tuple[int, int]:
         """Where a record's bytes begin in the file, and their CRC-32; 0 where torch was told to write none.
@@ -96,13 +128,13 @@ class Archive:
         NotSavedByTorch
             If the record is not where the directory says.
         """
-        offset, size, crc = self._places[name]
+        offset, crc = self._places[name]
         header = self._read_at(offset, _LOCAL.size)
         if len(header) < _LOCAL.size or header[:4] != _BEGIN:
             raise NotSavedByTorch("its directory names a record that is missing")
         _, name_size, extra_size = _LOCAL.unpack(header)
         begin: int = offset + _LOCAL.size + name_size + extra_size
-        if begin + size > self._stop:
+        if begin + self.sizes[name] > self._stop:
             raise NotSavedByTorch("one of its records reaches beyond its end")
         return begin, crc
 
@@ -114,7 +146,7 @@ class Archive:
         NotSavedByTorch
             If one does not match, or is not where the directory says. What the file raises passes through.
         """
-        if not any(crc for _, _, crc in self._places.values()):
+        if not any(crc for _, crc in self._places.values()):
             return False
         for name, left in self.sizes.items():
             begin, expected = self.find(name)
@@ -141,42 +173,13 @@ class Archive:
         return self._read_at(self.find(name)[0], self.sizes[name])
 
     def _read_at(self, position: int, size: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[position : position + size]
         self._file.seek(position)
         data: bytes = self._file.read(size)
         while data and len(data) < size and (part := self._file.read(size - len(data))):
             data += part
         return data
-
-
-def _parse(directory: bytes, count: int, stop: int) -> dict[str, tuple[int, int, int]]:
-    """Where each record's header stands, its bytes and its CRC, by its name."""
-    places: dict[str, tuple[int, int, int]] = {}
-    seen: set[bytes] = set()
-    folder = directory[_ENTRY.size : directory.find(b"/", _ENTRY.size) + 1]
-    at = 0
-    for _ in range(count):
-        if len(directory) - at < _ENTRY.size:
-            raise NotSavedByTorch("its directory is cut")
-        sign, flags, method, crc, packed, size, name_size, extra_size, note_size, offset = _ENTRY.unpack_from(
-            directory, at
-        )
-        extra_at = at + _ENTRY.size + name_size
-        name = directory[at + _ENTRY.size : extra_at]
-        at = extra_at + extra_size + note_size
-        if _WIDE in (size, packed, offset):
-            size, packed, offset = _widen(directory[extra_at : extra_at + extra_size], size, packed, offset)
-        if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
-            raise NotSavedByTorch("one of its records is compressed, which torch.save never does")
-        if offset + _LOCAL.size + name_size + size > stop:
-            raise NotSavedByTorch("one of its records reaches beyond its end")
-        key = name.lower()  # torch looks them up without regard to case
-        if not folder or not name.startswith(folder) or key in seen or not name.isascii():
-            raise NotSavedByTorch("two of its records have one name, or they are in several folders")
-        seen.add(key)
-        places[name[len(folder) :].decode("ascii")] = offset, size, crc
-    if at != len(directory):
-        raise NotSavedByTorch("its directory has other records than it says")
-    return places
 
 
 def _widen(extra: bytes, *values: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -121,7 +122,10 @@ def test_every_dtype(writer: Any, framework: Any, dtype: torch.dtype, tmp_path: 
             assert_same(handle.read(), wanted)
             assert_same(handle[1:, ::2, -1], wanted[1:, ::2, -1])
         elif (dtype.itemsize == 1 and dtype.is_floating_point) or dtype == torch.bfloat16:
-            pytest.importorskip("ml_dtypes")
+            if importlib.util.find_spec("ml_dtypes") is None:
+                with pytest.raises(UnsupportedError, match="install ml_dtypes"):
+                    handle.read()
+                return
             assert str(handle.read().dtype) == str(dtype).removeprefix("torch.")
             assert handle.read().tobytes() == wanted.view(torch.uint8).numpy().tobytes()
         else:
@@ -129,23 +133,6 @@ def test_every_dtype(writer: Any, framework: Any, dtype: torch.dtype, tmp_path: 
             assert handle.read().dtype == wanted.numpy().dtype
             assert np.array_equal(np.asarray(handle), wanted.numpy())
             assert np.asarray(handle, dtype="complex128").dtype == "complex128"
-
-
-def test_a_dtype_that_numpy_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save({"w": torch.ones(3, dtype=torch.bfloat16)}, tmp_path, [])
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    monkeypatch.setattr(np, "dtype", _without_extensions(np.dtype))
-    with Checkpoint(tmp_path, framework="numpy") as checkpoint, pytest.raises(UnsupportedError, match="ml_dtypes"):
-        checkpoint["w"].read()
-
-
-def _without_extensions(dtype: Any) -> Any:
-    def made(name: Any) -> Any:
-        if name == "bfloat16":
-            raise TypeError(name)
-        return dtype(name)
-
-    return made
 
 
 SHAPE = (6, 5, 4)
@@ -388,15 +375,12 @@ with streamxf.Checkpoint("checkpoint", framework="numpy", keys=bytes(range(32)) 
 """
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("writer", ["streamxf", "torch"])
+@pytest.mark.parametrize(("writer", "keyed"), [("streamxf", False), ("streamxf", True), ("torch", False)])
 def test_torch_need_not_be_there(writer: str, keyed: bool, tmp_path: Path) -> None:
     state = {"a": torch.arange(4.0), "b": torch.arange(6).reshape(3, 2), "step": 17, "text": "x"}
     path = tmp_path / "checkpoint"
     if writer == "streamxf":
         save(state, path, full_chain() if keyed else [FloatZip()])
-    elif keyed:
-        pytest.skip("that needs require=")
     else:
         of_torch(path, state)
     root = str(Path(streamxf.__file__).parents[1])

@@ -16,7 +16,7 @@ from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
 from streamxf.cli.app import command_line
-from streamxf.cli.lines import wrapped
+from streamxf.cli.show import wrapped
 
 COMMANDS = command_line().commands
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

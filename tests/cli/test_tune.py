@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from typer import BadParameter
 
 from cli.command import Done, Run
-from streamxf.cli import chart, portion, show, timing, units
+from streamxf.cli import portion, show, timing, units
 from streamxf.cli.__main__ import main
+from streamxf.cli.candidates import chart
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
 
@@ -216,8 +217,7 @@ def test_what_is_no_quantity(text: str):
 
 
 def test_a_chart_keeps_to_its_width_and_to_scale():
-    bars = [chart.Bar("a" * 50, 4.0, "4.00"), chart.Bar("b", 2.0, "2.00"), chart.Bar("c\n", 0.0, "0.00")]
-    title, first, second, third = chart.lines("title", bars, 60)
+    title, first, second, third = chart("title", [("a" * 50, 4.0), ("b", 2.0), ("c\n", 0.0)], 60)
     assert title == "title"
     assert max(map(len, (first, second, third))) == 60
     assert first.count("█") == pytest.approx(2 * second.count("█"), abs=1)
@@ -230,7 +230,7 @@ def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch
         encoding = "ascii"
 
     monkeypatch.setattr(show, "sys", type("module", (), {"stdout": Ascii}))
-    _, line = chart.lines("title", [chart.Bar("a", 1.0, "1")], 40)
+    _, line = chart("title", [("a", 1.0)], 40)
     assert line.isascii()
     assert "#" in line
 

@@ -48,7 +48,7 @@ SHARE = {"bfloat16": 0.668, "float16": 0.852, "float32": 0.832}
 
 
 class TestFloatZip(CodecConformance):
-    examples = 40
+    examples = 20
     codec = streamxf.FloatZip()
 
 

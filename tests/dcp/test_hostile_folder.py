@@ -62,7 +62,7 @@ def test_a_save_unpickles_nothing_of_what_it_replaces(tmp_path: Path, monkeypatc
     save(STATE, tmp_path, [])
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({})))
     monkeypatch.setattr(pickle, "Unpickler", lambda _: pytest.fail("unpickled"))
-    monkeypatch.setattr("streamxf.checkpoint.stock._Unpickler", lambda _: pytest.fail("unpickled"))
+    monkeypatch.setattr("streamxf.checkpoint.stock._StockUnpickler", lambda _: pytest.fail("unpickled"))
     save(STATE, tmp_path)
 
 

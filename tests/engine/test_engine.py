@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Budget, Engine, Job, Pipeline
+from streamxf.engine import Engine, Job, JobBudget, Pipeline
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -152,7 +152,7 @@ def test_the_first_error_surfaces_and_cancels_the_rest(error):
         return number
 
     pipeline: Pipeline[int] = Pipeline()
-    # the later jobs wait until somebody takes the error out; cancel lets those that run come to their end
+    # the later jobs wait until the error is taken out; cancel lets those that run come to their end
     threading.Timer(0.2, blocker.set).start()
     with pytest.raises(type(error)) as caught:
         for number in range(LIMIT):
@@ -213,7 +213,7 @@ def job_of(size: int) -> Job[None]:
 
 def test_the_budget_may_be_given_back_while_it_is_taken():
     """The collector may come in the middle of `take`."""
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     job = job_of(1)
     with budget._lock:
         thread_took = budget.take(job, always=False)
@@ -223,7 +223,7 @@ def test_the_budget_may_be_given_back_while_it_is_taken():
 
 
 def test_budget():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     six, five, none = job_of(6), job_of(5), job_of(0)
     assert budget.take(six, always=False)
     assert not budget.take(five, always=False)
@@ -238,7 +238,7 @@ def test_budget():
 
 
 def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
-    budget = Budget(1, 10)
+    budget = JobBudget(1, 10)
     done, next_one = job_of(6), job_of(4)
     assert budget.take(done, always=False)
     done.run(budget.finished)
@@ -250,7 +250,7 @@ def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
 
 
 def test_a_job_that_everybody_forgot_holds_nothing():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     budget.take(job_of(6), always=False)
     assert (budget.jobs, budget.bytes) == (0, 0)
 

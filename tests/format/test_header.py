@@ -17,7 +17,7 @@ from streamxf.format.limits import MAX_HEADER, MAX_INT
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 writers = st.binary(min_size=16, max_size=16)
-objects = st.builds(Identity, writers, st.just(Kind.OBJECT), names)
+objects = st.builds(lambda writer, name: Identity(writer, Kind.OBJECT, name), writers, names)
 descriptors = st.sampled_from(["streamxf.zstd/1", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"])
 transforms = st.sampled_from(["!stream.zstd/1", "!acme.scramble/2?seed=7"])
 ENCRYPT = "streamxf.encrypt/1"

@@ -1,4 +1,4 @@
-"""What a path holds is found out; what is no checkpoint gets one clear error; URLs are paths as well."""
+"""The format of a path is detected; other files get one clear error; URLs are paths as well."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_checkpoint(tmp_path: Path, case: str) -> None:
+def test_not_a_checkpoint(tmp_path: Path, case: str) -> None:
     make, kind, words = BAD[case]
     path = make(tmp_path)
     for opening in (contents_at, open_at):

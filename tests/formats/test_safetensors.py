@@ -133,7 +133,7 @@ def test_the_tensor_at_fault_is_named(tmp_path: Path, case: str) -> None:
 
 
 def test_what_is_legal_and_rare(tmp_path: Path) -> None:
-    """Spaces behind the header, a field that nobody knows, tensors without elements anywhere."""
+    """Spaces behind the header, an unknown field, tensors without elements anywhere."""
     empty = tensor(4, 4, (0, 3))
     header = {"z": tensor(0, 0, (0,)), "a": {**tensor(), "note": 1}, "b": empty, "__metadata__": None}
     path = tmp_path / "model"

@@ -19,7 +19,16 @@ from streamxf.keys import KeyRing
 MAX_JSON = 1 << 20
 """Bytes of an index that are worth changing."""
 
-UNPARSED = (struct.error, LookupError, ValueError, TypeError, RecursionError, zstandard.ZstdError, StreamxfError)
+UNPARSED = (
+    struct.error,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    RecursionError,
+    zstandard.ZstdError,
+    StreamxfError,
+)
 _VALUES = (None, True, 0, 1, -1, 2**31, 2**63, 1.5, "", "a", "../a", "a" * 300, [], {}, [[]], {"a": {}}, "0" * 32)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from forge import MetadataParts, prefix_of, split_metadata, take_container_apart
+from reference_codecs import Refused
 from reference_decoder import Tensor, load
 from samples import KEY
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,7 +35,6 @@ from streamxf.format.items import ObjectItem
 from streamxf.stream.reader import read_all
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-warnings.filterwarnings("ignore", "ComplexHalf support is experimental", UserWarning)
 
 _NAME = re.compile(r"[0-9A-Za-z_]{1,80}\.distcp")
 _MAX_LOADED = 1 << 20
@@ -97,9 +97,13 @@ def streams_of(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
 
 
 def _by_reference(folder: Path, reader: Any) -> dict[str, Any]:
+    try:
+        found = load(folder, reader)
+    except OSError as error:
+        raise Refused("M3: there is no such file") from error
     return {
         name: (item.dtype, item.shape, [stream for _, stream in item.chunks]) if isinstance(item, Tensor) else item
-        for name, item in load(folder, reader).items()
+        for name, item in found.items()
     }
 
 
@@ -126,7 +130,8 @@ def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | Non
 
 def _blank(item: Any) -> Any:
     dtype = getattr(torch, getattr(item, "dtype", ""), None)
-    return torch.zeros(item.shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
+    with warnings.catch_warnings(action="ignore"):  # torch calls complex32 experimental
+        return torch.zeros(item.shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
 
 def loaded_into(target: dict[str, Any], folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:

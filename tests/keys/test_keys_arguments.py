@@ -89,10 +89,10 @@ def state_saved(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        (SIGNER, "takes its public half, .verify_key"),
+        (SIGNER, f"this is the SigningKey {SIGNER.id}; trust= takes a streamxf.VerifyKey"),
         ("file:tr.sign", "'file:tr.sign' holds the SigningKey"),
-        (KEY, "pass it as keys="),
-        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}, which signs nothing; pass it as keys="),
+        (KEY, f"this is the Key {KEY.id}; trust= takes"),
+        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}; trust= takes"),
         (True, "not bool"),
         (7, "not int"),
         (TRUSTED.data, "not bytes"),
@@ -112,9 +112,9 @@ def test_who_cannot_be_trusted(trust, words):
 @pytest.mark.parametrize(
     ("signer", "words"),
     [
-        (TRUSTED, "the public half"),
-        ("file:tr.pub", "the public half"),
-        ("file:a.key", "signs nothing"),
+        (TRUSTED, "signer= takes a streamxf.SigningKey"),
+        ("file:tr.pub", "signer= takes a streamxf.SigningKey"),
+        ("file:a.key", "signer= takes a streamxf.SigningKey"),
         (True, "not bool"),
         (SIGNER.reveal(), "not bytes"),
     ],
@@ -244,7 +244,7 @@ def warned(action) -> list[str]:
 
 def test_a_warning_where_nothing_will_show_who_wrote():
     (said,) = warned(lambda: streamxf.encode(DATA, [Encrypt([PAIR.public, OTHER_PAIR.public])]))
-    assert "pass signer=" in said
+    assert "there is no signer" in said
     codec = Encrypt(PAIR.public, signer=SIGNER)
     assert not warned(lambda: [Encrypt([PAIR.public, KEY]), Encrypt(PAIR.public, signer=SIGNER), codec.renew()])
     with pytest.warns(UserWarning, match="who wrote"):

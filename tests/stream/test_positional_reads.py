@@ -163,7 +163,7 @@ def test_a_read_ends_when_another_thread_has_read_the_rest() -> None:
 
     class Late(type(reader)):  # type: ignore[misc]
         def readinto(self, buffer: Any) -> int:
-            self.seek(0, io.SEEK_END)  # somebody else was faster
+            self.seek(0, io.SEEK_END)  # another thread was faster
             return readinto(self, buffer)
 
     reader.__class__ = Late

@@ -15,7 +15,7 @@ from streamxf.tuning.sample import Part, Sample, identity_of
 
 
 class FakeClock:
-    """Stands still unless somebody moves it."""
+    """Stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -65,7 +65,7 @@ def test_blocks_count_by_what_they_stand_for() -> None:
     (found,) = measure([chain], [zeros(1000, weight=5000.0), zeros(2000, weight=3000.0)], CLOCK)
     assert found.chain is chain
     assert found.payload_bytes == pytest.approx((5000 + 3000) / 4)
-    # a block of 1000 bytes takes as long as one of 2000, and they stand for five and for one and a half of their kind
+    # a block of 1000 bytes takes as long as one of 2000, and they represent five and one and a half of their kind
     assert found.encode_seconds == pytest.approx(0.010 * (5 + 1.5))
     assert found.decode_seconds == pytest.approx(0.020 * (5 + 1.5))
 

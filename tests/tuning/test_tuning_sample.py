@@ -1,4 +1,4 @@
-"""Which blocks are sampled: inside of their part, spread evenly, weighed by what they stand for."""
+"""Which blocks are sampled: inside of their part, spread evenly, weighted by what they represent."""
 
 from __future__ import annotations
 

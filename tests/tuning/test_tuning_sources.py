@@ -175,7 +175,7 @@ def test_tensors_of_an_accelerator_are_sampled() -> None:
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """As rank 0 of 2, where nobody is rank 1 and collectives do nothing."""
+    """As rank 0 of 2, where rank 1 does not exist and collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -327,7 +327,7 @@ def test_damaged_metadata_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_folder_without_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError):
         source_of(str(tmp_path), None)
     (tmp_path / "__0.metadata").write_bytes(b"")
@@ -377,7 +377,7 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     assert caught.value.file == str(file)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ParameterError, match="not a regular file"):
         RawFile(str(tmp_path / "pipe"))

@@ -141,7 +141,7 @@ def test_x25519(case):
         key.exchange(X25519PublicKey.from_public_bytes(public))
     with pytest.raises(WrongKeyError):  # as the share that came with a wrapped key
         PrivateKey(private, X25519).unwrap(public + bytes(48), bytes(32))
-    with pytest.raises(ParameterError):  # as somebody's key
+    with pytest.raises(ParameterError):  # as the key of a recipient
         PublicKey(public, X25519)
 
 

@@ -66,7 +66,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "M8": (errors.IdentityError, errors.MetadataError),
     "M12": (errors.MetadataError,),
     "D1": (errors.MetadataError,),
-    "D2": (errors.DescriptorError, errors.ParameterError),
+    "D2": (errors.DescriptorError, errors.ParameterError, errors.ContainerError),
     "D3": (errors.DescriptorError,),
     "D4": (errors.UnknownCodecError,),
     "D5": (errors.ContainerError, errors.MetadataError, errors.UnknownCodecError),

@@ -19,7 +19,7 @@ from streamxf.codecs.floatzip.layout import (
     STORED,
     Coding,
     Plane,
-    Table,
+    PlaneTable,
     pack_table,
     parse_table,
     table_size,
@@ -123,7 +123,7 @@ def _encode_plane(
         return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
 
 
-def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Workspace) -> None:
+def _decode_planes(block: memoryview, table: PlaneTable, out: memoryview, work: Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
     places = _places(table)
@@ -144,7 +144,7 @@ def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Works
     out[end:] = edges[begin:]
 
 
-def _places(table: Table) -> list[int]:
+def _places(table: PlaneTable) -> list[int]:
     """Where the data of each plane begins: first come the planes that are stored as they are, then the others."""
     places = [0] * len(table.planes)
     position = table.end

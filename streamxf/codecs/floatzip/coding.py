@@ -44,7 +44,7 @@ def huffman() -> zstandard.ZstdCompressor:
 
 
 def general() -> zstandard.ZstdCompressor:
-    """A compressor for everything that is no float."""
+    """A compressor for everything but floats."""
     return frames.compressor(3)
 
 

@@ -47,14 +47,9 @@ _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
 class PlanePlan(NamedTuple):
     """How one plane is to be stored.
 
-    Attributes
-    ----------
-    base : int
-        First of the sixteen values around which a packed plane is packed.
-    general : bool
-        Whether matches are worth looking for.
-    levels : bool
-        Whether to look for scales that differ from place to place.
+    - `base`: first of the sixteen values around which a packed plane is packed.
+    - `general`: whether matches are worth looking for.
+    - `levels`: whether to look for scales that differ from place to place.
     """
 
     plane: Plane
@@ -76,10 +71,8 @@ class BlockPlan(NamedTuple):
 def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
-    Parameters
-    ----------
-    dtype : str or None
-        The name of the torch dtype of its elements, where it is known; a float's elements then begin with the block.
+    - `dtype`: the name of the torch dtype of its elements, where it is known; a float's elements then begin with the
+      block.
     """
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:

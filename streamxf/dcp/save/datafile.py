@@ -72,6 +72,7 @@ class DataFile:
         self._progress = progress
         self._pipeline: Pipeline[Encoded] = Pipeline()
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
+        self._hashed = extensions.hashed
         self._staging = Staging(1 << block_log2)
         self._usual = Stored(framed=not extensions.in_blocks)
         self.results: list[WriteResult] = []
@@ -115,7 +116,7 @@ class DataFile:
             self._extensions.chain,
             identity=identity_of(self._writer_id, item, kind),
             published=True,
-            hashed=self._extensions.hashed,
+            hashed=self._hashed,
             block_log2=self._block_log2,
             meter=self._meter,
         )
@@ -136,7 +137,7 @@ class DataFile:
                 leaving.share.advance(size)
             if block.last:
                 encoder = leaving.encoder
-                sha256 = encoder.table_digest if self._extensions.hashed else None
+                sha256 = encoder.table_digest if self._hashed else None
                 self._note(leaving, encoder.raw_size, encoder.stored_size, Stored(leaving.framed, sha256))
 
     def _source(self, item: WriteItem, data: Any) -> tuple[ByteSource, Kind]:

@@ -218,10 +218,9 @@ def _stored(
     memory = memory_of(piece.cpu().contiguous())
     sink = io.BytesIO()
     if len(extensions.chain):
-        identity = replace(
-            identity_of(bytes(16), item, Kind.TENSOR), offset=(0,) * piece.dim(), shape=tuple(piece.shape)
-        )
-        identity = replace(identity, tensor_shape=tuple(piece.shape))
+        shape = tuple(piece.shape)
+        identity = identity_of(bytes(16), item, Kind.TENSOR)
+        identity = identity._replace(offset=(0,) * piece.dim(), shape=shape, tensor_shape=shape)
         encoder = ContainerEncoder(extensions.chain, identity=identity, published=True, block_log2=block_log2)
         with StreamWriter(sink, encoder) as stream:
             stream.write(memory)

@@ -72,7 +72,7 @@ class Whole(FileReader):
         unused: set[str],
         max_expansion: int,
     ) -> None:
-        super().__init__(storage, contents, files.shards, files.places, Access(max_expansion=max_expansion))
+        super().__init__(storage, contents, files.shards, files.places, Access.of(max_expansion=max_expansion))
         self.origin = origin
         self.unused = unused
         self._gaps = files.gaps

@@ -91,7 +91,7 @@ def diff(
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
             packed = next((origin for origin in origins.values() if origin is not None), None)
             side = _opened(
-                storages[number], packed, access if encrypted[number] else Access(max_expansion=max_expansion)
+                storages[number], packed, access if encrypted[number] else Access.of(max_expansion=max_expansion)
             )
             sides[number] = stack.enter_context(side)
             origins[number] = origin_of(side)
@@ -115,7 +115,7 @@ def diff(
 def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.max_expansion)
+        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.objects.max_expansion)
     return open_source(storage, access)
 
 

@@ -42,25 +42,9 @@ def recipients(
 ) -> Recipients:
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
-    Parameters
-    ----------
-    path : path or str
-        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote.
-    keys : Key, bytes, location, several of them or a KeyRing, optional
-        To check that the list is authentic. Without keys it is what the storage says.
-    trust, allow_unsigned
-        As in `KeyRing`. A signature is only a claim without the `VerifyKey` of its signer.
-    expect_save_id : str or several, optional
-        As in `rekey`; it needs keys.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
-
-    Raises
-    ------
-    PolicyError
-        If it is not encrypted; also as `rekey`.
-    StreamxfError
-        As `rekey`.
+    With `keys`, any of a reader's kinds, the list is checked to be authentic; without them it is what the storage says.
+    A signature is only a claim without the `VerifyKey` of its signer in `trust`. The other arguments, and what is
+    raised, are as in `rekey`; `expect_save_id` needs keys.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
@@ -215,22 +199,9 @@ def remove_recipient(
     Whoever has read the contents, or has an older copy of the metadata, may have kept the data keys: this does not take
     them back.
 
-    Parameters
-    ----------
-    recipient : str, KeyProvider, bytes or location
-        The recipient's id, 16 hexadecimal digits, which `recipients` lists; or the key itself.
-    path, keys, trust, allow_unsigned, expect_save_id, storage_options
-        As in `rekey`; the recipient's own key may open it.
-
-    Returns
-    -------
-    tuple of str
-        The names of the files that were rewritten.
-
-    Raises
-    ------
-    ParameterError
-        If there is no such recipient, or no other; also as `rekey`.
+    `recipient` is its id, 16 hexadecimal digits, which `recipients` lists, or the key itself, which may also open the
+    checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there
+    is no such recipient, or no other.
     """
     known = isinstance(recipient, str) and _ID.fullmatch(recipient)
     key_id = recipient if known else as_provider(recipient).id

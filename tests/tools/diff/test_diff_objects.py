@@ -112,7 +112,7 @@ def test_what_is_shared_is_compared_once():
 
 
 def grid(seed: int, lists: int = 500, length: int = 500) -> list[list[int]]:
-    """Lists that share their parts, each in another order than those of another seed: nearly every pair is a new one."""
+    """Lists that share their parts, each in another order than those of another seed: nearly every pair is new."""
     leaves: list[list[int]] = [[0] * length for _ in range(lists)]
     return [[leaves[(place * seed + number) % lists] for place in range(length)] for number in range(lists)]
 

@@ -220,7 +220,7 @@ def test_every_slice_counts(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", BITS_ONLY, ids=str)
-def test_what_is_no_number_is_compared_by_its_bits(dtype):
+def test_other_dtypes_are_compared_by_their_bits(dtype):
     assert not is_number(str(dtype).removeprefix("torch."))
     one, other = of_bits(dtype, bytes(range(16))), of_bits(dtype, bytes([*range(15), 99]))
     assert distance(one, one.clone()).differing == 0

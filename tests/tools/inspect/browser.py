@@ -62,7 +62,7 @@ def browser(profile: Path) -> Iterator[Chrome]:
 
 
 def show(driver: Chrome, file: Path, *, width: int = 1280, height: int = 900, theme: str = "light") -> None:
-    """Open a file in a window of that size, as somebody sees it who likes it light or dark."""
+    """Open a file in a window of that size, for a reader who prefers light or dark."""
     feature = {"name": "prefers-color-scheme", "value": theme}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -263,7 +263,7 @@ def test_layers_side_by_side(opened: Opened):
     assert "KiB" in one(driver, "#heat-legend").text
 
 
-# Every mark that stands for a ratio, with its colour: tiles, cells, and dots in the list.
+# Every mark that shows a ratio, with its colour: tiles, cells, and dots in the list.
 RATIOS = """
 const probe = document.body.appendChild(document.createElement('i'));
 const rgb = (fill) => {
@@ -603,7 +603,7 @@ def test_next_to_nothing(opened: Opened, entries: list[Item]):
     assert one(driver, "h1").text == "step-1000"
 
 
-def test_what_is_not_compressed_is_told_apart_by_dtype(opened: Opened):
+def test_uncompressed_tensors_are_coloured_by_dtype(opened: Opened):
     entries = [tensor("a", (64, 64), chain=()), tensor("b", (64, 64), dtype="float32", chain=())]
     driver = opened(entries, Format.SAFETENSORS)
     assert one(driver, "#treemap-legend").text.split() == ["float32", "bfloat16"]

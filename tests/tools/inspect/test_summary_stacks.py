@@ -24,7 +24,7 @@ def test_experts_are_one_role() -> None:
     assert len(stack.cells[2, "mlp.experts.*.up_proj.weight"]) == 8
 
 
-def test_a_number_without_others_is_no_layer() -> None:
+def test_a_single_number_is_not_a_layer() -> None:
     (stack,) = stacks_of([tensor(f"stages.0.blocks.{block}.w", (4,)) for block in (3, 1, 2)])
     assert (stack.name, stack.layers, stack.roles) == ("stages.0.blocks", [1, 2, 3], ["w"])
     assert stacks_of([tensor("a.0.w", (4,)), tensor("b.w", (4,)), thing("x.0"), thing("x.1")]) == []

@@ -64,7 +64,7 @@ def test_layers_that_differ_stand_apart() -> None:
 
 
 def test_numbers_stand_in_their_order() -> None:
-    """Some formats sort names as texts."""
+    """Some formats sort names as strings."""
     entries = [tensor(f"l.{i}.w", (8, i + 1)) for i in sorted(range(12), key=str)]
     assert lines(entries)[1:] == [f"  {i}.w" for i in range(12)]
 

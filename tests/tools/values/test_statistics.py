@@ -51,7 +51,7 @@ def counted(*tensors: torch.Tensor) -> Statistics:
 
 
 def counter_of(*tensors: torch.Tensor) -> ValueCounter:
-    counter = ValueCounter.of(dtype_name(tensors[0]))
+    counter = ValueCounter(tensors[0].dtype in INTEGERS)
     for tensor in tensors:
         counter.add(elements_of(tensor), dtype_name(tensor))
     return counter
@@ -157,7 +157,7 @@ def test_however_it_is_cut_and_put_together(dtype: torch.dtype, seed: int, parts
         for size, scale in zip(parts, scales.tolist(), strict=True)
     ]
     first, *others = tensors
-    merged, reversed_ = ValueCounter.of(dtype_name(first)), ValueCounter.of(dtype_name(first))
+    merged, reversed_ = ValueCounter(first.dtype in INTEGERS), ValueCounter(first.dtype in INTEGERS)
     for target, order in ((merged, tensors), (reversed_, tensors[::-1])):
         for tensor in order:
             target.merge(counter_of(tensor))

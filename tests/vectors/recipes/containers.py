@@ -151,6 +151,12 @@ def _tensors() -> list[Vector]:
         _breaks("C5", "scalar-of-nothing", "a tensor without dimensions has one element", _made(scalar, data=b"")),
         _breaks("C5", "not-published", "a tensor in a container that is not published", _made(tensor, BOUND)),
         _breaks("C5", "transform", "a stream transform", _made(tensor, chain=("!acme.scramble/1", ZSTD))),
+        _breaks(
+            "descriptor",
+            "transform",
+            "a stream transform that is not a descriptor",
+            _made(identity_of("o"), chain=("!acme.Scramble/1", ZSTD)),
+        ),
         _breaks("C2", "published-not-bound", "published, and no identity", _made(b"", PUBLISHED)),
         _breaks("C2", "identity-not-bound", "an identity, and not bound", _made(tensor, PUBLISHED)),
     ]
