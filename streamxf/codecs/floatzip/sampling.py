@@ -68,6 +68,12 @@ class BlockPlan(NamedTuple):
     planes: list[PlanePlan]
 
 
+_SMALL = {
+    width: BlockPlan(Layout(width, True, 0), [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
+    for width in set(FLOAT_WIDTHS.values())
+}
+
+
 def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
@@ -76,10 +82,7 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:
-        layout = Layout(width, True, 0)
-        if len(block) <= SMALL_FLOATS:
-            return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
-        return _plan(block, layout)
+        return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
     if len(block) <= SMALL_BYTES:
         return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
     layout, bits = _detect(block)
