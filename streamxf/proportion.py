@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Hashable
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
@@ -58,6 +59,7 @@ class Budget:
         self.times = check_expansion(times)
         self._stored = stored
         self._spent = 0
+        self._known: set[Hashable] = set()
 
     def add(self, stored: int) -> None:
         """Count more bytes as stored."""
@@ -80,11 +82,19 @@ class Budget:
             raise PolicyError(
                 f"{what} would take {size_text(size)}{besides}, which is out of proportion to the "
                 f"{size_text(self._stored)} stored: at most {self.times} times as much is allowed, or "
-                f"{size_text(FREE)}. If you trust the checkpoint, raise max_expansion=",
+                f"{size_text(FREE)}. If you trust the checkpoint, allow more (max_expansion)",
                 file=file,
                 item=item,
             )
         self._spent += size
+
+    def spend_once(
+        self, key: Hashable, size: int, what: str, *, file: str | None = None, item: str | None = None
+    ) -> None:
+        """The same, but only the first time that `key` is given."""
+        if key not in self._known:
+            self.spend(size, what, file=file, item=item)
+            self._known.add(key)
 
 
 def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
@@ -99,6 +109,22 @@ def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfErr
         raise error(
             f"the file has {size_text(size)}, of which {size_text(held)} are stored; the rest are holes, which no "
             "writer leaves. It was not read"
+        )
+
+
+def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
+    """Check that `length` bytes of a file of `size` bytes may describe the rest: parsed, they take many times as much
+    memory, and time.
+
+    Raises
+    ------
+    StreamxfError
+        An `error`, if the file does not hold `MAX_EXPANSION` times as much.
+    """
+    if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
+        raise error(
+            f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
+            "its tensors explain; it was not read"
         )
 
 

@@ -11,6 +11,7 @@ from streamxf.checkpoint.transforms import Transform, known_transform
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
+from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
 
 SaveIds = str | Collection[str] | None
@@ -66,6 +67,7 @@ class Access:
         transform: Transform = known_transform,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
     ) -> Self:
         """What the keyword arguments of public functions say.
 
@@ -80,8 +82,12 @@ class Access:
         if require is not None and not len(ring):
             raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
-        saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals)
+        saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
+
+    def budget(self, stored: int) -> Budget:
+        """What may be made of so many stored bytes."""
+        return Budget(self.objects.max_expansion, stored)
 
     def check_save(self, save_id: str | None) -> None:
         """Compare the id of a checkpoint with the expected ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +19,10 @@ from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import ParameterError, located
+from streamxf.format.dtypes import elements_size
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.keys import KeysLike, TrustLike
+from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import read_all
@@ -50,6 +53,9 @@ class Checkpoint(BoxReader):
         Whose metadata to use where each rank has its own; None takes those of all ranks together.
     weights_only, safe_globals
         As in `FileSystemReader`, for objects.
+    max_expansion : int
+        How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
+        repeat elements, and stream transforms. 256 MiB is always allowed.
     codecs : CodecRegistry, optional
         Where codecs are looked up.
     storage_options : mapping, optional
@@ -89,6 +95,7 @@ class Checkpoint(BoxReader):
         rank: int | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
         codecs: CodecRegistry | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -101,6 +108,7 @@ class Checkpoint(BoxReader):
             codecs=codecs,
             weights_only=weights_only,
             safe_globals=safe_globals,
+            max_expansion=max_expansion,
         )
         self._open(Storage.of(path, storage_options), access, rank=rank, framework=framework)
 
@@ -143,6 +151,10 @@ class Checkpoint(BoxReader):
         """Whether all of its metadata was vouched for, or is not encrypted."""
         return all(each.authenticated for each in self.metadata)
 
+    @cached_property
+    def budget(self) -> Budget:
+        return self.access.budget(self.storage.held_by(self._of_file))
+
     # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
@@ -168,6 +180,9 @@ class Checkpoint(BoxReader):
         blocks = self.blocks(item, chunk)
         with located(file=self.full(chunk.place.file), item=item.name):
             made = Wanted(item, chunk).elements(blocks)
+            size = elements_size(item.dtype, chunk.shape)
+            cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
+            self.budget.spend_once((item.name, chunk.offset), cost, "the tensor")
         self._last = chunk.place, made
         return made
 
@@ -190,13 +205,15 @@ class Checkpoint(BoxReader):
             raise ParameterError("this item is a tensor", item=name)
         blocks = self.blocks(item)
         with located(file=self.storage.full(item.place.file), item=name):
+            self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
         """The opener for items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
-            self._openers[metadata.name] = ItemOpener(metadata, self.access, self.access.objects.limit)
+            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
+            self._openers[metadata.name] = opener
         return self._openers[metadata.name]
 
     def file(self, name: str) -> StoredFile:

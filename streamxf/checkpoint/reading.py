@@ -18,6 +18,7 @@ from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.proportion import Budget
 
 BOX_BYTES = 16 * 2**20
 
@@ -51,9 +52,12 @@ class BoxReader(abc.ABC):
     ----------
     items : mapping of str to Item
         By name, in the order of the checkpoint's own metadata.
+    budget : Budget
+        Pays for each shard and object that is read, once.
     """
 
     items: Mapping[str, Item]
+    budget: Budget
 
     @abc.abstractmethod
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:

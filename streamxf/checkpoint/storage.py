@@ -357,7 +357,12 @@ class Storage:
         be asked. What cannot be asked at all counts for nothing.
         """
         local = self.local
-        return held_at(os.path.join(local, name)) if local is not None else size or 0
+        return held_at(os.path.join(local, name) if name else local) if local is not None else size or 0
+
+    def held_by(self, names: Collection[str]) -> int:
+        """The same of several files."""
+        listed: Mapping[str, int | None] = self.names(()) if self.local is None else {}
+        return sum(self.held(name, listed.get(name)) for name in names)
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -368,13 +373,17 @@ class Storage:
     def version(self, name: str = "") -> object:
         """A value that changes when a file of this folder, or this file itself, is written to or replaced.
 
-        Times of writing alone would not do: programs that copy files set them back.
+        Times of writing alone would not do: programs that copy files set them back. None where there is no file.
         """
         local = self.local
         if local is None:
             self.filesystem.invalidate_cache()  # which may remember what has changed since
             return self.filesystem.ukey(self.inner(name))
-        facts = os.stat(os.path.join(local, name) if name else local)
+        try:
+            with _missing_files():
+                facts = os.stat(os.path.join(local, name) if name else local)
+        except FileNotFoundError:
+            return None
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
     def _missing(self) -> FileNotFoundError:
@@ -389,8 +398,9 @@ class Storage:
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         path = os.path.join(local, name) if name else local
-        self._check_regular(local, path, name)
-        return open(path, "rb", buffering=0)
+        with _missing_files():
+            self._check_regular(local, path, name)
+            return open(path, "rb", buffering=0)
 
     def _check_regular(self, folder: str, path: str, name: str) -> None:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
@@ -420,10 +430,23 @@ class Storage:
             layer = getattr(layer, "fs", None)
 
 
+@contextmanager
+def _missing_files() -> Iterator[None]:
+    """Raise FileNotFoundError where the system says that there can be no such file: its path leads through another file
+    or in circles, or has a part that is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
+
+
 def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for name in names:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), _missing_files():
             facts = os.lstat(os.path.join(folder, name))
             found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
     return found

@@ -11,6 +11,7 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import PolicyError
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.tools.diff.difference import Change, Difference
@@ -48,6 +49,7 @@ def diff(
     require: options.Require = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
@@ -75,6 +77,7 @@ def diff(
                 only=only or (),
                 prefixes=(prefix_a, prefix_b),
                 values=values,
+                max_expansion=max_expansion,
                 progress=bar,
             )
         except PolicyError as error:
@@ -82,7 +85,7 @@ def diff(
                 error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
             raise
     if json:
-        show.as_json({"same": found.same, **asdict(found)})
+        show.as_json({"same": found.same, **asdict(found)}, show.budget_for(max_expansion, a, b))
     else:
         _print(found, top)
         if values:

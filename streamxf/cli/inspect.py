@@ -11,6 +11,7 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import TensorItem
+from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.plain import PlainSummary
@@ -75,6 +76,7 @@ def inspect(
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
@@ -101,6 +103,7 @@ def inspect(
                 allow_unsigned=allow_unsigned,
                 require=require,
                 values=values,
+                max_expansion=max_expansion,
                 progress=bar,
             )
     except UnsupportedError:
@@ -126,7 +129,8 @@ def inspect(
         _write_page(html, summary)
     if json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
-        show.as_json(summary.as_dict(largest=top, items=items) | more)
+        facts = summary.as_dict(largest=top, items=items) | more
+        show.as_json(facts, show.budget_for(max_expansion, path))
         return code
     from streamxf.cli import figures
 

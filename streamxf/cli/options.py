@@ -131,4 +131,14 @@ SaveIds = Annotated[
     list[str] | None,
     typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save."),
 ]
+MaxExpansion = Annotated[
+    int,
+    typer.Option(
+        "--max-expansion",
+        metavar="N",
+        min=1,
+        help="How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
+        "checkpoint that is nearly all zeros may need more.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

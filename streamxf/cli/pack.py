@@ -9,6 +9,7 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
@@ -45,6 +46,7 @@ def pack(
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
@@ -73,6 +75,7 @@ def pack(
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

@@ -10,6 +10,7 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -58,6 +59,7 @@ def salvage(
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
     expect_save_id: options.SaveIds = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
@@ -87,6 +89,7 @@ def salvage(
             rank=rank,
             merge_ranks=merge_ranks,
             without_metadata=writer_id or without_metadata,
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
@@ -100,7 +103,7 @@ def salvage(
             "save_ids": list(dict.fromkeys(found.save_ids.values())),
             "written": None if written is None else asdict(written),
         }
-        show.as_json(facts)
+        show.as_json(facts, show.budget_for(max_expansion, path))
     else:
         show.report(str(found), not found.damaged)
         show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

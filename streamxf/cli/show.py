@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from streamxf.progress import Progress
+    from streamxf.proportion import Budget
 
 JSON_VERSION = 1
 """Raised when a field changes its name, its type or its meaning."""
@@ -124,16 +125,49 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
         yield bar
 
 
-def as_json(facts: Mapping[str, Any]) -> None:
+def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     """Print one JSON object: indented, unless it is so large that indenting takes long.
 
-    docs/json-schema.json says what may be in it.
+    docs/json-schema.json says what may be in it. `budget` pays for the characters, since a long name may be in it more
+    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised.
     """
     facts = {"json_version": JSON_VERSION, **facts}
-    text = json.dumps(facts, default=_plain)
-    if len(text) <= _INDENTED:
-        text = json.dumps(facts, indent=2, default=_plain)
-    sys.stdout.write(f"{text}\n")
+    pieces: list[str] = []
+    for piece in _pieces(facts):
+        if budget is not None:
+            budget.spend(len(piece), "the output")
+        pieces.append(piece)
+    if sum(map(len, pieces)) <= _INDENTED:
+        pieces = [json.dumps(facts, indent=2, default=_plain)]
+    sys.stdout.writelines([*pieces, "\n"])
+
+
+def budget_for(max_expansion: int, *paths: str) -> Budget:
+    """What may be printed of the checkpoints at these paths."""
+    from streamxf.checkpoint.storage import Storage
+    from streamxf.proportion import Budget
+
+    stored = 0
+    for storage in map(Storage.of, paths):
+        stored += storage.held_by(storage.names(())) if storage.is_folder() else storage.held("", None)
+    return Budget(max_expansion, stored)
+
+
+def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The text of an object, in which each element of a list is a piece of its own."""
+    before = "{"
+    for key, value in facts.items():
+        yield f"{before}{json.dumps(key)}: "
+        before = ", "
+        if isinstance(value, list | tuple):
+            between = "["
+            for element in value:
+                yield between + json.dumps(element, default=_plain)
+                between = ", "
+            yield "]" if value else "[]"
+        else:
+            yield json.dumps(value, default=_plain)
+    yield "}"
 
 
 def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum",
@@ -34,6 +35,7 @@ def transcode(
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Copy a DCP checkpoint through another chain.
@@ -60,6 +62,7 @@ def transcode(
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

@@ -9,6 +9,7 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
@@ -50,6 +51,7 @@ def unpack(
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
@@ -77,6 +79,7 @@ def unpack(
             trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
+from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
@@ -20,6 +21,7 @@ def verify(
     allow_unsigned: options.Unsigned = False,
     require: options.Require = None,
     expect_save_id: options.SaveIds = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
@@ -40,10 +42,12 @@ def verify(
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
+            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)})
+        facts = {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)}
+        show.as_json(facts, show.budget_for(max_expansion, path))
     else:
         show.report(str(report), report.ok)
     return FINE if report.ok else FAILED

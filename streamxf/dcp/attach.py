@@ -31,6 +31,7 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
 from streamxf.stream.locks import ForkLock
 from streamxf.stream.reader import StreamReader
@@ -48,6 +49,7 @@ def attach(
     require: Require | None = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
+    max_expansion: int = MAX_EXPANSION,
 ) -> T:
     """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
 
@@ -63,7 +65,7 @@ def attach(
     registry, keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
-    weights_only, safe_globals
+    weights_only, safe_globals, max_expansion
         For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
@@ -94,8 +96,8 @@ def attach(
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, _StorageWriterTransforms):
-        for_readers = (registry, keys, require, safe_globals or None, weights_only or None)
-        if extensions is None or for_readers != (None, None, None, None, True):
+        for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
+        if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         made = _WriterTransforms(Extensions.of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
@@ -103,8 +105,8 @@ def attach(
     elif isinstance(transforms, _StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only= and safe_globals=; the "
-                "checkpoint records its chain"
+                "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
+                "max_expansion=; the checkpoint records its chain"
             )
         if require == "published":
             raise ParameterError(
@@ -119,6 +121,7 @@ def attach(
             transform=known.undo,
             weights_only=weights_only,
             safe_globals=safe_globals,
+            max_expansion=max_expansion,
         )
         target.transforms = _ReaderTransforms(known, access)  # type: ignore[attr-defined]
     else:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from streamxf.checkpoint.boxes import contiguous_strides
-from streamxf.errors import StreamxfError
-from streamxf.format.dtypes import elements_size
+from streamxf.errors import StreamxfError, UnsupportedError
+from streamxf.format.dtypes import ITEMSIZES, elements_size
 
 # A frame takes about 1.5 KiB; a model has far fewer geometries than tensors.
 _FRAMES_KEPT = 1024
@@ -72,8 +72,21 @@ def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """A contiguous tensor on the CPU whose memory was never touched, so that it takes none, however large it is.
 
     ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
+
+    Raises
+    ------
+    UnsupportedError
+        If there can be no such tensor.
     """
-    size = elements_size(dtype, shape)
+    if dtype not in ITEMSIZES:
+        raise UnsupportedError(f"elements of {dtype} cannot be copied one by one")
+    try:
+        return _shell(dtype, shape, elements_size(dtype, shape))
+    except (OverflowError, OSError, MemoryError) as error:
+        raise UnsupportedError(f"there can be no tensor of {dtype} and shape {tuple(shape)} here: {error}") from None
+
+
+def _shell(dtype: str, shape: Sequence[int], size: int) -> torch.Tensor:
     storage = torch.UntypedStorage(size, device="cpu") if size < _MAPPED or os.name == "nt" else _mapped(size)  # type: ignore[no-untyped-call]
     made = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
     return made.set_(storage, 0, tuple(shape), contiguous_strides(shape))

@@ -81,7 +81,8 @@ class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id, progress
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, max_expansion,
+    expect_save_id, progress
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.

@@ -39,6 +39,7 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
+from streamxf.proportion import MAX_EXPANSION, held_bytes
 from streamxf.report import LoadReport
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.counted import Counted
@@ -84,6 +85,7 @@ class ChainReaderMixin:
         require: Require | None = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
         expect_save_id: SaveIds = None,
         progress: ProgressLike = False,
         **kwargs: Any,
@@ -103,6 +105,7 @@ class ChainReaderMixin:
             expect_save_id=expect_save_id,
             weights_only=weights_only,
             safe_globals=safe_globals,
+            max_expansion=max_expansion,
         )
         self._progress = check_progress(progress)
         self._metadata = None
@@ -227,7 +230,8 @@ class _Load:
         self._opener = ItemOpener(self._metadata, reader._access, reader._access.objects.limit)
         self._meter = Meter()
         self._planner = planner
-        self._loader = Loader(planner, self._meter, reader._access.objects)
+        self._budget = reader._access.objects.budget()
+        self._loader = Loader(planner, self._meter, reader._access.objects, self._budget)
         self._progress = progress
 
     def run(self, requests: Sequence[ReadItem]) -> Meter:
@@ -329,6 +333,8 @@ class _Load:
                 file = stack.enter_context(self._storage.open(name))
             except FileNotFoundError as error:
                 raise no_file(self._storage.full(name)) from error
+            if self._budget is not None:
+                self._budget.add(held_bytes(file.raw, file.size))
             file.access = Timed(file.access, self._meter.io)
             yield file
 
@@ -398,6 +404,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         whoever wrote the checkpoint run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use as well.
+    max_expansion : int
+        How many times what is stored such items may take, all together; 256 MiB is always allowed.
     expect_save_id : str or several, optional
         The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
         of its own. Without it, an older checkpoint that was put back as a whole loads.

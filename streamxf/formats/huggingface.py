@@ -19,6 +19,7 @@ from streamxf.errors import ContainerError, MetadataError, UnsupportedError, loc
 from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.shard import Shard
+from streamxf.proportion import check_whole
 from streamxf.wording import many
 
 MAX_INDEX = 100_000_000
@@ -153,6 +154,7 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
         with storage.child(layout.index).open() as file:
             if file.size > MAX_INDEX:
                 raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
+            check_whole(file.raw, file.size, file.size, ContainerError)
             data = file.read()
         if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
             raise ContainerError("the index has more lists and objects than any model needs; it was not read")

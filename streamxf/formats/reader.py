@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -15,6 +16,7 @@ from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents
 from streamxf.formats.shard import Shard
+from streamxf.proportion import Budget
 from streamxf.stream.blocks import BareBlocks
 
 
@@ -42,8 +44,13 @@ class FileReader(BoxReader):
         self._files = OpenFiles(lambda name: places[name].open(), local=storage.local is not None)
         self._loaded: tuple[str, Any] | None = None
 
+    @cached_property
+    def budget(self) -> Budget:
+        return self._access.budget(sum(self._held(name) for name in self.shards))
+
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         place = chunk.place
+        self.budget.spend_once(item.name, item.size, "the tensor", file=self.full(place.file), item=item.name)
         strides = self.shards[place.file].strides.get(item.name)
         source = self._files[place.file].slice(place.at, place.size)
         if strides is not None:
@@ -72,6 +79,9 @@ class FileReader(BoxReader):
     def close(self) -> None:
         self._loaded = None
         self._files.close()
+
+    def _held(self, name: str) -> int:
+        return self._places[name].held("", self.contents.files.get(name))
 
     def _load(self, file: str) -> Any:
         """All of a file, by torch."""

@@ -13,6 +13,7 @@ from streamxf.format.dtypes import elements_size
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.proportion import check_head
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -63,6 +64,7 @@ def read(file: StoredFile, name: str) -> Shard:
     start = LENGTH_BYTES + length
     if start > file.size:
         raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
+    check_head(file.raw, file.size, length, ContainerError)
     content = _parse(file.read(LENGTH_BYTES, length))
     metadata = _checked_metadata(content.pop(_METADATA, None))
     tensors: dict[str, TensorItem] = {}

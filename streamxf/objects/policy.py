@@ -21,14 +21,13 @@ from streamxf.objects.check import Check
 from streamxf.objects.needs import shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
 from streamxf.objects.unpickle import unpickle
+from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 if TYPE_CHECKING:
     import torch
 
 MAX_OBJECT = 2 * 2**30
-FREE_OBJECT = 256 * 2**20
-MAX_EXPANSION = 64
 _LENT: dict[str, Any] = {**STAND_INS, "builtins.bytes": bytes}  # torch forgot the type of b""
 
 
@@ -50,17 +49,22 @@ class Objects:
     safe_globals : sequence
         Classes and functions that objects may use besides those that torch allows; as
         ``torch.serialization.add_safe_globals`` takes them.
+    max_expansion : int
+        How many times their stored bytes objects may take; `FREE` bytes in any case.
 
     Attributes
     ----------
     weights_only : bool
+    max_expansion : int
 
     Raises
     ------
     ParameterError
     """
 
-    def __init__(self, weights_only: bool = True, safe_globals: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, weights_only: bool = True, safe_globals: Sequence[Any] = (), max_expansion: int = MAX_EXPANSION
+    ) -> None:
         if not isinstance(weights_only, bool):
             raise ParameterError(f"weights_only is True or False, not {weights_only!r}")
         if isinstance(safe_globals, str) or not isinstance(safe_globals, Sequence):
@@ -70,10 +74,15 @@ class Objects:
         self._names = names_of(safe_globals)
         self._given = frozenset(safe_globals)
         self.weights_only = weights_only
+        self.max_expansion = check_expansion(max_expansion)
 
     def limit(self, stored: int) -> int | None:
         """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
-        return min(MAX_OBJECT, max(FREE_OBJECT, MAX_EXPANSION * stored)) if self.weights_only else None
+        return min(MAX_OBJECT, most(stored, self.max_expansion)) if self.weights_only else None
+
+    def budget(self) -> Budget | None:
+        """What all objects of one load may take, before the first file is opened; None for any number of bytes."""
+        return Budget(self.max_expansion, 0) if self.weights_only else None
 
     def renew(self, data: bytes, stored: int) -> bytes:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`.

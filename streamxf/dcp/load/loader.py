@@ -30,9 +30,10 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, escaped
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, escaped
 from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
+from streamxf.proportion import Budget
 
 PIECE_BYTES = 4 * 2**20
 
@@ -63,10 +64,11 @@ class _Filling:
 
 
 class Loader:
-    """Loads items for one planner."""
+    """Loads items for one planner; `budget` pays for objects, for which the caller has no memory yet."""
 
-    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects) -> None:
+    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects, budget: Budget | None) -> None:
         self.meter = meter
+        self._budget = budget
         self._planner = planner
         self._objects = objects
         self._set_object = _setter(planner) if objects.weights_only else None
@@ -81,6 +83,8 @@ class Loader:
         PolicyError, MetadataError
             If the planner must not have it.
         """
+        if self._budget is not None:
+            self._budget.spend(len(data), "the object")
         self.meter.item(len(data), stored_size)
         if self._set_object is not None:
             self._set_object(request, self._objects.load(data, stored_size))
@@ -97,6 +101,8 @@ class Loader:
         self._await_overlaps(target)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
         _check_size(target.tensor, wanted.size())
+        if wanted.is_quantized != target.tensor.is_quantized:
+            raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
         self._planner.commit_tensor(request, target.tensor)
 

@@ -26,6 +26,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.chains import chain_for
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
 from streamxf.tools.convert.destination import Destination, check_same, refuse_inside
@@ -56,6 +57,7 @@ def pack(
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
@@ -79,6 +81,8 @@ def pack(
         Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be packed.
     exclude : sequence of str
         Shell patterns of paths in a folder that are left out, with everything in them.
     follow_links : bool
@@ -119,12 +123,13 @@ def pack(
             target_options=target_options,
             block_size=block_size,
             file_size=file_size,
+            max_expansion=max_expansion,
             progress=progress,
         )
     refuse_inside(source, target)
     identity = partial(identity_of, storage, exclude, follow_links=follow_links)
     before = identity()
-    with open_whole(storage, exclude, follow_links=follow_links) as whole:
+    with open_whole(storage, exclude, follow_links=follow_links, max_expansion=max_expansion) as whole:
         refuse_unused(whole.unused)
         made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
         to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)

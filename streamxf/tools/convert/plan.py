@@ -12,7 +12,7 @@ from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.dcp.frame import frame_around, shell
 from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.choosing import chosen
 from streamxf.formats.contents import Format
@@ -146,7 +146,10 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
     tensors = [item for item in items.values() if isinstance(item, TensorItem)]
-    shells = [shell(item.dtype, item.shape) for item in tensors]
+    shells = []
+    for item in tensors:
+        with located(item=item.name):
+            shells.append(shell(item.dtype, item.shape))
     waiting = iter(shells)
     flat = {
         shown: next(waiting) if isinstance(item, TensorItem) else reader.load_object(prefix + shown)

@@ -24,6 +24,7 @@ from streamxf.format.items import TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.chains import chain_for
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
@@ -50,6 +51,7 @@ def transcode(
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Converted:
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
@@ -89,6 +91,8 @@ def transcode(
         As in `FileSystemWriter`.
     file_size : int
         Bytes of items, before the chain, in one data file; more if there would be too many files.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be copied.
     progress : Progress, optional
 
     Returns
@@ -112,7 +116,7 @@ def transcode(
         raise ParameterError("give either a target, or replace the source (in_place)")
     if target is not None and is_same(source, target):
         raise ParameterError("source and target are the same; in_place replaces the source")
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     made = chain_for(chain, encrypt_to, signer, was_encrypted=len(access.keys) > 0)
     place, options = (source, storage_options) if target is None else (target, target_options)
     to = Destination.of(place, made, block_size, options, overwrite=in_place or overwrite)
@@ -165,6 +169,7 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
     item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
     file = checkpoint.full(wanted.place.file)
     dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
+    checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
     blocks = checkpoint.blocks(item, chunk)
     if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
         with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make

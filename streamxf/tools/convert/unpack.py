@@ -16,6 +16,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
 from streamxf.tools.convert.result import Converted, Unpacked
@@ -47,6 +48,7 @@ def unpack(
     require: Require | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Unpacked | Converted:
     """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
@@ -86,6 +88,8 @@ def unpack(
         As in `FileSystemReader`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be written.
     progress : Progress, optional
         Is told of the bytes that are written.
 
@@ -129,11 +133,12 @@ def unpack(
             require=require,
             storage_options=storage_options,
             target_options=target_options,
+            max_expansion=max_expansion,
             progress=progress,
         )
     if not overwrite:
         refuse_existing(place)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     with open_source(Storage.of(source, storage_options), access) as reader:
         origin = None if only or prefix else origin_of(reader)
         wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)

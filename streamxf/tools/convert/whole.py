@@ -37,6 +37,7 @@ from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice, PositionalFile
@@ -62,8 +63,16 @@ class Whole(FileReader):
         Patterns that exclude nothing.
     """
 
-    def __init__(self, storage: Storage, contents: Contents, files: _Packing, origin: Origin, unused: set[str]) -> None:
-        super().__init__(storage, contents, files.shards, files.places, Access())
+    def __init__(
+        self,
+        storage: Storage,
+        contents: Contents,
+        files: _Packing,
+        origin: Origin,
+        unused: set[str],
+        max_expansion: int,
+    ) -> None:
+        super().__init__(storage, contents, files.shards, files.places, Access.of(max_expansion=max_expansion))
         self.origin = origin
         self.unused = unused
         self._gaps = files.gaps
@@ -100,8 +109,14 @@ class _Pieces:
         return done
 
 
-def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Whole:
-    """Open a file or a folder that is not a DCP checkpoint; `exclude` and `follow_links` are those of `pack`.
+def open_whole(
+    storage: Storage,
+    exclude: Sequence[str] = (),
+    *,
+    follow_links: bool = False,
+    max_expansion: int = MAX_EXPANSION,
+) -> Whole:
+    """Open a file or a folder that is not a DCP checkpoint; the other arguments are those of `pack`.
 
     Raises
     ------
@@ -137,7 +152,7 @@ def open_whole(storage: Storage, exclude: Sequence[str] = (), *, follow_links: b
     origin = Origin(kind, files.packed, folders, tree.links, tuple(exclude))
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **files.items, **files.rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *files.notes()))
-    return Whole(storage, contents, files, origin, tree.unused)
+    return Whole(storage, contents, files, origin, tree.unused, max_expansion)
 
 
 def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:

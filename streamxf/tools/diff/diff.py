@@ -16,6 +16,7 @@ from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.origin import Origin, origin_of
 from streamxf.tools.convert.tree import paths_in
 from streamxf.tools.convert.whole import Whole, open_whole
@@ -37,6 +38,7 @@ def diff(
     prefixes: tuple[str, str] = ("", ""),
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Difference:
     """Compare two checkpoints: which items are not the same, and how far apart they are.
@@ -64,6 +66,9 @@ def diff(
         Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
     storage_options : mapping, optional
         fsspec's, for both.
+    max_expansion : int
+        How many times what a checkpoint's storage holds may be compared of it; 256 MiB is always allowed. What lies in
+        blocks counts as it is stored. More is not comparable, such as tensors whose strides repeat elements.
     progress : Progress, optional
         Receives the bytes of the compared tensors, of both checkpoints.
 
@@ -77,7 +82,7 @@ def diff(
     OSError
         If the storage cannot be read.
     """
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     storages = [Storage.of(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
     origins: dict[int, Origin | None] = {}
@@ -85,7 +90,9 @@ def diff(
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
             packed = next((origin for origin in origins.values() if origin is not None), None)
-            side = _opened(storages[number], packed, access if encrypted[number] else Access())
+            side = _opened(
+                storages[number], packed, access if encrypted[number] else Access.of(max_expansion=max_expansion)
+            )
             sides[number] = stack.enter_context(side)
             origins[number] = origin_of(side)
         files = all(origin is not None and origin.is_folder for origin in origins.values())
@@ -108,7 +115,7 @@ def diff(
 def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(storage, packed.excluded, follow_links=True)
+        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.objects.max_expansion)
     return open_source(storage, access)
 
 

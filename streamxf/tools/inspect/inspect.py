@@ -12,6 +12,7 @@ from streamxf.format.items import TensorItem
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.inspect.summary import Summary
 from streamxf.tools.inspect.values import Values
 
@@ -25,6 +26,7 @@ def inspect(
     require: Require | None = None,
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Summary:
     """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
@@ -44,6 +46,8 @@ def inspect(
         memory; an encrypted checkpoint then needs keys.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    max_expansion : int
+        As in `diff`; for `values` only.
     progress : Progress, optional
         Receives the size of the tensors as they are counted.
 
@@ -60,7 +64,7 @@ def inspect(
     OSError, ForeignError
         If the storage cannot be read.
     """
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     with open_source(Storage.of(path, storage_options), access, listing=not values) as source:
         contents = contents_of(source)
         if not values:

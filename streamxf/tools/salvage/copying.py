@@ -95,7 +95,7 @@ def salvage_to(
     with open_catalog(
         Storage.of(source, storage_options),
         Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, expect_save_id=expect_save_id),
-        objects=Objects(),
+        objects=Objects(max_expansion=max_expansion),
         rank=rank,
         merge_ranks=merge_ranks,
         without_metadata=without_metadata,

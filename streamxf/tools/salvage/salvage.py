@@ -95,7 +95,7 @@ def salvage(
         If an argument is not what it should be.
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    objects = Objects(weights_only, safe_globals)
+    objects = Objects(weights_only, safe_globals, max_expansion)
     with open_catalog(
         Storage.of(path, storage_options),
         access_with(registry, ring, require=require, expect_save_id=expect_save_id),

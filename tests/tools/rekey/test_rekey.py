@@ -784,7 +784,7 @@ def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pyt
 
 
 def test_the_page_on_security_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     section = page.partition("\n## Rotation\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ def test_the_metadata_of_another_checkpoint_is_refused(tmp_path: Path, call: Cal
         save({"w": torch.ones(3)}, tmp_path / name, [Encrypt([KEY, OTHER_KEY])])
     expected = index_of(tmp_path / "a").save_id
     other = shutil.copy(tmp_path / "b" / ".metadata", tmp_path / "a" / ".metadata").read_bytes()
-    with pytest.raises(IdentityError, match=f"{index_of(tmp_path / 'b').save_id}, expected is {expected}"):
+    with pytest.raises(IdentityError, match=f"{index_of(tmp_path / 'b').save_id}, and {expected}"):
         call(tmp_path / "a", expect_save_id=expected)
     assert (tmp_path / "a" / ".metadata").read_bytes() == other
     call(tmp_path / "b", expect_save_id=index_of(tmp_path / "b").save_id)
