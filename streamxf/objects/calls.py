@@ -136,8 +136,9 @@ def _quantized(check: Any, storage: Any, offset: Any, sizes: Any, strides: Any, 
 def _copied(check: Any, *arguments: Any) -> Any:
     """What torch copies the elements of stored tensors for, one by one: a tensor of another device, a sparse one."""
     parts = [part for each in arguments for part in (each if type(each) is tuple else (each,))]
-    counts = [part.count for part in parts if type(part) is TensorRecord]
-    if not counts or None in counts:
+    tensors = [part for part in parts if isinstance(part, TensorRecord)]
+    counts = [tensor.count for tensor in tensors if tensor.count is not None]
+    if not counts or len(counts) < len(tensors):
         return None
     check.spend(sum(counts) // 16)
     return TensorRecord()

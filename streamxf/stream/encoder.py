@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -86,7 +87,8 @@ class _InMemory:
         """It is the caller's memory."""
 
 
-class Encoded(NamedTuple):
+@dataclass(slots=True)
+class Encoded:
     """A block that passed the chain."""
 
     index: int
