@@ -131,7 +131,7 @@ class ContainerEncoder:
         meter: Meter | None = None,
     ) -> None:
         header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
-        info = stream_info_of(StreamInfo(header.block_size, header.salt, header.digest), identity)
+        info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header.sealed(self._coder.seal)
         self._ends: list[int] = []
@@ -194,17 +194,10 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         load.release()
 
 
-def stream_info_of(stream: StreamInfo, identity: Identity | None) -> StreamInfo:
-    """What codecs are told of a stream that is encoded."""
-    if identity is None:
-        return stream
-    return StreamInfo(
-        stream.block_size,
-        stream.salt,
-        stream.header_digest,
-        identity.name,
-        identity.dtype or None,
-        _row_length(identity),
+def encoding_facts(identity: Identity | None) -> tuple[str | None, str | None, int | None]:
+    """Name, dtype and length of a row, as codecs are told them of a stream that is encoded."""
+    return (
+        (identity.name, identity.dtype or None, _row_length(identity)) if identity is not None else (None, None, None)
     )
 
 

@@ -17,7 +17,7 @@ from streamxf.coder import StreamCoder
 from streamxf.format.block import check_payload, pack_head, parse_head
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
-from streamxf.stream.encoder import stream_info_of
+from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import Sample
 
 Clock = Callable[[], float]  # gives seconds
@@ -32,8 +32,10 @@ class ChainRun:
         header = Header(DEFAULT_BLOCK_LOG2, chain.bound, os.urandom(SALT_BYTES))
         self._digest = header.digest
         self._limit = stage_limit(header.block_size)
-        info = StreamInfo(header.block_size, header.salt, header.digest)
-        self._coders = [StreamCoder(renewed, stream_info_of(info, block.part.identity)) for block in blocks]
+        facts = header.block_size, header.salt, header.digest
+        self._coders = [
+            StreamCoder(renewed, StreamInfo(*facts, *encoding_facts(block.part.identity))) for block in blocks
+        ]
         self._encoding, self._decoding = Scratch(), Scratch()
 
     def run(self, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
-from streamxf import LZ4, Checksum, Encrypt, FloatZip, Key, StreamInfo
+from streamxf import LZ4, Checksum, Encrypt, FloatZip, Key
 from streamxf.errors import (
     KeyMissingError,
     MetadataError,
@@ -30,7 +30,7 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
 )
-from streamxf.stream.encoder import stream_info_of
+from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import BLOCKS, Part, Sampled, Span, spans_in, take_sample
 from streamxf.tuning.sources import RawFile
 from streamxf.tuning.state import StateDict
@@ -51,7 +51,7 @@ def dtype_of(part: Part) -> str | None:
 
 
 def row_of(part: Part) -> int | None:
-    return stream_info_of(StreamInfo(2**20, bytes(32), bytes(32)), part.identity).row
+    return encoding_facts(part.identity)[2]
 
 
 def raw(tensor: torch.Tensor) -> bytes:

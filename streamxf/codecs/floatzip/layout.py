@@ -17,6 +17,7 @@ _PLANES = 1 << 6  # set in the first byte of every block that is not stored as i
 _HEAD = struct.Struct("<BI")
 _PLANE = struct.Struct("<BI")
 _ALIGNMENT = 8
+_PADDING = bytes(_ALIGNMENT)
 
 
 class Coding(IntEnum):
@@ -117,7 +118,7 @@ def parse_table(block: memoryview, limit: int) -> PlaneTable:
         raise CodecError(f"FloatZip block of {raw_size} bytes has no whole element of {layout.width} bytes")
     planes, position = _parse_planes(block, layout, count)
     end = table_size(len(planes))
-    if any(block[position:end]):
+    if block[position:end] != _PADDING[: end - position]:
         raise CodecError("FloatZip table does not end with zeros")
     edges = raw_size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
