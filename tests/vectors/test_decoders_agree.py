@@ -30,7 +30,7 @@ from reference_codecs import Refused
 from streamxf.errors import StreamxfError
 
 SMALL = 4096  # bytes; all bits of larger files would take too long
-FEW = 2  # flips of each vector in the quick run
+FEW, MANY = 2, 200  # flips of each file, where not all of its bits are tried
 
 
 def verdict(action: Callable[[], Any], *refusals: type[Exception]) -> Any:
@@ -91,9 +91,9 @@ def test_containers(name: str, count: int | None) -> None:
             read_container(entry, made)
 
 
-@AMOUNTS
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", vectors("checkpoint"))
-def test_checkpoints(name: str, count: int | None, tmp_path: Path) -> None:
+def test_checkpoints(name: str, count: int, tmp_path: Path) -> None:
     entry = vectors("checkpoint")[name]
     unpack(entry, tmp_path)
     for file, stored in entry["files"].items():
