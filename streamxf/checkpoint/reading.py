@@ -52,12 +52,14 @@ class BoxReader(abc.ABC):
     ----------
     items : mapping of str to Item
         By name, in the order of the checkpoint's own metadata.
-    budget : Budget
-        Pays for each shard and object that is read, once.
     """
 
     items: Mapping[str, Item]
-    budget: Budget
+
+    @property
+    @abc.abstractmethod
+    def budget(self) -> Budget:
+        """Pays for each shard and object that is read, once."""
 
     @abc.abstractmethod
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:

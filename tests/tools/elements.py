@@ -14,6 +14,7 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
+from streamxf.proportion import Budget
 from streamxf.stream.blocks import MemoryBlocks
 
 NOWHERE = Place("memory", 0, 0, ())
@@ -49,6 +50,10 @@ class Memory(BoxReader):
         self.refused: dict[str, Exception] = {}
         self.items: dict[str, Item] = {name: item_of(name, value) for name, value in state.items()}
         self.contents = Contents(path, Format.TORCH, self.items, {})
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(1, 2**60)
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name in self.refused:

@@ -54,24 +54,11 @@ _NEWER = (
 
 @dataclass
 class Catalog:
-    """Everything that can be asked for.
-
-    Attributes
-    ----------
-    items : dict of str to Item
-        By name; chunks of all ranks.
-    paths : dict of str to tuple
-        Where an item stood in the nested state dict.
-    sources : list of Remains
-        Who reads it; a chunk may be had from several.
-    damaged : list of Lost
-        What is known to be lost already.
-    unchecked : list of str
-    save_ids : dict of str to str
-    budget : Budget
-        What may be made of it.
+    """All items by name, with the chunks of all ranks, their paths in the nested state dict, and the sources that read
+    them; several may have a chunk. `damaged` is what is known to be lost already, and `budget` pays for the rest.
     """
 
+    objects: Objects
     budget: Budget
     items: dict[str, Item] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
@@ -163,20 +150,12 @@ def open_catalog(
     storage: Storage,
     access: Access,
     *,
-    objects: Objects,
     rank: int | None,
     merge_ranks: bool,
     without_metadata: bool | Collection[str],
-    max_expansion: int,
     progress: Progress | None,
 ) -> Iterator[Catalog]:
-    """What there is of a checkpoint, to be read in the block. Arguments and errors are those of `salvage`.
-
-    Parameters
-    ----------
-    objects : Objects
-        What becomes of objects, and of tensors of subclasses.
-    """
+    """What there is of a checkpoint, to be read in the block. Arguments and errors are those of `salvage`."""
     if access.expected_saves is not None and without_metadata:
         raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
     if isinstance(without_metadata, str):
@@ -206,16 +185,16 @@ def open_catalog(
         raise _nothing(storage.given, failed, names, bool(len(access.keys)))
     if found:
         files = {place.file for each in found for item in each.items.values() for place in item.places}
-        catalog = Catalog(Budget(max_expansion, sum(storage.held(name, names.get(name)) for name in files)))
+        catalog = Catalog(access.objects, access.budget(sum(storage.held(name, names.get(name)) for name in files)))
         catalog.damaged += damaged
     else:
-        rebuilt = rebuild(storage, access, names, without_metadata, max_expansion, progress)
+        rebuilt = rebuild(storage, access, names, without_metadata, progress)
         found = [rebuilt.metadata]
-        catalog = Catalog(rebuilt.budget)
+        catalog = Catalog(access.objects, rebuilt.budget)
         catalog.damaged += damaged + rebuilt.damaged
         catalog.unchecked.append(rebuilt.unchecked)
     for metadata in found:
-        catalog.add(Remains(storage, access, metadata, objects, catalog.budget.renewed()))
+        catalog.add(Remains(storage, access, metadata, catalog.budget.renewed()))
     catalog.check_paths()
     complete = frozenset(catalog.save_ids.values()) == access.expected_saves
     if found[0].name and GLOBAL not in names and rank is None and not complete:

@@ -20,7 +20,6 @@ from streamxf.errors import MetadataError, ParameterError
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
-from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.chains import chain_for
@@ -94,12 +93,17 @@ def salvage_to(
         raise ParameterError("source and target are the same: a salvaged checkpoint is written to another folder")
     with open_catalog(
         Storage.of(source, storage_options),
-        Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, expect_save_id=expect_save_id),
-        objects=Objects(max_expansion=max_expansion),
+        Access.of(
+            keys,
+            trust=trust,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            expect_save_id=expect_save_id,
+            max_expansion=max_expansion,
+        ),
         rank=rank,
         merge_ranks=merge_ranks,
         without_metadata=without_metadata,
-        max_expansion=max_expansion,
         progress=progress,
     ) as catalog:
         made = chain_for(chain, encrypt_to, signer, was_encrypted=_is_encrypted(catalog))

@@ -23,7 +23,6 @@ from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
-from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog
@@ -34,16 +33,7 @@ Ints = tuple[int, ...]
 
 
 class Filler:
-    """Reads what a catalog has.
-
-    Parameters
-    ----------
-    catalog : Catalog
-    partial : bool
-        Whether tensors of which only a part verified are taken.
-    progress : Progress, optional
-        Is told of stored bytes.
-    """
+    """Reads what a catalog has; with `partial` also tensors of which only a part verified."""
 
     def __init__(self, catalog: Catalog, partial: bool, progress: Progress | None = None) -> None:
         self._catalog = catalog
@@ -55,10 +45,10 @@ class Filler:
         self._in_part: list[str] = []
         self._missing: list[str] = []
 
-    def whole(self, objects: Objects) -> Salvaged:
+    def whole(self) -> Salvaged:
         """Everything, as whole tensors on the CPU, and objects."""
         items = self._catalog.items
-        self._each(items, lambda name: self._load_whole(name, objects))
+        self._each(items, self._load_whole)
         loaded = {name: self._loaded[name] for name in items if name in self._loaded}
         return self._result(nested(loaded, self._catalog.paths), loaded)
 
@@ -80,7 +70,7 @@ class Filler:
             return self._object(item) if isinstance(item, ObjectItem) else self._whole(item)
         return None
 
-    def into(self, state_dict: dict[str, Any], objects: Objects) -> Salvaged:
+    def into(self, state_dict: dict[str, Any]) -> Salvaged:
         """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = DefaultLoadPlanner(allow_partial_load=True)
@@ -94,7 +84,7 @@ class Filler:
             if isinstance(item, TensorItem):
                 self._load_into(item, planner.state_dict[name], planner)
             elif (data := self._object(item)) is not None:
-                self._loaded[name] = planner.state_dict[name] = objects.load(data, item.place.size)
+                self._loaded[name] = planner.state_dict[name] = self._catalog.objects.load(data, item.place.size)
                 set_element(plain, planner.mappings[name], self._loaded[name])
 
         self._each([name for name in planner.state_dict if name in items], load)
@@ -115,13 +105,13 @@ class Filler:
         except Exception as error:  # torch, foreign transforms and pickles raise anything
             self._damaged.append(Lost.of(error, name))
 
-    def _load_whole(self, name: str, objects: Objects) -> None:
+    def _load_whole(self, name: str) -> None:
         item = self._catalog.items[name]
         if isinstance(item, TensorItem):
             if (tensor := self._whole(item)) is not None:
                 self._loaded[name] = tensor
         elif (data := self._object(item)) is not None:
-            self._loaded[name] = objects.load(data, item.place.size)
+            self._loaded[name] = self._catalog.objects.load(data, item.place.size)
 
     def _whole(self, item: TensorItem) -> torch.Tensor | None:
         complete = self._covers(item.name, item.shape, item.chunks)

@@ -49,17 +49,7 @@ _VOUCHED = (
 
 @dataclass
 class Rebuilt:
-    """What was found in the data files of one save.
-
-    Attributes
-    ----------
-    metadata : Metadata
-        Made of it; it has no name.
-    damaged : list of Lost
-    unchecked : str
-    budget : Budget
-        What may be made of it.
-    """
+    """What was found in the data files of one save, as metadata without a name."""
 
     metadata: Metadata
     damaged: list[Lost]
@@ -72,19 +62,10 @@ def rebuild(
     access: Access,
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
-    max_expansion: int,
     progress: Progress | None = None,
 ) -> Rebuilt:
-    """Find all items in the data files of one save.
-
-    Parameters
-    ----------
-    files : mapping of str to int or None
-        All that is in the folder, with sizes.
-    chosen : True or collection of str
-        The writer ids that belong to the save; True where what is left shows it.
-    max_expansion, progress
-        As in `salvage`.
+    """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
+    `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
 
     Raises
     ------
@@ -97,10 +78,10 @@ def rebuild(
     reader = _Files(storage, access, WrappedKeys(_remains(storage, files), access.keys))
     for name in save.missing:
         reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
-    budget = Budget(max_expansion, sum(storage.held(name, files[name]) for name in save.files))
+    budget = access.budget(sum(storage.held(name, files[name]) for name in save.files))
     shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
     for name, writer in sorted(save.files.items()):
-        reader.read(name, bytes.fromhex(writer), max_expansion, shares)
+        reader.read(name, bytes.fromhex(writer), shares)
     if shares is not None:
         shares.finish()
     if reader.bare and not reader.containers:
@@ -112,16 +93,7 @@ def rebuild(
 
 
 class _Files:
-    """Reads data files, container by container.
-
-    Attributes
-    ----------
-    damaged : list of Lost
-    containers : int
-        How many there were.
-    bare : bool
-        Whether a file begins as ``torch.save`` begins.
-    """
+    """Reads data files, container by container; `bare` says whether one begins as ``torch.save`` begins."""
 
     def __init__(self, storage: Storage, access: Access, keys: WrappedKeys) -> None:
         self.damaged: list[Lost] = []
@@ -129,6 +101,7 @@ class _Files:
         self.bare = False
         self._storage = storage
         self._keys = keys
+        self._times = access.objects.max_expansion
         self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
         self._by_writer: dict[bytes, str] = {}
         self._found: dict[str, list[tuple[Identity, Place]]] = {}
@@ -137,7 +110,7 @@ class _Files:
         """Note a piece of a file of which nothing says what it held."""
         self.damaged.append(Lost.of(error, None, self._storage.full(file)))
 
-    def read(self, name: str, writer: bytes, times: int, shares: Shares | None) -> None:
+    def read(self, name: str, writer: bytes, shares: Shares | None) -> None:
         """Find everything in a file.
 
         Raises
@@ -150,7 +123,7 @@ class _Files:
             with storage_errors(self._storage.full(name)), self._storage.open(name) as file:
                 if shares is not None:
                     file = replace(file, access=Counted(file.access, shares.begin(name).advance))
-                size = min(file.size, most(held_bytes(file.raw, file.size), times))
+                size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Gap(size, file.size - size))
                 whole = file.slice(0, size)

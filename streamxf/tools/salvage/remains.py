@@ -23,7 +23,6 @@ from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
 from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.objects.policy import Objects
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
 from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
@@ -42,27 +41,17 @@ class Remains(BoxReader):
     """Reads the items of one metadata file.
 
     Every check of the reader holds but one: a file whose size is not the index's is read all the same, since each item
-    is bound to its place and has its own CRCs or tags.
-
-    Parameters
-    ----------
-    storage : Storage
-    access : Access
-    metadata : Metadata
-        Without a name if it was made of what the data files say of themselves.
-    objects : Objects
-        How tensors of subclasses are loaded.
-    budget : Budget
-        Pays for what stream transforms make of items, and for items without a codec.
+    is bound to its place and has its own CRCs or tags. The metadata has no name if it was made of what the data files
+    say of themselves. `budget` pays for what stream transforms make of items, and for items without a codec.
     """
 
-    def __init__(self, storage: Storage, access: Access, metadata: Metadata, objects: Objects, budget: Budget) -> None:
+    def __init__(self, storage: Storage, access: Access, metadata: Metadata, budget: Budget) -> None:
         self.metadata = metadata
         self.items: Mapping[str, Item] = metadata.items
         self._storage = storage
-        self._objects = objects
+        self._objects = access.objects
         self._budget = budget
-        self._opener = ItemOpener(metadata, access, objects.limit, sees_index=bool(metadata.name), budget=budget)
+        self._opener = ItemOpener(metadata, access, access.objects.limit, sees_index=bool(metadata.name), budget=budget)
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._shares: Shares | None = None
 
@@ -76,6 +65,10 @@ class Remains(BoxReader):
         """Say that all that was expected is done."""
         if self._shares is not None:
             self._shares.finish()
+
+    @property
+    def budget(self) -> Budget:
+        return self._budget
 
     def full(self, file: str) -> str:
         return self._storage.full(file)

@@ -12,7 +12,6 @@ from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.registry import access_with
 from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.objects.policy import Objects
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.salvage.catalog import open_catalog
@@ -95,16 +94,21 @@ def salvage(
         If an argument is not what it should be.
     """
     ring = KeyRing.of(keys, trust, allow_unsigned)
-    objects = Objects(weights_only, safe_globals, max_expansion)
     with open_catalog(
         Storage.of(path, storage_options),
-        access_with(registry, ring, require=require, expect_save_id=expect_save_id),
-        objects=objects,
+        access_with(
+            registry,
+            ring,
+            require=require,
+            expect_save_id=expect_save_id,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+            max_expansion=max_expansion,
+        ),
         rank=rank,
         merge_ranks=merge_ranks,
         without_metadata=without_metadata,
-        max_expansion=max_expansion,
         progress=progress,
     ) as catalog:
         filler = Filler(catalog, partial, progress)
-        return filler.whole(objects) if state_dict is None else filler.into(state_dict, objects)
+        return filler.whole() if state_dict is None else filler.into(state_dict)

@@ -19,15 +19,7 @@ _SHOWN = 64
 
 @dataclass(frozen=True)
 class OneSave:
-    """The data files of one save.
-
-    Attributes
-    ----------
-    files : dict of str to str
-        Those that are there, and the writer id of each.
-    missing : tuple of str
-        Those that are not, as far as it is known.
-    """
+    """The data files of one save, with the writer id of each; and those that are known to be missing."""
 
     files: dict[str, str]
     missing: tuple[str, ...]
@@ -40,21 +32,9 @@ def choose(present: Sequence[str], remains: bytes, chosen: bool | Collection[str
     left of ``.metadata`` may: its index lists them all. It is not believed for anything else, and no damage makes up
     the random id of another file.
 
-    Parameters
-    ----------
-    present : sequence of str
-        The names of the data files.
-    remains : bytes
-        What is left of ``.metadata``.
-    chosen : True or collection of str
-        The caller's word on which ids belong together.
-
-    Raises
-    ------
-    PolicyError
-        If there are several ids, and nothing shows which of them belong together.
-    ParameterError
-        If no file has an id that the caller names.
+    `present` are the names of the data files, `remains` is what is left of ``.metadata``, and `chosen` the ids that
+    belong together according to the caller. Raises PolicyError if nothing shows which of several ids belong together,
+    and ParameterError if no file has an id that the caller names.
     """
     files = {name: _id_of(name) for name in present}
     listed = _listed(remains)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from streamxf.buffers import Scratch, ScratchPool
@@ -39,17 +38,10 @@ def check_blocks(
     table_digest: bytes | None = None,
     check_size: Callable[[int], None] | None = None,
 ) -> None:
-    """Check table, footer and every block of a container whose header is intact.
+    """Check table, footer and every block of a container whose header is intact; without a coder, all but the content.
 
-    Workers read the blocks where several threads can read at the same time. What they found is noted when `run` has
-    done what the pipeline gives.
-
-    Parameters
-    ----------
-    coder : StreamCoder or None
-        None where blocks cannot be decoded.
-    table_digest, check_size
-        As for `BlockReader`.
+    Workers read the blocks where several threads can read at the same time. Their findings are noted when `run` has
+    done what the pipeline gives. `table_digest` and `check_size` are those of `BlockReader`.
     """
     try:
         blocks = BlockReader(source, header, coder, table_digest, check_size)
@@ -57,55 +49,48 @@ def check_blocks(
         notes.error(error)
         check_along_heads(source, header, coder, notes)
         return
-    check = _Check(blocks, coder is not None, notes)
     small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
     for index in range(blocks.count):
         size = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
-        job = check.job(index)
+        job = partial(_check, blocks, index, coder is not None, notes, _read(blocks, index))
         run(pipeline.put(job(), size) if small else pipeline.submit(job, size))
 
 
-@dataclass(frozen=True)
-class _Check:
-    """What workers need for the blocks of one container."""
+_Stored = tuple[memoryview, Scratch] | Exception | None
 
-    blocks: BlockReader
-    decoding: bool
-    notes: Notes
 
-    def job(self, index: int) -> Callable[[], Then]:
-        """A check of one block, which is read here where only one thread can read."""
-        if self.blocks.parallel:
-            return partial(self._read_and_check, index)
-        scratch = _scratch.take()
-        try:
-            stored = self.blocks.read(index, scratch)
-        except (StreamxfError, OSError) as error:
-            return partial(partial, self._done, index, error)
-        return partial(self._checked, index, stored, scratch)
+def _read(blocks: BlockReader, index: int) -> _Stored:
+    """A block as it is stored, where only this thread can read; None where workers can."""
+    if blocks.parallel:
+        return None
+    scratch = _scratch.take()
+    try:
+        return blocks.read(index, scratch), scratch
+    except (StreamxfError, OSError) as error:
+        return error
 
-    def _read_and_check(self, index: int) -> Then:
-        scratch = _scratch.take()
-        try:
-            stored = self.blocks.read(index, scratch)
-        except (StreamxfError, OSError) as error:
-            return partial(self._done, index, error)
-        return self._checked(index, stored, scratch)
 
-    def _checked(self, index: int, stored: memoryview, scratch: Scratch) -> Then:
-        try:
-            decoded = self.blocks.decode_stored(index, stored, scratch)
-            if self.decoding:
-                _check_decoded(decoded, self.blocks.size_of(index))
-        except (StreamxfError, OSError) as error:
-            return partial(self._done, index, error)
+def _check(blocks: BlockReader, index: int, decoding: bool, notes: Notes, read: _Stored) -> Then:
+    """Check a block, in any thread."""
+    error: Exception | None = None
+    try:
+        if isinstance(read, Exception):
+            raise read
+        scratch = _scratch.take() if read is None else read[1]
+        stored = blocks.read(index, scratch) if read is None else read[0]
+        decoded = blocks.decode_stored(index, stored, scratch)
+        if decoding:
+            _check_decoded(decoded, blocks.size_of(index))
         _scratch.give(scratch)
-        return partial(self._done, index, None)
+    except (StreamxfError, OSError) as raised:
+        error = raised
+    return partial(_note, notes, index, error)
 
-    def _done(self, index: int, error: Exception | None) -> None:
-        self.notes.findings.blocks += 1
-        if error is not None:
-            self.notes.error(error, index)
+
+def _note(notes: Notes, index: int, error: Exception | None) -> None:
+    notes.findings.blocks += 1
+    if error is not None:
+        notes.error(error, index)
 
 
 def _check_decoded(decoded: memoryview, size: int) -> None:

@@ -46,13 +46,7 @@ _Tasks = dict[str, tuple[FileCheck, Callable[[], None]]]
 
 
 class CheckpointCheck:
-    """A check of a whole checkpoint.
-
-    Parameters
-    ----------
-    call : Call
-        Its findings are filled.
-    """
+    """A check of a whole checkpoint, which fills the findings of `call`."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -218,13 +212,7 @@ class CheckpointCheck:
         return [name for name, rank in ranks.items() if rank in known]
 
     def _say_what_was_not_checked(self) -> None:
-        """Say it in the findings.
-
-        Raises
-        ------
-        UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
-            If it is for want of a codec, and nothing is damaged.
-        """
+        """Record it in the findings; raises UnknownCodecError and the like if a codec is all that is missing."""
         findings = self._findings
         if self._without_key:
             several = f"{len(self._without_key):,} metadata files"

@@ -22,16 +22,7 @@ _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it wo
 
 @dataclass
 class Call:
-    """One call of `verify`.
-
-    Attributes
-    ----------
-    storage : Storage
-    access : Access
-    max_expansion : int
-    progress : Progress or None
-    findings : Findings
-    """
+    """One call of `verify`, and its findings."""
 
     storage: Storage
     access: Access
@@ -40,7 +31,7 @@ class Call:
     findings: Findings = field(default_factory=Findings)
 
     def share(self, size: int) -> Share | None:
-        """What a file of `size` bytes brings whoever wants to know the progress."""
+        """The progress that a file of `size` bytes makes."""
         if self.progress is None:
             return None
         self.progress.expect(size)
@@ -52,17 +43,8 @@ class GivenUp(Exception):
 
 
 class GuardedAccess:
-    """Reads by position that raise no errors but Python's and streamxf's.
-
-    Parameters
-    ----------
-    access : PositionalFile
-    name : str
-        The file's, for errors.
-    budget : Budget
-        Pays for what is read: holes have no end.
-    stopped : callable
-        Whether the result is not wanted any more.
+    """Reads by position that raise no errors but Python's and streamxf's, until `stopped` says that the result is no
+    longer wanted. `budget` pays for what is read: holes have no end.
     """
 
     def __init__(self, access: PositionalFile, name: str, budget: Budget, stopped: Callable[[], bool]) -> None:
@@ -75,13 +57,7 @@ class GuardedAccess:
     def read_into(self, position: int, out: memoryview) -> int:
         """Fill `out`, as far as the file goes.
 
-        Raises
-        ------
-        OSError, ForeignError
-            If it cannot be read.
-        PolicyError
-            If hardly anything of it is stored, and too much of the rest was read.
-        GivenUp
+        Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes.
         """
         if self._stopped():
             raise GivenUp
@@ -100,14 +76,8 @@ def guarded(
     *,
     name: str = "",
 ) -> Iterator[StoredFile]:
-    """Open the file `name` of a folder, or the file itself; its name is `label` then, and `share` is told what is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    OSError, StreamxfError
-        If it cannot be opened, or leads elsewhere.
+    """Open the file `name` of a folder, or the file itself, for errors under the name `label`; `share` is told what is
+    read. Raises FileNotFoundError, and OSError or StreamxfError if it cannot be opened or leads elsewhere.
     """
     with ExitStack() as stack:
         with storage_errors(label):

@@ -23,25 +23,7 @@ from streamxf.tools.verify.items import ItemChecker, Opening
 
 
 class FileCheck:
-    """A check of one data file.
-
-    Parameters
-    ----------
-    storage : Storage
-        Of the checkpoint.
-    name : str
-        The file's, relative to the checkpoint.
-    opening : Opening
-    max_expansion : int
-    stopped : callable
-        Whether the result is not wanted any more.
-    share : Share, optional
-        Is told what was read.
-
-    Attributes
-    ----------
-    findings : Findings
-    """
+    """A check of one data file, and its findings; `stopped` says whether they are no longer wanted."""
 
     def __init__(
         self,

@@ -31,16 +31,8 @@ TRANSFORMED = Skipped("item", "the bytes of {} that passed a stream transform, e
 class Findings:
     """Collects what is found, in one thread.
 
-    Attributes
-    ----------
-    save_ids, leftovers : list of str
-    files, items, blocks, bytes_read : int
-    skipped : Counter
-        How many things each check was skipped for.
-    missing, refused : list of StreamxfError
-        For items whose codec is not installed, and for those that no key opens: why.
-    opened : int
-        Encrypted items that a key opened.
+    `skipped` counts the things that each check was skipped for. `missing` and `refused` are the errors of items whose
+    codec is not installed, and of those that no key opens; `opened` counts encrypted items that a key opened.
     """
 
     def __init__(self) -> None:
@@ -122,18 +114,7 @@ class Findings:
 
 @dataclass
 class Notes:
-    """Where everything about one stream is noted, by one thread.
-
-    Attributes
-    ----------
-    findings : Findings
-    file : str
-    item : str or None
-    offset : tuple of int or None
-        Of a tensor's shard.
-    damaged : bool
-        Whether anything is wrong with it.
-    """
+    """Where everything about one stream is noted, by one thread; `offset` is that of a tensor's shard."""
 
     findings: Findings
     file: str

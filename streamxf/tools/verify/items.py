@@ -36,17 +36,10 @@ from streamxf.tools.verify.findings import KEYED, TRANSFORMED, UNBOUND, WITHOUT_
 
 @dataclass
 class Opening:
-    """How the items of one metadata file are opened, in any thread.
+    """How the items of one metadata file are opened, in any thread; without an opener no metadata names the items.
 
-    Attributes
-    ----------
-    access : Access
-    opener : ItemOpener or None
-        None where no metadata says what items there are.
-    budget : Budget
-        Pays for tensors that torch has to load.
-    lock : Lock
-        Held while a chain is rebuilt, which may ask a service for its key.
+    `budget` pays for tensors that torch has to load. `lock` is held while a chain is rebuilt, which may ask a service
+    for its key.
     """
 
     access: Access
@@ -56,16 +49,7 @@ class Opening:
 
 
 class ItemChecker:
-    """Checks the items of one data file.
-
-    Parameters
-    ----------
-    file : StoredFile
-    opening : Opening
-    findings : Findings
-    pipeline : Pipeline
-        What it gives is for `run`.
-    """
+    """Checks the items of one data file; what the pipeline gives is for `run`."""
 
     def __init__(self, file: StoredFile, opening: Opening, findings: Findings, pipeline: Pipeline[Then]) -> None:
         self._file = file
@@ -147,13 +131,7 @@ class ItemChecker:
     # -- what an item holds, once its blocks were found intact -------------------------------------
 
     def check_content(self, wanted: Wanted, notes: Notes, whole: bool) -> None:
-        """Check that an item holds what the metadata says.
-
-        Parameters
-        ----------
-        whole : bool
-            Whether the digest of its file has shown that the bytes are those that were saved.
-        """
+        """Check that an item holds what the metadata says; `whole` if the CRC of its file matches."""
         opener, place = self._opening.opener, wanted.place
         if notes.damaged or opener is None:
             return

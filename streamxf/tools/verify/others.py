@@ -31,15 +31,7 @@ from streamxf.wording import many
 
 
 def check_file(call: Call) -> None:
-    """Check a file of any format.
-
-    Raises
-    ------
-    UnsupportedError, NoCheckpointError
-        If it is of a kind that cannot be checked here.
-    OSError, StreamxfError
-        As `check_plain`; or if the storage cannot be asked for it.
-    """
+    """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `check_plain`."""
     storage = call.storage
     with storage_errors(storage.given), storage.open() as file:
         found = format_of(file, storage.name)
@@ -100,12 +92,8 @@ def _refuse_keys(call: Call) -> None:
 
 
 def check_safetensors(file: StoredFile, findings: Findings) -> None:
-    """Check a ``.safetensors`` file: each rule of its header, and that every byte can be read.
-
-    Raises
-    ------
-    OSError, StreamxfError
-        If it cannot be read, or has a dtype that torch does not know.
+    """Check a ``.safetensors`` file: each rule of its header, and that every byte can be read. Raises OSError and
+    StreamxfError if it cannot be read, or has a dtype that torch does not know.
     """
     try:
         shard = safetensors.read(file, file.name)
@@ -164,12 +152,8 @@ def crc32_of(file: StoredFile, begin: int, size: int) -> int:
 
 
 def _let_others_open(stream: Any, begins: Mapping[str, int]) -> None:
-    """Have Python and torch read the directory, too: each looks at parts of it that the others pass over.
-
-    Parameters
-    ----------
-    begins : mapping of str to int
-        Where each record's bytes are.
+    """Have Python and torch read the directory, too, since each checks other parts of it; `begins` says where each
+    record's bytes are.
     """
     import torch
 

@@ -79,7 +79,7 @@ def test_what_is_in_flight_is_bounded(tmp_path: Path, chain: str) -> None:
 def test_workers_read_and_each_byte_is_read_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: str
 ) -> None:
-    save({"w": torch.randn(MIB)}, tmp_path, CHAINS[chain]())
+    save({"w": torch.randn(4 * MIB)}, tmp_path, CHAINS[chain]())
     (path,) = data_files(tmp_path)
     caller = threading.get_ident()
     by: Counter[bool] = Counter()
