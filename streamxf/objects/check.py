@@ -64,24 +64,10 @@ class Check(_Unpickler):  # type: ignore[misc]
     Torch's unpickler reads the same bytes afterwards, so what the two could read in different ways is an error. In C,
     Python's unpickler would be faster; but its memo is an array, and place 2^31 takes gigabytes, in nine bytes.
 
-    Parameters
-    ----------
-    pickled : bytes
-    sizes : mapping of str to int
-        Bytes of the archive's records.
-    stored : int
-        Bytes that the item takes in storage.
-    trusted : callable
-        Returns the names that the caller allows; their calls are not checked.
-
-    Attributes
-    ----------
-    names : set of str
-        All names that it asks for.
-    unknown : set of str
-        Those that neither streamxf nor the caller allows.
-    never : str
-        Why torch refuses it whatever is allowed; empty if it does not.
+    - `sizes`: bytes of the archive's records; `stored`: bytes that the item takes in storage.
+    - `trusted`: gives the names that the caller allows, whose calls are the caller's business.
+    - `names`: all that it asks for; `unknown`: those that neither streamxf nor the caller allows.
+    - `never`: why torch refuses it whatever is allowed, or "".
     """
 
     def __init__(

@@ -33,27 +33,12 @@ class NotSavedByTorch(ValueError):
 
 
 class Archive:
-    """A file of ``torch.save`` whose directory was checked.
+    """A file of ``torch.save`` whose directory was checked; it is read from as long as the archive is in use.
 
-    Parameters
-    ----------
-    file : seekable binary file
-        May hold anything. Read from as long as the archive is in use.
-    size : int
-        In bytes.
-    max_records : int
+    - `pickled`: the record that is unpickled.
+    - `sizes`: bytes of each record, by its name inside the archive.
 
-    Attributes
-    ----------
-    pickled : bytes
-        The record that is unpickled.
-    sizes : dict of str to int
-        Bytes of each record, by its name inside the archive.
-
-    Raises
-    ------
-    NotSavedByTorch
-        If torch did not write it. What `file` raises passes through.
+    Raises NotSavedByTorch if torch did not write it; what `file` raises passes through.
     """
 
     def __init__(self, file: Any, size: int, max_records: int = MAX_RECORDS) -> None:

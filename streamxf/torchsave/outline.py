@@ -37,19 +37,7 @@ STORAGES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A plain tensor whose elements stand in a record of the archive.
-
-    Attributes
-    ----------
-    dtype : str
-        As torch names it.
-    shape, strides : tuple of int
-        In elements.
-    record : str
-        The record's name.
-    start : int
-        Where the first element stands in the record, in bytes.
-    """
+    """A plain tensor whose elements are in a record of the archive; its first one at `start`, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -101,13 +89,7 @@ class _Frozen(type):
 
 
 class Foreign(metaclass=_Frozen):
-    """Something that only its own class, or torch, can make.
-
-    Attributes
-    ----------
-    name : str
-        Of the class or function, with its module.
-    """
+    """Something that only its own class, or torch, can make: `name`, a class or function with its module."""
 
     __slots__ = ()
     name: ClassVar[str] = ""
@@ -139,13 +121,10 @@ def _foreign(name: str) -> type[Foreign]:
 class Outline:
     """What was saved.
 
-    Attributes
-    ----------
-    root : Any
-        Lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what is not
-        itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be shared.
-    names : tuple of str
-        The global names that the pickle uses, those that make plain tensors left out.
+    - `root`: lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what
+      is not itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be
+      shared.
+    - `names`: the global names that the pickle uses, except those that make plain tensors.
     """
 
     root: Any
@@ -154,19 +133,8 @@ class Outline:
 
 @collector_paused()
 def read_outline(pickled: bytes, sizes: dict[str, int]) -> Outline:
-    """Read a pickle of ``torch.save``.
-
-    Parameters
-    ----------
-    pickled : bytes
-        The record ``data.pkl``.
-    sizes : dict of str to int
-        Bytes of each record, by its name.
-
-    Raises
-    ------
-    NotSavedByTorch
-        If it is not one, or has a tensor that does not fit its record.
+    """Read a pickle of ``torch.save``, whose archive has records of these sizes. Raises NotSavedByTorch if it is not
+    one, or has a tensor that does not fit its record.
     """
     file = io.BytesIO(pickled)
     unpickler = _Unpickler(file, sizes)
