@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Box = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Selection:
     """The part of a stored array that is to be read.
 

@@ -27,7 +27,7 @@ INLINE_BYTES = 128 * 1024
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Elements:
     """The elements of a shard: a run of bytes of a stream, row-major.
 

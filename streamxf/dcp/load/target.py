@@ -10,7 +10,7 @@ from streamxf.checkpoint.elements import Array
 from streamxf.dcp.save.sources import array_of
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Target:
     """A planner's tensor, detached.
 
