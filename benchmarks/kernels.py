@@ -21,7 +21,7 @@ from streamxf.coder import StreamCoder
 from streamxf.format.block import pack_head
 from streamxf.format.header import Identity, Kind
 from streamxf.meter import Meter
-from streamxf.stream.encoder import stream_info_of
+from streamxf.stream.encoder import encoding_facts
 
 
 class Memory:
@@ -65,7 +65,7 @@ def blocks_of(state: State, codecs: Sequence[Codec], meter: Meter | None = None)
         shape = tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
         identity = Identity(bytes(16), Kind.TENSOR, name, dtype, (0,) * len(shape), shape, shape)
-        stream = stream_info_of(StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32)), identity)
+        stream = StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32), *encoding_facts(identity))
         coder = StreamCoder(Chain(codecs), stream, meter=meter)
         view = memoryview(flat_bytes(tensor))
         for index, start in enumerate(range(0, len(view), BLOCK_SIZE)):
