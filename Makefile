@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test exhaustive fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -30,6 +30,11 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 # A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test ## Run the tests
 	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
+
+# What takes too long for each change: every flip of every file, kills at every point. A twentieth: SHARE=20
+SHARE ?= 1
+exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=20 for a twentieth, another each day)
+	$(RUN) pytest -n 2 --exhaustive $(SHARE) $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
@@ -67,7 +72,7 @@ docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command lin
 	PYTHONPATH=tests $(RUN) recordings $(ARGS)
 
 # Needs Chromium and its driver, from the system.
-docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ anew (a minute, needs Chromium)
+docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
 	PYTHONPATH=.:tests $(RUN) summary.screenshots
 
 clean: ## Remove .venv and everything that was built
@@ -81,7 +86,7 @@ $(STAMPS)/venv:
 	touch $@
 
 # The build backend, with what it needs for an editable install, and setuptools, which the source package of ZipNN is built with.
-# Build isolation would fetch them anew for each set of extras, unpinned.
+# Build isolation would fetch them again for each set of extras, unpinned.
 # What is installed here is named in the Makefile, hence the prerequisite.
 $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
 	$(PIP_INSTALL) hatchling editables setuptools

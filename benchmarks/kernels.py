@@ -18,9 +18,10 @@ from benchmarks.peers import flat_bytes, zipnn_coder
 from streamxf import Chain, Codec, StreamInfo
 from streamxf.buffers import Scratch
 from streamxf.coder import StreamCoder
-from streamxf.container.blocks import pack_head
-from streamxf.dcp.save.datafile import row_length
+from streamxf.format.block import pack_head
+from streamxf.format.header import Identity, Kind
 from streamxf.meter import Meter
+from streamxf.stream.encoder import encoding_facts
 
 
 class Memory:
@@ -60,10 +61,11 @@ class Block(NamedTuple):
 
 def blocks_of(state: State, codecs: Sequence[Codec], meter: Meter | None = None) -> Iterator[Block]:
     """The memory of all tensors cut into blocks, each tensor a stream that is told what the writer tells it."""
-    for tensor in state.values():
+    for name, tensor in state.items():
+        shape = tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        row = row_length(tensor.shape, tensor.dtype)
-        stream = StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32), dtype=dtype, row=row)
+        identity = Identity(bytes(16), Kind.TENSOR, name, dtype, (0,) * len(shape), shape, shape)
+        stream = StreamInfo(BLOCK_SIZE, os.urandom(32), os.urandom(32), *encoding_facts(identity))
         coder = StreamCoder(Chain(codecs), stream, meter=meter)
         view = memoryview(flat_bytes(tensor))
         for index, start in enumerate(range(0, len(view), BLOCK_SIZE)):

@@ -22,8 +22,8 @@ from benchmarks.harness import MIB, Phases, Settings, alternate, progress, timed
 from benchmarks.memory import need_proc
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread, ratios
-from streamxf.convert.pack import pack
-from streamxf.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.transcode import transcode
 
 GOAL_SLOWER, GOAL_MIB = 1.2, 300
 SAVE, PACK, TRANSCODE = "save", "pack", "transcode"
@@ -119,7 +119,7 @@ def _peak(command: str, source: Path, folder: Path) -> Row:
     progress(f"pack: memory of {command}")
     target = folder / "new"
     chain = next(iter(CHAINS))
-    before = _process_peak([command, "--help"], f"import streamxf.convert.{command}")
+    before = _process_peak([command, "--help"], f"import streamxf.tools.convert.{command}")
     peak = _process_peak([command, str(source), str(target), "--chain", chain])
     shutil.rmtree(target)
     return {"command": command, "chain": chain, "MiB": peak / MIB, "before it reads": before / MIB}

@@ -12,36 +12,26 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-
 import streamxf
 from benchmarks.child import in_child
 from benchmarks.harness import MIB, Settings, progress, timed
 from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import FileFacts, Manifest
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.save.publishing import assemble
+from streamxf.dcp.save.session import FileRecord
+from streamxf.format.items import Chunk, Item, Place, TensorItem
 
 GIB = 1024 * MIB
 GOAL_SECONDS = 10
 CASES = {"64 GiB of data": (8, 512, 64), "100,000 items": (8, 100_000, 8), "512 ranks": (512, 102_400, 64)}
 SMOKE_CASES = {"1 GiB of data": (2, 40, 1)}
 ALL = "rekey, to a key"
-SIGNED = "rekey, to a hybrid public key and a key, signed"
+HYBRID = "rekey, to a hybrid public key and a key"
 
 OLD, NEW = streamxf.Key(bytes(range(32))), streamxf.Key(bytes(range(1, 33)))
 PAIR = streamxf.PrivateKey(bytes(range(2, 34)))
-SIGNER = streamxf.SigningKey(bytes(range(3, 35)))
 
 
 def run(settings: Settings) -> Result:
@@ -118,8 +108,9 @@ def child(folder: str, ranks: int, items: int, gib: int, rounds: int) -> dict[st
                     seconds.setdefault(name, []).append(timed(action))
                 else:  # warm, and memory has its maximum at the first time
                     added[name] = peak_added(action)
-            content = metadata_file.load((path / ".metadata").read_bytes(), streamxf.KeyRing([OLD]), published=True)
-            if len(content.storage_data) != items:
+            with streamxf.Checkpoint(path, keys=OLD) as checkpoint:
+                found = checkpoint.items.values()
+            if sum(len(item.chunks) for item in found if isinstance(item, TensorItem)) != items:
                 raise AssertionError("the metadata is not what it was")
         after = {file.name: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.glob("*.distcp")}
         if after != before:
@@ -136,8 +127,8 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
         ALL: lambda: streamxf.rekey(path, OLD, NEW),
         "add_recipient": lambda: streamxf.add_recipient(path, NEW, OLD),
         "remove_recipient": lambda: streamxf.remove_recipient(path, OLD, NEW.id),
-        SIGNED: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], signer=SIGNER),
-        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, trust=SIGNER.verify_key),
+        HYBRID: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], allow_unsigned=True),
+        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, vouch=True, allow_unsigned=True),
     }
 
 
@@ -145,26 +136,34 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
     """Write metadata and sparse files; return the metadata's bytes."""
     tensors = items // ranks
     stored = gib * GIB // items
-    files = [f"__{rank}_0_{os.urandom(16).hex()}.distcp" for rank in range(ranks)]
-    for file in files:
-        with (path / file).open("wb") as stream:
-            stream.truncate(tensors * stored)
-    chains = [streamxf.Encrypt(OLD) for _ in range(ranks)]
-    lists = [[str(chain.get_descriptor()), "streamxf.floatzip/1"] for chain in chains]
     rows = max(1, stored // (4096 * 2))
-    content = Metadata({}, {}, {}, StorageMeta(checkpoint_id=str(path), save_id="0" * 32))
+    chains = [Extensions.of([streamxf.FloatZip(), streamxf.Encrypt(OLD)]).renew() for _ in range(ranks)]
+    records = []
+    for rank, chain in enumerate(chains):
+        writer_id = os.urandom(16)
+        record = FileRecord(
+            f"__{rank}_0_{writer_id.hex()}.distcp",
+            tensors * stored,
+            None,
+            writer_id,
+            chain.encryption.wrapped if chain.encryption is not None else "",
+            (),
+            chain.summary(),
+            None,
+        )
+        with (path / record.path).open("wb") as stream:
+            stream.truncate(record.size)
+        records.append(record)
+    content: dict[str, Item] = {}
     for number in range(tensors):
         name = f"model.layers.{number // 8}.block.{number % 8}.weight"
-        chunks = [ChunkStorageMetadata(torch.Size([rank * rows, 0]), torch.Size([rows, 4096])) for rank in range(ranks)]
-        properties = TensorProperties(dtype=torch.bfloat16)
-        content.state_dict_metadata[name] = TensorStorageMetadata(properties, torch.Size([ranks * rows, 4096]), chunks)
-        for rank, chunk in enumerate(chunks):
-            content.storage_data[MetadataIndex(name, chunk.offsets, rank)] = _StorageInfo(
-                files[rank], number * stored, stored, lists[rank]
+        chunks = [
+            Chunk(
+                (rank * rows, 0), (rows, 4096), Place(record.path, number * stored, stored, chains[0].recorded), False
             )
-    facts = {file: FileFacts(tensors * stored, file[-39:-7], "crc32c:00000000") for file in files}
-    packages = {"streamxf": streamxf.__version__, "torch": torch.__version__}
-    manifest = Manifest("0" * 32, None, chains[0].get_descriptor(), packages, facts)
-    data = metadata_file.dump(content, manifest, chains[0].data_key)
-    (path / ".metadata").write_bytes(data)
-    return len(data)
+            for rank, record in enumerate(records)
+        ]
+        content[name] = TensorItem(name, "bfloat16", (ranks * rows, 4096), tuple(chunks))
+    made = assemble(content, {}, tuple(records), chains[0], "0" * 32, None, path)
+    (path / ".metadata").write_bytes(made.data)
+    return len(made.data)

@@ -26,7 +26,7 @@ NAMES = (
     "memory",
     "save_load",
     "overhead",
-    "objects",
+    "small_items",
     "encryption",
     "rekey",
     "many_items",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data.gaussian import gaussian_items, gaussian_layers
+from benchmarks.data.gaussian import gaussian_layers
 from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, Run, State, empty_target, full_chain
 from benchmarks.harness import Rounds, Settings, alternate
 from benchmarks.kernels import OneThread, kernels_alone, zipnn_one_thread
@@ -23,7 +23,6 @@ ZSTD_SAVE_GOAL = 0.45
 LOAD_GOAL, ZSTD_LOAD_GOAL = 1.00, 0.25
 ZIPNN_GOALS = {"compress": 2.0, "decompress": 1.5}
 KERNELS_GOAL = 1.25
-ITEMS, ITEM_BYTES, ITEMS_GOAL = 5_000, 4096, 1.3
 
 
 def run(settings: Settings) -> Result:
@@ -35,23 +34,12 @@ def run(settings: Settings) -> Result:
     alone = _against_zipnn(gaussian_layers(settings.pick(min(mib, 256), 2), torch.bfloat16), settings.rounds)
     kernels = _against_kernels(state, folder, settings.rounds)
     del state
-    count = settings.pick(ITEMS, 50)
-    small = _small_items(gaussian_items(count, ITEM_BYTES), folder, settings.rounds)
     shutil.rmtree(folder)
 
     goals = [
         *_large_rows(large),
         *(_zipnn_row(alone, phase) for phase in ZIPNN_GOALS),
         _kernels_row(kernels),
-        *(
-            goal_row(
-                f"{phase}, {count:,} tensors of 4 KiB, {CHAIN}",
-                "stock DCP",
-                ratios(small[FULL.name][phase], small[STOCK.name][phase]),
-                ITEMS_GOAL,
-            )
-            for phase in ("save", "load")
-        ),
     ]
     note = (
         f"Ratios of seconds within each round, of {settings.rounds} rounds after one to warm up; of throughputs in the "
@@ -93,12 +81,6 @@ def _against_kernels(state: State, folder: Path, rounds: int) -> Rounds:
     file = folder / "kernels"
     sides = {"save": save.save_only, "kernels": lambda: kernels_alone(state, full_chain(), file)}
     return alternate(sides, rounds, "times: kernels")
-
-
-def _small_items(state: State, folder: Path, rounds: int) -> Rounds:
-    target = empty_target(state)
-    sides = {side.name: Run(side, state, target, folder, 1, "-small").save_and_load for side in (STOCK, FULL)}
-    return alternate(sides, rounds, "times: small items")
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

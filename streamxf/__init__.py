@@ -16,37 +16,23 @@ if TYPE_CHECKING:
     from streamxf import errors, keys
     from streamxf.bar import ProgressBar
     from streamxf.chain import Chain
-    from streamxf.checking.verify import verify
+    from streamxf.checkpoint.checkpoint import Checkpoint
+    from streamxf.checkpoint.handles import ObjectHandle, TensorHandle
     from streamxf.codec import BlockInfo, Codec, StreamInfo
     from streamxf.codecs.checksum import Checksum
     from streamxf.codecs.encrypt import Encrypt
     from streamxf.codecs.floatzip import FloatZip
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
-    from streamxf.compare.diff import diff
-    from streamxf.compare.difference import Change, Difference
-    from streamxf.compare.values import Distance
-    from streamxf.convert.pack import pack
-    from streamxf.convert.result import Converted
-    from streamxf.convert.transcode import transcode
-    from streamxf.convert.unpack import unpack
-    from streamxf.convert.unpacked import Unpacked
     from streamxf.dcp.attach import attach
-    from streamxf.dcp.clean import CleanReport, clean
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
     from streamxf.dcp.registry import Registry
-    from streamxf.dcp.rekey.rekey import Recipient, Recipients, add_recipient, recipients, rekey, remove_recipient
-    from streamxf.dcp.salvage.result import Lost, Salvaged
-    from streamxf.dcp.salvage.salvage import salvage
-    from streamxf.dcp.unsafe import UnsafeGlobals, unsafe_globals
-    from streamxf.dcp.verify.report import Damage, VerifyReport
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
-    from streamxf.fileio import decode, encode
-    from streamxf.fileio import open as open  # exported by its name alone
+    from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
     from streamxf.formats.complete import is_complete, latest
-    from streamxf.formats.contents import Contents, Entry, Format, Part
+    from streamxf.formats.contents import Contents, Format
     from streamxf.keys import (
         AwsKms,
         Key,
@@ -64,34 +50,51 @@ if TYPE_CHECKING:
     from streamxf.progress import Progress
     from streamxf.registry import CodecRegistry
     from streamxf.report import LoadReport, Report, SaveReport
-    from streamxf.summary.inspect import inspect
-    from streamxf.summary.page.page import page_of
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.tally import Tally
-    from streamxf.summary.values import Values
+    from streamxf.stream import decode, encode
+    from streamxf.stream import open as open  # exported by its name alone
+    from streamxf.tools.clean import CleanReport, clean
+    from streamxf.tools.convert.pack import pack
+    from streamxf.tools.convert.result import Converted, Unpacked
+    from streamxf.tools.convert.transcode import transcode
+    from streamxf.tools.convert.unpack import unpack
+    from streamxf.tools.diff.diff import diff
+    from streamxf.tools.diff.difference import Change, Difference
+    from streamxf.tools.diff.distance import Distance
+    from streamxf.tools.inspect.inspect import inspect
+    from streamxf.tools.inspect.page.page import page_of
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.tally import Tally
+    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.rekey.recipients import Recipient, Recipients
+    from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
+    from streamxf.tools.salvage.result import Lost, Salvaged
+    from streamxf.tools.salvage.salvage import salvage
+    from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
+    from streamxf.tools.verify.report import Damage, VerifyReport
     from streamxf.tuning.estimate import Estimate
     from streamxf.tuning.recommendation import Recommendation
     from streamxf.tuning.tuner import tune
-    from streamxf.values.histogram import Histogram
-    from streamxf.values.statistics import Statistics
     from streamxf.version import __version__
 
 _HOME = {
     "AwsKms": "streamxf.keys",
     "BlockInfo": "streamxf.codec",
     "Chain": "streamxf.chain",
-    "Change": "streamxf.compare.difference",
+    "Change": "streamxf.tools.diff.difference",
+    "Checkpoint": "streamxf.checkpoint.checkpoint",
     "Checksum": "streamxf.codecs.checksum",
-    "CleanReport": "streamxf.dcp.clean",
+    "Chunk": "streamxf.format.items",
+    "CleanReport": "streamxf.tools.clean",
     "Codec": "streamxf.codec",
     "CodecRegistry": "streamxf.registry",
     "Contents": "streamxf.formats.contents",
-    "Converted": "streamxf.convert.result",
-    "Damage": "streamxf.dcp.verify.report",
-    "Difference": "streamxf.compare.difference",
-    "Distance": "streamxf.compare.values",
+    "Converted": "streamxf.tools.convert.result",
+    "Damage": "streamxf.tools.verify.report",
+    "Difference": "streamxf.tools.diff.difference",
+    "Distance": "streamxf.tools.diff.distance",
     "Encrypt": "streamxf.codecs.encrypt",
-    "Entry": "streamxf.formats.contents",
     "Estimate": "streamxf.tuning.estimate",
     "FileSystemReader": "streamxf.dcp.reader",
     "FileSystemWriter": "streamxf.dcp.writer",
@@ -99,62 +102,66 @@ _HOME = {
     "Format": "streamxf.formats.contents",
     "FsspecReader": "streamxf.dcp.fsspec",
     "FsspecWriter": "streamxf.dcp.fsspec",
-    "Histogram": "streamxf.values.histogram",
+    "Histogram": "streamxf.tools.values.histogram",
     "Key": "streamxf.keys",
     "KeyProvider": "streamxf.keys",
     "KeyRing": "streamxf.keys",
     "LZ4": "streamxf.codecs.lz4",
     "LoadReport": "streamxf.report",
-    "Lost": "streamxf.dcp.salvage.result",
-    "Part": "streamxf.formats.contents",
+    "Lost": "streamxf.tools.salvage.result",
+    "ObjectHandle": "streamxf.checkpoint.handles",
+    "ObjectItem": "streamxf.format.items",
+    "Place": "streamxf.format.items",
     "PrivateKey": "streamxf.keys",
     "Progress": "streamxf.progress",
     "ProgressBar": "streamxf.bar",
     "PublicKey": "streamxf.keys",
-    "Recipient": "streamxf.dcp.rekey.rekey",
-    "Recipients": "streamxf.dcp.rekey.rekey",
+    "Recipient": "streamxf.tools.rekey.recipients",
+    "Recipients": "streamxf.tools.rekey.recipients",
     "Recommendation": "streamxf.tuning.recommendation",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",
-    "Salvaged": "streamxf.dcp.salvage.result",
+    "Salvaged": "streamxf.tools.salvage.result",
     "SaveReport": "streamxf.report",
     "SigningKey": "streamxf.keys",
-    "Statistics": "streamxf.values.statistics",
+    "Statistics": "streamxf.tools.values.statistics",
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
-    "Summary": "streamxf.summary.summary",
-    "Tally": "streamxf.summary.tally",
-    "Unpacked": "streamxf.convert.unpacked",
-    "UnsafeGlobals": "streamxf.dcp.unsafe",
-    "Values": "streamxf.summary.values",
+    "Summary": "streamxf.tools.inspect.summary",
+    "Tally": "streamxf.tools.inspect.tally",
+    "TensorHandle": "streamxf.checkpoint.handles",
+    "TensorItem": "streamxf.format.items",
+    "Unpacked": "streamxf.tools.convert.result",
+    "UnsafeGlobals": "streamxf.tools.unsafe_globals",
+    "Values": "streamxf.tools.inspect.values",
     "VerifyKey": "streamxf.keys",
-    "VerifyReport": "streamxf.dcp.verify.report",
+    "VerifyReport": "streamxf.tools.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
     "__version__": "streamxf.version",
-    "add_recipient": "streamxf.dcp.rekey.rekey",
+    "add_recipient": "streamxf.tools.rekey.rekey",
     "attach": "streamxf.dcp.attach",
-    "clean": "streamxf.dcp.clean",
-    "decode": "streamxf.fileio",
-    "diff": "streamxf.compare.diff",
-    "encode": "streamxf.fileio",
-    "inspect": "streamxf.summary.inspect",
+    "clean": "streamxf.tools.clean",
+    "decode": "streamxf.stream",
+    "diff": "streamxf.tools.diff.diff",
+    "encode": "streamxf.stream",
+    "inspect": "streamxf.tools.inspect.inspect",
     "is_complete": "streamxf.formats.complete",
     "latest": "streamxf.formats.complete",
-    "open": "streamxf.fileio",
-    "pack": "streamxf.convert.pack",
-    "page_of": "streamxf.summary.page.page",
+    "open": "streamxf.stream",
+    "pack": "streamxf.tools.convert.pack",
+    "page_of": "streamxf.tools.inspect.page.page",
     "public_id": "streamxf.keys",
     "read_environment": "streamxf.keys",
     "read_key": "streamxf.keys",
-    "recipients": "streamxf.dcp.rekey.rekey",
-    "rekey": "streamxf.dcp.rekey.rekey",
-    "remove_recipient": "streamxf.dcp.rekey.rekey",
-    "salvage": "streamxf.dcp.salvage.salvage",
-    "transcode": "streamxf.convert.transcode",
+    "recipients": "streamxf.tools.rekey.rekey",
+    "rekey": "streamxf.tools.rekey.rekey",
+    "remove_recipient": "streamxf.tools.rekey.rekey",
+    "salvage": "streamxf.tools.salvage.salvage",
+    "transcode": "streamxf.tools.convert.transcode",
     "tune": "streamxf.tuning.tuner",
-    "unpack": "streamxf.convert.unpack",
-    "unsafe_globals": "streamxf.dcp.unsafe",
-    "verify": "streamxf.checking.verify",
+    "unpack": "streamxf.tools.convert.unpack",
+    "unsafe_globals": "streamxf.tools.unsafe_globals",
+    "verify": "streamxf.tools.verify.verify",
     "write_key": "streamxf.keys",
 }
 
@@ -164,7 +171,9 @@ __all__ = [
     "BlockInfo",
     "Chain",
     "Change",
+    "Checkpoint",
     "Checksum",
+    "Chunk",
     "CleanReport",
     "Codec",
     "CodecRegistry",
@@ -174,7 +183,6 @@ __all__ = [
     "Difference",
     "Distance",
     "Encrypt",
-    "Entry",
     "Estimate",
     "FileSystemReader",
     "FileSystemWriter",
@@ -189,7 +197,9 @@ __all__ = [
     "LZ4",
     "LoadReport",
     "Lost",
-    "Part",
+    "ObjectHandle",
+    "ObjectItem",
+    "Place",
     "PrivateKey",
     "Progress",
     "ProgressBar",
@@ -207,6 +217,8 @@ __all__ = [
     "StreamxfError",
     "Summary",
     "Tally",
+    "TensorHandle",
+    "TensorItem",
     "Unpacked",
     "UnsafeGlobals",
     "Values",

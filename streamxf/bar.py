@@ -1,7 +1,7 @@
-"""`ProgressBar`: how far some work has come, on the terminal.
+"""`ProgressBar`: progress on the terminal.
 
-Those who work only count, each thread in a cell of its own. A thread of the bar's looks at the sums now and then and
-draws, so the work never waits for the terminal, and what takes less than a second never even imports rich.
+Working threads only count, each in a cell of its own. The bar's own thread reads the sums from time to time and draws,
+so the work never waits for the terminal, and operations of less than a second never even import rich.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from streamxf.wording import rate_text, size_text
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-_PATIENCE = 1.0  # seconds; nobody has to see how far something is that is over by then
+_PATIENCE = 1.0  # seconds; what is over by then needs no bar
 _TICK = 0.1
-_WIDTH = 24  # of the bar itself: with all that stands beside it a line fits into 80 columns
+_WIDTH = 24  # of the bar itself: with all that is beside it a line fits into 80 columns
 
 _drawing = threading.Lock()  # two bars would write over each other; the second one appears when the first has gone
 
@@ -28,8 +28,8 @@ _drawing = threading.Lock()  # two bars would write over each other; the second 
 class ProgressBar:
     """A `Progress` for people: bytes, rate and time left, on stderr.
 
-    It appears after a second, and never where stderr is no terminal. Of work that ends well one line stays; after an
-    exception nothing does. Any number of threads may tell it what they did.
+    It appears after a second, and only if stderr is a terminal. One line stays after success, and nothing after an
+    exception. Any number of threads may report to it.
 
         with ProgressBar("Verifying") as bar:
             report = streamxf.verify(path, progress=bar)
@@ -42,7 +42,7 @@ class ProgressBar:
     Raises
     ------
     UnsupportedError
-        If rich is not installed, which draws it.
+        If rich, which draws it, is not installed.
     """
 
     def __init__(self, title: str) -> None:
@@ -79,8 +79,8 @@ class ProgressBar:
                 thread.start()
                 self._thread = thread
             except RuntimeError:
-                """No more threads are to be had; the work is done all the same."""
-            except BaseException:  # an interrupt, after which nobody would come by `__exit__`
+                """There are no more threads to be had; the work goes on without a bar."""
+            except BaseException:  # an interrupt, after which `__exit__` would not be called
                 self._over.set()
                 raise
         return self
@@ -102,7 +102,7 @@ class ProgressBar:
         try:
             self._draw(terminal)
         except (OSError, ValueError):
-            """The terminal has gone, or somebody has closed stderr: there is nobody to show anything to."""
+            """The terminal is gone, or stderr was closed."""
         finally:
             _drawing.release()
 
@@ -111,7 +111,7 @@ class ProgressBar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(file=terminal)
-        if console.is_dumb_terminal:  # it could only be told line after line
+        if console.is_dumb_terminal:  # it could only print line after line
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -127,7 +127,7 @@ class ProgressBar:
         task.start_time = self._begin
         self._update(progress, task)
         with progress:
-            console.show_cursor()  # a process that is killed could not bring it back
+            console.show_cursor()  # a process that is killed could not restore it
             while not self._over.wait(_TICK):
                 self._update(progress, task)
                 progress.refresh()
@@ -151,7 +151,7 @@ class ProgressBar:
 
 
 class _Cell:
-    """What one thread has told."""
+    """The counts of one thread."""
 
     __slots__ = ("done", "expected")
 
@@ -161,15 +161,13 @@ class _Cell:
 
 
 def check_installed() -> None:
-    """Raise UnsupportedError if there can be no bar for want of rich."""
+    """Raise UnsupportedError if rich, which draws the bar, is not installed."""
     if find_spec("rich") is None:
         raise UnsupportedError("a progress bar needs rich: pip install 'streamxf[cli]', or leave progress=True out")
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether somebody sees what is written to `stream`; it may be None, closed, or anything that somebody put in the
-    place of ``sys.stderr``.
-    """
+    """Whether `stream` is a terminal; it may be None, closed, or any replacement of ``sys.stderr``."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Buffer
 
@@ -24,12 +24,8 @@ class Writable(Protocol):
 
 
 def flat_view(data: Buffer) -> memoryview:
-    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy.
-
-    Raises
-    ------
-    TypeError
-        If `data` has no buffer, or one that is not contiguous.
+    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy. Raises TypeError if
+    `data` has no buffer, or one that is not contiguous.
     """
     view = memoryview(data)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
@@ -42,12 +38,8 @@ def flat_view(data: Buffer) -> memoryview:
 
 
 def write_all(file: Writable, data: Buffer) -> int:
-    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes.
-
-    Raises
-    ------
-    OSError
-        If `file` takes nothing (a full or non-blocking file).
+    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes. Raises OSError if
+    `file` takes nothing (a full or non-blocking file).
     """
     view = flat_view(data)
     written = 0
@@ -80,7 +72,7 @@ class Scratch:
         return memoryview(buffer)[:size]
 
     def extended(self, block: memoryview, size: int) -> memoryview | None:
-        """`block` and `size` writable bytes behind it, where it lies at the start of a buffer with room for them; else
+        """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough; else
         None.
         """
         buffer = block.obj
@@ -119,8 +111,7 @@ class ScratchPool:
 _local = threading.local()
 
 
-@contextmanager
-def borrowed(factory: Callable[..., T], *arguments: Hashable) -> Iterator[T]:
+class borrowed(Generic[T]):
     """Lend what ``factory(*arguments)`` made, to this thread and for as long as the ``with`` block runs.
 
     For compression contexts and workspaces, which are costly to make and must not be shared. What is given back is lent
@@ -128,13 +119,23 @@ def borrowed(factory: Callable[..., T], *arguments: Hashable) -> Iterator[T]:
     the middle of another block of the same thread, and is lent another one. What an exception left in an unknown state
     is not lent again.
     """
-    made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
-    if made is None:
-        made = _local.made = {}
-    free = made.setdefault((factory, arguments), [])
-    try:
-        lent: T = free.pop()
-    except IndexError:
-        lent = factory(*arguments)
-    yield lent
-    free.append(lent)
+
+    __slots__ = ("_free", "_lent", "_make")
+
+    def __init__(self, factory: Callable[..., T], *arguments: Hashable) -> None:
+        made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
+        if made is None:
+            made = _local.made = {}
+        self._free: list[T] = made.setdefault((factory, arguments), [])
+        self._make = partial(factory, *arguments)
+
+    def __enter__(self) -> T:
+        try:
+            self._lent = self._free.pop()
+        except IndexError:
+            self._lent = self._make()
+        return self._lent
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._free.append(self._lent)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Union
+from typing import TYPE_CHECKING, Union, cast
 
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ChainError, DescriptorError, ParameterError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import BUILTINS, CodecRegistry, short_name
+
+if TYPE_CHECKING:
+    from streamxf.codecs.encrypt import Encrypt
 
 MAX_CODECS = 8
 
@@ -79,7 +82,7 @@ class Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
-        and parameters joined by commas. The empty text is the empty chain.
+        and parameters joined by commas. The empty string is the empty chain.
 
         Raises
         ------
@@ -91,8 +94,8 @@ class Chain:
         UnknownCodecError
             If a name is unknown.
         """
-        registry = registry or CodecRegistry()
-        return cls(_parse_codec(part.strip(), keys, registry) for part in text.split("+")) if text.strip() else cls()
+        registry, ring = registry or CodecRegistry(), KeyRing.of(keys)
+        return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
 
     def __str__(self) -> str:
         return "+".join(_format_codec(codec) for codec in self.codecs)
@@ -113,30 +116,14 @@ class Chain:
         """The codecs' descriptors in save order."""
         return tuple(codec.descriptor() for codec in self.codecs)
 
-    @classmethod
-    def from_descriptors(
-        cls, descriptors: Iterable[Descriptor | str], keys: KeysLike = None, registry: CodecRegistry | None = None
-    ) -> Chain:
-        """Rebuild a chain from its descriptors in save order.
-
-        Raises
-        ------
-        UnknownCodecError, DescriptorError, KeyMissingError, WrongKeyError
-            As `CodecRegistry.build`.
-        """
-        registry = registry or CodecRegistry()
-        ring = KeyRing.of(keys)
-        parsed = (Descriptor.parse(item) if isinstance(item, str) else item for item in descriptors)
-        return cls(registry.build(descriptor, ring) for descriptor in parsed)
-
     def renew(self) -> Chain:
-        """The chain for one save: whatever is drawn at random for each save is drawn anew."""
+        """The chain for one save: whatever is random for each save is drawn again."""
         return Chain(codec.renew() for codec in self.codecs)
 
-    @property
-    def encryption(self) -> Codec | None:
+    @cached_property
+    def encryption(self) -> Encrypt | None:
         """The chain's Encrypt codec, or None."""
-        return next((codec for codec in self.codecs if codec.name == ENCRYPT), None)
+        return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
 
 
 def _check_order(codecs: tuple[Codec, ...]) -> None:
@@ -145,7 +132,7 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
     encrypted = False
     for codec in codecs:
         if not isinstance(codec, Codec):
-            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is none")
+            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
         if encrypted and codec.role == "encryption":
             raise ChainError(
                 "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
@@ -158,7 +145,7 @@ def _check_order(codecs: tuple[Codec, ...]) -> None:
         encrypted = encrypted or codec.role == "encryption"
 
 
-def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
+def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not name or (colon and not rest):
         raise ChainError(f"chain text: {text!r} is not name or name:key=value,key=value")
@@ -167,36 +154,20 @@ def _parse_codec(text: str, keys: KeysLike, registry: CodecRegistry) -> Codec:
     for pair in rest.split(",") if rest else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key or key in parameters:
-            raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or stands twice")
+            raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or is given twice")
         parameters[key] = value
-    if full == ENCRYPT:
-        return _parse_encrypt(parameters, KeyRing.of(keys))
     if "." not in full:
         shorts = ", ".join(map(short_name, BUILTINS))
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )
-    cls = registry.find(full)
     try:
-        return cls.from_parameters(parameters)
+        return registry.find(full).from_text(parameters, keys)
     except DescriptorError as error:  # which is about a checkpoint's descriptor everywhere else
         raise ChainError(f"chain text: {error.message}") from None
 
 
-def _parse_encrypt(parameters: dict[str, str], ring: KeyRing) -> Codec:
-    from streamxf.codecs.encrypt import Encrypt
-
-    if parameters:
-        raise ChainError("chain text: encrypt takes no parameters")
-    if len(ring) != 1:
-        raise ChainError(f"chain text: 'encrypt' needs exactly one key in keys=, and there are {len(ring)}")
-    return Encrypt(ring)
-
-
 def _format_codec(codec: Codec) -> str:
-    name = short_name(codec.name)
-    if codec.name == ENCRYPT:
-        return name
-    descriptor = codec.descriptor()
+    name, descriptor = short_name(codec.name), codec.descriptor()
     parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
     return f"{name}:{parameters}" if parameters else name

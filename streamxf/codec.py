@@ -11,13 +11,17 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, ClassVar, Literal, Self, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError
+
+if TYPE_CHECKING:
+    from streamxf.keys import KeyRing
+    from streamxf.keys.datakey import DataKey
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
@@ -68,9 +72,9 @@ class BlockInfo:
     stream : StreamInfo
         Facts about the stream.
     scratch : callable
-        ``scratch(size)`` gives `size` bytes of reused writable memory, valid until the block has left the chain. A
-        codec that returns (a part of) it saves an allocation; using it is optional. A second call may give the same
-        memory again.
+        ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the chain. A
+        codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the same
+        memory.
     memory : Scratch or None
         All scratch memory of the block; `extend` uses it.
     """
@@ -86,9 +90,9 @@ class BlockInfo:
     def extend(self, block: memoryview, size: int) -> memoryview:
         """Return writable memory that begins with `block` and goes on for `size` more bytes.
 
-        There is no copy where the codec before left the block at the start of the chain's own scratch memory, which is
-        what most codecs do; else it is copied into `scratch` memory. For `encode`; use it instead of `scratch`, to put
-        something behind a block.
+        Nothing is copied if the codec before left the block at the start of the chain's own scratch memory, as most
+        codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to append
+        something to a block.
 
         Parameters
         ----------
@@ -119,7 +123,7 @@ class Codec(abc.ABC):
     name : str
         The name in descriptors and of the entry point, such as ``acme.delta``.
     version : int
-        Raised whenever the encoded bytes change their meaning.
+        Increased whenever the meaning of the encoded bytes changes.
     role : str
         ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec.
         Only a checksum may follow encryption.
@@ -157,7 +161,7 @@ class Codec(abc.ABC):
     # -- descriptor --------------------------------------------------------------------------------
 
     def descriptor(self) -> Descriptor:
-        """Describe the codec so that a reader can rebuild it."""
+        """Describe the codec so that a reader can `rebuild` it."""
         bound: list[tuple[str, str]] = []
         fragment: list[tuple[str, str]] = []
         for field in parameter_fields(type(self)):
@@ -189,6 +193,51 @@ class Codec(abc.ABC):
             values[key] = _from_text(cls.name, key, text, known[key])
         return cls(**values)
 
+    @classmethod
+    def rebuild(cls, descriptor: Descriptor, keys: KeyRing | DataKey | None = None) -> Self:
+        """Make the codec that a descriptor describes.
+
+        Parameters
+        ----------
+        descriptor : Descriptor
+        keys : KeyRing or DataKey, optional
+            For a codec that encrypts: keys that may open its data key, or that data key.
+
+        Raises
+        ------
+        DescriptorError
+            If the descriptor is not one that this codec writes.
+        ParameterError
+            If a value is out of range.
+        """
+        made = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        own = made.descriptor()
+        # nothing binds a fragment to the data, so it must not say how to decode it
+        free = {key for key, _ in own.fragment}
+        if own.parameters != descriptor.parameters or not all(key in free for key, _ in descriptor.fragment):
+            raise DescriptorError(
+                f"descriptor {shorten(str(descriptor))!r}: a parameter has its default before '#', or is on the wrong "
+                f"side of '#'; {cls.name} itself writes {shorten(str(own))!r}"
+            )
+        return made
+
+    @classmethod
+    def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
+        """Make the codec for a chain's text form, ``zstd:level=3``.
+
+        Parameters
+        ----------
+        parameters : mapping of str to str
+        keys : KeyRing
+            The keys given with the text, for a codec that encrypts.
+
+        Raises
+        ------
+        DescriptorError, ParameterError
+            As `from_parameters`.
+        """
+        return cls.from_parameters(parameters)
+
     # -- torch's extension interface ---------------------------------------------------------------
     # Torch's own writers and readers call these. The streams are made in streamxf.dcp, which is imported only then:
     # this module stays free of torch.
@@ -200,11 +249,10 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what stands after the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
+        """Make the codec from what follows the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
         for it.
         """
-        descriptor = Descriptor.parse(f"{cls.name}/{version}")
-        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
 
     def get_descriptor(self) -> str:
         """The descriptor's text, as torch's writers ask for it."""

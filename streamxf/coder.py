@@ -7,7 +7,6 @@ the block stays in cache.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,54 +16,40 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
+from streamxf.format.limits import stage_limit
 from streamxf.meter import Meter
 
 
 class StreamCoder:
     """A chain made ready for one stream: encodes and decodes its blocks, from any thread.
 
-    Parameters
-    ----------
-    chain : Chain
-    stream : StreamInfo
-    started : mapping of Codec to state, optional
-        For codecs whose `Codec.start` was called already.
-    meter : Meter, optional
-        Is told how long each codec takes.
+    - `encryption`: what `Codec.start` of the chain's `Encrypt` gave, if it was called already.
+    - `meter`: is told how long each codec takes.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        stream: StreamInfo,
-        started: Mapping[Codec, Any] | None = None,
-        *,
-        meter: Meter | None = None,
-    ) -> None:
+    def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:
         self.stream = stream
         self._meter = meter
         self.stage_limit = stage_limit(stream.block_size)
-        states = started or {}
-        self._steps = [(codec, states[codec] if codec in states else codec.start(stream)) for codec in chain]
+        self._steps = [
+            (codec, encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream))
+            for codec in chain
+        ]
 
     @classmethod
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
 
-        Raises
-        ------
-        AuthenticationError
-            If the seal is not what the key gives, or one of the two is missing. No other codec has seen the stream
-            then.
+        Raises AuthenticationError if the seal does not match the key, or one of the two is missing. No other codec has
+        seen the stream then.
         """
-        encryption = chain.encryption
-        started = {} if encryption is None else {encryption: encryption.start(stream)}
-        expected = None if encryption is None else started[encryption].seal
+        state = chain.encryption.start(stream) if chain.encryption is not None else None
+        expected = state.seal if state is not None else None
         if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
             raise AuthenticationError(
                 "the container's seal does not match: its header was altered, or it was sealed under another data key"
             )
-        return cls(chain, stream, started, meter=meter)
+        return cls(chain, stream, state, meter=meter)
 
     @property
     def seal(self) -> bytes | None:
@@ -84,14 +69,12 @@ class StreamCoder:
     ) -> memoryview:
         """Pass one stored block through the chain, back to front.
 
-        Parameters
-        ----------
-        out : memoryview, optional
-            Where the block belongs. It is filled and returned, and the block must have exactly its size. Without it the
-            result may lie in `scratch`, and is at most a block long.
+        - `out`: where the block belongs. It is filled and returned, and the block must have exactly its size. Without
+          it the result may lie in `scratch`, and is at most a block long.
         """
         limit = self.stream.block_size if out is None else len(out)
-        for step, (codec, state) in reversed(list(enumerate(self._steps))):
+        for step in range(len(self._steps) - 1, -1, -1):
+            codec, state = self._steps[step]
             final = step == 0
             take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
             info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
@@ -105,7 +88,7 @@ class StreamCoder:
         return block if out is None else out
 
     def _run(self, step: Any, codec: Codec, block: memoryview, info: BlockInfo) -> memoryview:
-        begin = perf_counter()
+        begin = perf_counter() if self._meter is not None else 0.0
         try:
             result = flat_view(step(block, info))
         except StreamxfError as error:
@@ -127,11 +110,6 @@ class StreamCoder:
                 item=self.stream.item,
             )
         return result
-
-
-def stage_limit(block_size: int) -> int:
-    """E(b) of the format: the most bytes that any codec of a chain may give or take for a block."""
-    return block_size + block_size // 16 + 1024
 
 
 def _take_out(out: memoryview, scratch: Scratch, step: int, size: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Descriptors: the text by which a codec is recorded, ``streamxf.checksum/1?algorithm=sha256``; docs/format.md,
+"""Descriptors: the text that records a codec, ``streamxf.checksum/1?algorithm=sha256``; docs/format/codecs.md,
 "Descriptors".
 """
 
@@ -12,7 +12,7 @@ from streamxf.errors import DescriptorError
 
 ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
 
-MAX_BOUND = 4096
+MAX_BOUND = 1024
 MAX_FRAGMENT = 32768
 MAX_NAME = 64
 
@@ -37,7 +37,8 @@ class Descriptor:
     parameters : tuple of (str, str)
         What a decoder needs; sorted by key, without those that equal their defaults.
     fragment : tuple of (str, str)
-        What may change while the stored blocks stay: encoding parameters and wrapped keys. Never bound to the data.
+        What may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of torch's
+        writers. Never bound to the data.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Descriptor:
 
     @property
     def bound(self) -> str:
-        """The descriptor without its fragment, as it stands in a container's header."""
+        """The descriptor without its fragment, as a container's header has it."""
         return f"{self.name}/{self.version}" + ("?" + format_parameters(self.parameters) if self.parameters else "")
 
     def __str__(self) -> str:
@@ -55,12 +56,8 @@ class Descriptor:
 
     @classmethod
     def parse(cls, text: str) -> Descriptor:
-        """Read a descriptor.
-
-        Raises
-        ------
-        DescriptorError
-            If `text` is not a descriptor, or is longer than the format allows.
+        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format
+        allows.
         """
         bound, marker, fragment = text.partition("#")
         if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
@@ -73,18 +70,16 @@ class Descriptor:
                 f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535"
             )
         if (question and not query) or (marker and not fragment):
-            raise DescriptorError(f"descriptor {shorten(text)!r}: nothing stands after '?' or '#'")
-        return cls(name, int(version), parse_parameters(query), parse_parameters(fragment, repeatable=("w",)))
+            raise DescriptorError(f"descriptor {shorten(text)!r}: nothing follows '?' or '#'")
+        parameters = parse_parameters(query)
+        if list(parameters) != sorted(parameters):
+            raise DescriptorError(f"descriptor {shorten(text)!r}: the parameters after '?' are not sorted by key")
+        repeatable = ("w",) if name == ENCRYPT else ()
+        return cls(name, int(version), parameters, parse_parameters(fragment, repeatable))
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a codec may have it.
-
-    Raises
-    ------
-    DescriptorError
-        If it may not.
-    """
+    """Return `name` if a codec may have it. Raises DescriptorError if it may not."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise DescriptorError(
             f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at "
@@ -98,17 +93,13 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
     pairs = tuple(parameters)
     for key, value in pairs:
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            raise DescriptorError(f"parameter {shorten(key)}={shorten(value)!r} cannot stand in a descriptor")
+            raise DescriptorError(f"parameter {shorten(key)}={shorten(value)!r} cannot be written in a descriptor")
     return "&".join(f"{key}={value}" for key, value in pairs)
 
 
 def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
-    """Read ``k=v&k=v``; a key stands once, except those in `repeatable`.
-
-    Raises
-    ------
-    DescriptorError
-        If `text` is not well formed.
+    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError if `text` is not well
+    formed.
     """
     if not text:
         return ()
@@ -119,12 +110,12 @@ def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise DescriptorError(f"descriptor parameter {shorten(part)!r} is not of the form key=value")
         if key in seen and key not in repeatable:
-            raise DescriptorError(f"descriptor parameter {shorten(key)!r} stands twice")
+            raise DescriptorError(f"descriptor parameter {shorten(key)!r} is given twice")
         seen.add(key)
         pairs.append((key, value))
     return tuple(pairs)
 
 
 def shorten(text: str, width: int = 80) -> str:
-    """Cut text from an untrusted place to a length that fits an error message."""
+    """Cut untrusted text to a length that fits an error message."""
     return text if len(text) <= width else text[: width - 3] + "..."

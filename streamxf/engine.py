@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -44,12 +44,8 @@ class Job(Generic[T]):
     The lock is a bare one and is taken from its birth until the call is over. ``concurrent.futures.Future`` waits on a
     condition, whose Python code an interrupt can leave with its lock taken, on which the worker would then hang.
 
-    Attributes
-    ----------
-    size : int
-        Bytes that the job or its result hold.
-    finished : bool
-        Whether it will not run any more, nor is running.
+    - `size`: bytes that the job or its result hold.
+    - `finished`: whether it will not run any more, nor is running.
     """
 
     __slots__ = ("__weakref__", "_begun", "_call", "_cancelled", "_error", "_over", "_result", "finished", "size")
@@ -92,12 +88,8 @@ class Job(Generic[T]):
             self._over.acquire()
 
     def result(self, timeout: float = -1) -> T:
-        """Wait for the call, and return or raise what it did.
-
-        Raises
-        ------
-        TimeoutError
-            If it is not over after `timeout` seconds.
+        """Wait for the call, and return or raise what it did. Raises TimeoutError if it is not over after `timeout`
+        seconds.
         """
         if not self.finished and not self._over.acquire(timeout=timeout):
             raise TimeoutError(f"the job did not end within {timeout} s")
@@ -111,7 +103,7 @@ class Job(Generic[T]):
         return cast("T", result)
 
 
-class Tally:
+class _Tally:
     """What jobs hold of one thing, by job.
 
     Each change is one call into C. An entry goes by itself when its job is no more.
@@ -134,7 +126,7 @@ class Tally:
         return len(self._held)
 
 
-class Budget:
+class JobBudget:
     """Counts the unfinished jobs of the whole process, and the bytes that jobs and results hold.
 
     Results that wait to be taken out count as bytes only: a stream that is written to now and then, and holds finished
@@ -146,8 +138,8 @@ class Budget:
         self.limit_bytes = size
         # reentrant: the garbage collector, or a signal's handler, may use a stream in the middle of `take`
         self._lock = threading.RLock()
-        self._unfinished = Tally()
-        self._held = Tally()
+        self._unfinished = _Tally()
+        self._held = _Tally()
         self.peak_jobs = 0
         self.peak_bytes = 0
 
@@ -183,7 +175,7 @@ class Budget:
         self._held.remove(job)
 
     def reset_peak(self) -> None:
-        """Start to count the peaks anew."""
+        """Reset the peaks."""
         with self._lock:
             self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
 
@@ -193,12 +185,12 @@ class Engine:
 
     The threads are plain daemons over a queue, not a `ThreadPoolExecutor`: that takes no work while the interpreter
     exits, though saves in the background may still be under way; it holds a lock while it takes work, on which a signal
-    handler that saves would wait for ever; and it queues a job even when it fails because no thread can be started.
+    handler that saves would wait forever; and it queues a job even when it fails because no thread can be started.
     """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.budget = Budget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
+        self.budget = JobBudget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0
@@ -273,93 +265,76 @@ if hasattr(os, "register_at_fork"):
 
 
 class Pipeline(Generic[T]):
-    """One stream's jobs: run in parallel, taken out in order.
+    """One stream's jobs: run in parallel, their results handed out in the order of submission.
 
-    Parameters
-    ----------
-    sink : callable
-        Gets each result, in the order of submission, in the thread that calls `submit` and `settle`. It may itself
-        neither submit nor settle.
-
-    Attributes
-    ----------
-    peak_jobs : int
-        The most jobs that this stream had in flight: submitted and not taken out.
+    - `peak_jobs`: the most jobs that this stream had in flight: submitted and not handed out.
     """
 
-    def __init__(self, sink: Callable[[T], None]) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
         self._engine = shared()
         self._flying: deque[Job[T]] = deque()
         self.peak_jobs = 0
 
-    def submit(self, call: Callable[[], T], size: int) -> None:
-        """Make `call`, which holds about `size` bytes, in a worker; may first wait for earlier ones and hand out their
-        results.
+    def submit(self, call: Callable[[], T], size: int) -> list[T]:
+        """Make `call`, which holds about `size` bytes, in a worker.
 
-        Raises
-        ------
-        Exception
-            Whatever an earlier job or the sink raised. All other jobs are then cancelled and none is running any more.
-        AbortedError
-            After a fork.
+        Returns the results of earlier jobs: those that are there, and those that had to be waited for until there was
+        room. Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
+        AbortedError after a fork.
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")
-        budget = self._engine.budget
-        job = Job(call, size)
+        results = self._enter(Job(call, size), self._engine.submit)
+        self.peak_jobs = max(self.peak_jobs, len(self._flying))
+        return results
+
+    def put(self, result: T, size: int) -> list[T]:
+        """Let a result take its turn that is there already, and holds about `size` bytes; as `submit`.
+
+        For what is so small that waking a worker would take longer.
+        """
+        if not self._flying:
+            return [result]
+        return self._enter(Job(lambda: result, size), lambda job: job.run(self._engine.budget.finished))
+
+    def _enter(self, job: Job[T], start: Callable[[Job[T]], object]) -> list[T]:
+        """Start a job once there is room for it, and give the results that had to be taken out."""
         try:
-            while self._flying and self._flying[0].finished:
-                self._take_out()
+            results = self.collect()
             self._flying.append(job)  # from here on whoever cancels returns its room
-            while not budget.take(job, always=self._flying[0] is job):
-                self._take_out()
-            self.peak_jobs = max(self.peak_jobs, len(self._flying))
-            self._engine.submit(job)
+            while not self._engine.budget.take(job, always=self._flying[0] is job):
+                results.append(self._take_out())
+            start(job)
         except BaseException:
             self.cancel()
             raise
+        return results
 
-    def narrow(self, most: int) -> None:
-        """Wait, and hand out results, until at most `most` jobs are not taken out; raises as `submit`.
+    def narrow(self, most: int) -> list[T]:
+        """Wait until at most `most` jobs are not handed out, and give the results of the others; raises as `submit`.
 
         The budget lets finished ones wait by their bytes. Where little memory matters more than that a job which takes
-        long holds nobody up, this keeps them few.
+        long blocks nothing, this keeps them few.
         """
-        try:
-            while len(self._flying) > most:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+        return self._taken_while(lambda: len(self._flying) > most)
 
-    def collect(self) -> bool:
-        """Hand out results as far as they are there; whether no job is left. Raises as `submit`."""
-        try:
-            while self._flying and self._flying[0].finished:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
-        return not self._flying
+    def collect(self) -> list[T]:
+        """The results that are there, as far as no earlier one is missing; raises as `submit`."""
+        return self._taken_while(lambda: bool(self._flying) and self._flying[0].finished)
 
-    def wait(self) -> None:
-        """Wait for the oldest job, if there is one, and hand out its result; raises as `submit`."""
-        try:
-            if self._flying:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+    def results(self) -> Iterator[T]:
+        """Wait for all jobs, and give their results one by one; raises as `submit`."""
+        while self._flying:
+            try:
+                result = self._take_out()
+            except BaseException:
+                self.cancel()
+                raise
+            yield result
 
-    def settle(self) -> None:
-        """Wait for all jobs and hand out their results; raises as `submit`."""
-        try:
-            while self._flying:
-                self._take_out()
-        except BaseException:
-            self.cancel()
-            raise
+    def __len__(self) -> int:
+        """Jobs whose results were not handed out."""
+        return len(self._flying)
 
     def cancel(self) -> None:
         """Drop all jobs. Returns when none is running, so that the memory they work on may go; so does an interrupt
@@ -403,11 +378,19 @@ class Pipeline(Generic[T]):
             if self._flying and self._flying[0] is job:
                 self._flying.popleft()
 
-    def _take_out(self) -> None:
+    def _taken_while(self, condition: Callable[[], bool]) -> list[T]:
+        results = []
+        try:
+            while condition():
+                results.append(self._take_out())
+        except BaseException:
+            self.cancel()
+            raise
+        return results
+
+    def _take_out(self) -> T:
         job = self._flying[0]
         result = job.result()
         self._flying.popleft()
-        try:
-            self._sink(result)
-        finally:
-            self._engine.budget.give(job)
+        self._engine.budget.give(job)
+        return result

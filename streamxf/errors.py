@@ -2,9 +2,9 @@
 
 Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while
 the error travels outwards. Names come from checkpoints and messages may quote them, so the text of an error has every
-character that would end a line or steer a terminal escaped; the attributes ``file`` and ``item`` keep names as they
+character that would end a line or control a terminal escaped; the attributes ``file`` and ``item`` keep names as they
 are. All classes survive a pickle round trip, because DCP sends errors between ranks by pickle,
-and one that fails to unpickle leaves the other ranks waiting for their time-out.
+and one that fails to unpickle leaves the other ranks waiting for their timeout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def escaped(text: str) -> str:
-    """Text in which every character that would end the line or steer a terminal is written as in Python's strings."""
+    """Text in which every character that would end the line or control a terminal is escaped as in Python's strings."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -67,7 +67,7 @@ def _rebuild(
 
 @contextmanager
 def located(*, file: str | None = None, item: str | None = None) -> Iterator[None]:
-    """Tell every `StreamxfError` that passes through here its place."""
+    """Fill in the place of every `StreamxfError` that passes through."""
     try:
         yield
     except StreamxfError as error:
@@ -75,17 +75,8 @@ def located(*, file: str | None = None, item: str | None = None) -> Iterator[Non
         raise
 
 
-def names_no_file(error: OSError) -> bool:
-    """Whether the system says that there is no such file, nor can be: its path leads through another file or in
-    circles, or has a part that is too long.
-    """
-    if isinstance(error, FileNotFoundError | NotADirectoryError):  # fsspec's have no number
-        return True
-    return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
-
-
 class ParameterError(StreamxfError, ValueError):
-    """A codec, a key or a writer was made with a parameter that it does not take."""
+    """A parameter of a codec, a key or a function has a value that it does not take."""
 
 
 class ChainError(StreamxfError, ValueError):
@@ -101,7 +92,7 @@ class UnknownCodecError(StreamxfError):
 
 
 class CodecNotAllowedError(StreamxfError):
-    """The codec exists, but the caller's allow-list does not hold it."""
+    """The codec exists, but is not in the caller's allow-list."""
 
 
 class DuplicateCodecError(StreamxfError):
@@ -109,11 +100,11 @@ class DuplicateCodecError(StreamxfError):
 
 
 class CodecError(StreamxfError):
-    """A codec could not turn a block, or gave something that no codec may give."""
+    """A codec could not encode or decode a block, or returned an invalid result."""
 
 
 class ChecksumError(CodecError):
-    """What a checksum codec finds differs from what it stored."""
+    """A checksum does not match."""
 
 
 class ContainerError(StreamxfError):
@@ -125,11 +116,11 @@ class BlockError(ContainerError):
 
 
 class IdentityError(StreamxfError):
-    """The container is whole, but it is another item's, another chain's or another save's."""
+    """The container is intact, but belongs to another item, chain or save."""
 
 
 class KeyMissingError(StreamxfError):
-    """Something is encrypted and no key was given that opens it."""
+    """Something is encrypted, and no given key opens it."""
 
 
 class WrongKeyError(StreamxfError):
@@ -141,7 +132,7 @@ class KeyFileError(StreamxfError):
 
 
 class KeyServiceError(StreamxfError):
-    """A service that holds a key cannot be asked, or does not allow it."""
+    """A key service cannot be reached, or refuses."""
 
 
 class AuthenticationError(StreamxfError):
@@ -149,11 +140,11 @@ class AuthenticationError(StreamxfError):
 
 
 class MetadataError(StreamxfError):
-    """``.metadata`` is damaged, inconsistent or holds something that is not metadata."""
+    """``.metadata`` is damaged or inconsistent, or is not metadata."""
 
 
 class NoCheckpointError(MetadataError):
-    """There is no checkpoint at all where one was looked for."""
+    """There is no checkpoint at this path."""
 
 
 class PolicyError(StreamxfError):
@@ -169,13 +160,13 @@ class AbortedError(StreamxfError):
 
 
 class ForeignError(StreamxfError):
-    """Something that is not streamxf's failed, a codec's library or a store, in a way that cannot be sent to the other
-    ranks as it is. The message has the class and the text.
+    """An error from elsewhere, such as a storage package, that cannot be sent to other ranks as it is. The message has
+    its class and text.
     """
 
 
 class NoSpaceError(StreamxfError, OSError):
-    """What is to be saved does not fit on the disk; found out before it was written. ``errno`` is ``ENOSPC``."""
+    """The save does not fit on the disk; raised before anything is written. ``errno`` is ``ENOSPC``."""
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
         super().__init__(message, file=file, item=item, block=block)

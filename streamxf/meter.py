@@ -12,16 +12,10 @@ from collections import defaultdict
 class Cell:
     """What one thread has counted.
 
-    Attributes
-    ----------
-    items, raw_bytes, stored_bytes : int
-        Items that are done, their bytes before the chain, and in storage.
-    io_seconds : float
-        Spent in reads, or in writes, flushes and syncs.
-    peak_blocks : int
-        The most blocks that were in flight at a time.
-    busy : mapping of str to float
-        Seconds spent in each codec, by its name.
+    - `items`, `raw_bytes`, `stored_bytes`: items that are done, their bytes before the chain, and in storage.
+    - `io_seconds`: spent in reads, or in writes, flushes and syncs.
+    - `peak_blocks`: the most blocks that were in flight at a time.
+    - `busy`: seconds spent in each codec, by its name.
     """
 
     __slots__ = ("busy", "io_seconds", "items", "peak_blocks", "raw_bytes", "stored_bytes")

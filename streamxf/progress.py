@@ -1,4 +1,4 @@
-"""`Progress`: who wants to know how far a long piece of work has come; and what items bring it."""
+"""`Progress`: receives the progress of long operations; and the share of each item in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What the functions that take ``progress=`` tell how far they are, in bytes. Any thread may call it."""
+    """What functions report their progress to, in bytes, by ``progress=``. Any thread may call it."""
 
     def expect(self, count: int) -> None:
         """Say that there are `count` bytes to do, besides those that were expected before."""
@@ -18,14 +18,8 @@ class Progress(Protocol):
 
 
 class Share:
-    """What a single item brings a `Progress`: in the end just what was expected of it, however often parts of it are
-    read or how much stands around them. Any thread may call it.
-
-    Parameters
-    ----------
-    progress : Progress
-        Expects `size` already.
-    size : int
+    """The share of one item in a `Progress`, which expects `size` already: in the end exactly `size`, however often
+    parts of it are read, and however much is read around them. Any thread may call it.
     """
 
     __slots__ = ("_left", "_lock", "_progress")
@@ -52,14 +46,7 @@ class Share:
 
 
 class Shares:
-    """The shares of items that are done one after the other.
-
-    Parameters
-    ----------
-    progress : Progress
-    sizes : dict
-        What to expect of each item; it is used up.
-    """
+    """The shares of items that are processed one after the other. `sizes`, by item, is used up."""
 
     def __init__(self, progress: Progress, sizes: dict[Hashable, int]) -> None:
         self._progress = progress
@@ -68,15 +55,15 @@ class Shares:
         progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
-        """Go on to an item: the one before it is done, but for what is under way, and an item that comes again brings
-        nothing more.
+        """Begin an item: the previous one is done except for what is under way, and an item that comes again counts for
+        nothing.
         """
         self._current.finish()
         self._current = Share(self._progress, self._left.pop(item, 0))
         return self._current
 
     def finish(self) -> None:
-        """Say that all is done, also what never had to be begun."""
+        """Say that everything is done, items that were never begun included."""
         self._current.finish()
         Share(self._progress, sum(self._left.values())).finish()
         self._left.clear()

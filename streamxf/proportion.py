@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Hashable
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
@@ -48,31 +49,17 @@ def check_expansion(times: object) -> int:
 
 
 class Budget:
-    """What may still come of a checkpoint in one call.
+    """What may still come of a checkpoint in one call. Raises ParameterError if `times` is no whole number from 1.
 
-    Threads that spend at the same moment may count as one: a multiple need not be exact.
-
-    Parameters
-    ----------
-    times : int
-        The caller's `max_expansion`.
-    stored : int
-        Bytes that its storage holds, as far as they are known yet.
-
-    Attributes
-    ----------
-    times : int
-
-    Raises
-    ------
-    ParameterError
-        If `times` is no whole number from 1.
+    - `times`: the caller's `max_expansion`.
+    - `stored`: bytes that its storage holds, as far as they are known yet.
     """
 
     def __init__(self, times: int, stored: int) -> None:
         self.times = check_expansion(times)
         self._stored = stored
         self._spent = 0
+        self._known: set[Hashable] = set()
 
     def add(self, stored: int) -> None:
         """Count more bytes as stored."""
@@ -95,11 +82,19 @@ class Budget:
             raise PolicyError(
                 f"{what} would take {size_text(size)}{besides}, which is out of proportion to the "
                 f"{size_text(self._stored)} stored: at most {self.times} times as much is allowed, or "
-                f"{size_text(FREE)}. If you trust the checkpoint, raise max_expansion=",
+                f"{size_text(FREE)}. If you trust the checkpoint, allow more (max_expansion)",
                 file=file,
                 item=item,
             )
         self._spent += size
+
+    def spend_once(
+        self, key: Hashable, size: int, what: str, *, file: str | None = None, item: str | None = None
+    ) -> None:
+        """The same, but only the first time that `key` is given."""
+        if key not in self._known:
+            self.spend(size, what, file=file, item=item)
+            self._known.add(key)
 
 
 def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
@@ -118,7 +113,7 @@ def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfErr
 
 
 def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
-    """Check that `length` bytes of a file of `size` bytes may describe the others: parsed, they take many times as much
+    """Check that `length` bytes of a file of `size` bytes may describe the rest: parsed, they take many times as much
     memory, and time.
 
     Raises
@@ -147,7 +142,7 @@ def held_bytes(file: Any, size: int) -> int:
 
 
 def held_at(path: str) -> int:
-    """The same of a local file; 0 for what is no regular file, or cannot be read."""
+    """The same of a local file; 0 if it is not a regular file, or cannot be read."""
     try:
         facts = os.stat(path)
         if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
-from streamxf.codec import Codec, parameter_fields
-from streamxf.descriptor import ENCRYPT, Descriptor, check_name, shorten
-from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
+from streamxf.codec import Codec
+from streamxf.descriptor import ENCRYPT, Descriptor, check_name
+from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
 NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
@@ -68,6 +69,8 @@ class CodecRegistry:
     def _entry_points(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.name.startswith("streamxf."):  # reserved: what is not built in is of another version
+                continue
             known = found.setdefault(point.name, [])
             # one package can be seen twice on sys.path, once installed and once as a source tree
             if not any((point.value, _package(point)) == (other.value, _package(other)) for other in known):
@@ -130,7 +133,7 @@ class CodecRegistry:
             return self._registered[name]
         points = self._entry_points.get(name, [])
         if not points:
-            raise UnknownCodecError(_what_to_install(name, providers))
+            raise UnknownCodecError(what_to_install(name, providers))
         if self._allow is not None and name not in self._allow:
             raise CodecNotAllowedError(
                 f"codec {name!r} is installed ({_package(points[0])}) but not in allow=; add it there if you trust it"
@@ -140,8 +143,10 @@ class CodecRegistry:
             raise DuplicateCodecError(f"codec {name!r} is claimed by several packages: {claims}; uninstall all but one")
         return _load(points[0])
 
-    def build(self, descriptor: Descriptor, keys: KeyRing, providers: Iterable[Provider] = ()) -> Codec:
-        """Make the codec that a descriptor describes.
+    def build(
+        self, descriptor: Descriptor, keys: KeyRing | DataKey | None = None, providers: Iterable[Provider] = ()
+    ) -> Codec:
+        """Make the codec that a descriptor describes; `keys` as for `Codec.rebuild`.
 
         Raises
         ------
@@ -149,21 +154,16 @@ class CodecRegistry:
             As `find`; also for a version that the installed codec does not know.
         DescriptorError, ParameterError
             If the codec does not take the parameters.
-        KeyMissingError, WrongKeyError
-            If it is encrypted and none of `keys` opens it.
+        KeyMissingError, WrongKeyError, PolicyError, KeyServiceError
+            If it encrypts, and `keys` do not open its data key.
         """
         cls = self.find(descriptor.name, providers)
         if descriptor.version != cls.version:
             raise UnknownCodecError(
                 f"codec {descriptor.name!r}: the data has version {descriptor.version}, the installed codec reads "
-                f"version {cls.version}; " + _what_to_install(descriptor.name, providers)
+                f"version {cls.version}; " + what_to_install(descriptor.name, providers)
             )
-        if descriptor.name == ENCRYPT:
-            from streamxf.codecs.encrypt import Encrypt
-
-            return Encrypt.open(descriptor, keys)
-        _check_sides(cls, descriptor)
-        return cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        return cls.rebuild(descriptor, keys)
 
     def provider(self, codec: Codec) -> Provider | None:
         """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
@@ -189,25 +189,12 @@ def _load(point: EntryPoint) -> type[Codec]:
     return cls
 
 
-def _check_sides(cls: type[Codec], descriptor: Descriptor) -> None:
-    """Refuse a fragment that has what a decoder needs: nothing binds it to the data.
-
-    A parameter for encoding only may stand before the fragment; it is then bound for no reason, and does no harm.
-    """
-    free = {field.name for field in parameter_fields(cls) if field.metadata.get("encode_only")}
-    bound = {key for key, _ in descriptor.parameters}
-    wrong = sorted(key for key, _ in descriptor.fragment if key not in free or key in bound)
-    if wrong:
-        raise DescriptorError(
-            f"descriptor {shorten(str(descriptor))!r}: {', '.join(wrong)} stands on the wrong side of '#', or on both"
-        )
-
-
 def _package(point: EntryPoint) -> str:
     return f"{point.dist.name}=={point.dist.version}" if point.dist is not None else ""
 
 
-def _what_to_install(name: str, providers: Iterable[Provider]) -> str:
+def what_to_install(name: str, providers: Iterable[Provider]) -> str:
+    """Says that a codec or stream transform is not at hand, and what would help."""
     recorded = [provider.requirement for provider in providers if provider.codec == name]
     if recorded:
         return (
@@ -226,6 +213,6 @@ def short_name(name: str) -> str:
 
 
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:
-    """The providers among the texts of DCP's ``StorageMeta.modules``; whatever else stands there is passed over."""
-    texts = [text for text in (modules or ()) if isinstance(text, str)]
-    return [provider for provider in map(Provider.parse, texts) if provider is not None]
+    """The providers among the entries of DCP's ``StorageMeta.modules``; anything else is passed over."""
+    parsed = [Provider.parse(entry) for entry in (modules or ()) if isinstance(entry, str)]
+    return [provider for provider in parsed if provider is not None]

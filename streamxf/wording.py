@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from streamxf.errors import escaped
@@ -35,17 +35,21 @@ def rate_text(rate: float) -> str:
 def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:
     """A line for each of the first entries, and one that counts the others.
 
-    Texts may come from a damaged checkpoint, or be names that anybody gave to files: what would end the line or steer
+    Strings may come from a damaged checkpoint, or be arbitrary file names: what would end the line or steer
     a terminal is escaped, and what is long is cut.
 
-    Parameters
-    ----------
-    unlisted : int
-        How many there are besides those in `entries`.
+    - `unlisted`: how many there are besides those in `entries`.
     """
     lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, SHOWN)]
     more = len(entries) + unlisted - len(lines)
     return [*lines, f"{title}: {more:,} more"] if more else lines
+
+
+def some(names: Iterable[str], between: str = ", ", most: int = 5) -> str:
+    """The first names in one line, as they may be shown, and how many there are besides."""
+    found = list(names)
+    shown = between.join(printable(name, 200) for name in found[:most])
+    return f"{shown} and {len(found) - most:,} more" if len(found) > most else shown
 
 
 def printable(text: str, width: int = WIDTH) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from dcp.s3_server import serving, weed
+from exhaustive import Exhaustive
 from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
 
@@ -27,8 +28,18 @@ _DEFAULT = "thorough" if os.environ.get("CI", "").lower() == "true" else "quick"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _DEFAULT))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        type=int,
+        metavar="SHARE",
+        help="run one in SHARE of the tests marked exhaustive, and no others; without it, they are left out",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RowTable())
+    config.pluginmanager.register(Exhaustive())
 
 
 @pytest.fixture

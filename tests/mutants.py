@@ -1,7 +1,7 @@
 """A plugin for pytest (``-p mutants``) that takes one check out of the reader, named by ``STREAMXF_MUTANT``.
 
-Each check is found by its name, so one that was renamed or removed is an error before any test runs. What a run's tests
-came to is written to the file that ``STREAMXF_OUTCOMES`` names.
+Each check is found by its name, so one that was renamed or removed is an error before any test runs. The outcomes of a
+run's tests are written to the file that ``STREAMXF_OUTCOMES`` names.
 
 Run as a program, it runs pytest once for each mutant, in processes that are forked from one that has imported what
 takes seconds to import.
@@ -57,29 +57,20 @@ def nonce_without(part: str) -> Make:
     return make
 
 
-def size_without_last_block(init: Any) -> Any:
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **options)
-        self.keyed = False
-
-    return __init__
-
-
 def expecting_what_is_there(part: str) -> Make:
-    """The check of an identity, told to expect whatever `part` the header has."""
+    """The check of an identity, told to expect whatever `part` the container has."""
 
     def make(check: Any) -> Any:
-        def checked(self: Any, header: Any, expected: Any) -> None:
-            found = header.identity
-            if found is not None:
-                changes = {
-                    "name": lambda: {"index": replace(expected.index, fqn=found.name)},
-                    "offset": lambda: {"index": replace(expected.index, offset=found.offsets)},
-                    "kind": lambda: {"kind": found.kind},
-                    "writer": lambda: {"writer": None},
-                }
-                expected = replace(expected, **changes[part]())
-            check(self, header, expected)
+        def checked(self: Any, found: Any, writer_id: bytes) -> None:
+            if part == "writer":
+                writer_id = found.writer_id
+            elif part == "kind":
+                self = replace(self, offset=None if found.kind is found.kind.OBJECT else self.offset or ())
+            elif part == "name":
+                self = replace(self, item=replace(self.item, name=found.name))
+            elif self.chunk is not None:
+                self = replace(self, chunk=self.chunk._replace(offset=found.offset))
+            check(self, found, writer_id)
 
         return checked
 
@@ -103,11 +94,12 @@ def any_chain(read_header: Any) -> Any:
     return read
 
 
-def keys_for_what_is_keyed(coder: Any) -> Any:
-    def made(header: Any, fragment: str, ring: Any, registry: Any) -> Any:
-        return coder(header, fragment, ring if header.keyed else type(ring)(), registry)
+def any_size(_: Any) -> Any:
+    return lambda self, file, place: file.slice(place.at, place.size)
 
-    return made
+
+def requiring_nothing(read: Any) -> Any:
+    return lambda file, name, access: read(file, name, replace(access, require=None))
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -118,17 +110,17 @@ MUTANTS: dict[str, tuple[str, Make] | None] = {
     "seal": ("streamxf.coder:StreamCoder.open", open_without_seal),
     "block number": ("streamxf.codecs.encrypt:_nonce", nonce_without("index")),
     "last block": ("streamxf.codecs.encrypt:_nonce", nonce_without("last")),
-    "last block first": ("streamxf.fileio.blocks:BlockReader.__init__", size_without_last_block),
-    "name": ("streamxf.dcp.load.items:ItemOpener._check_identity", expecting_what_is_there("name")),
-    "offset": ("streamxf.dcp.load.items:ItemOpener._check_identity", expecting_what_is_there("offset")),
-    "kind": ("streamxf.dcp.load.items:ItemOpener._check_identity", expecting_what_is_there("kind")),
-    "writer": ("streamxf.dcp.load.items:ItemOpener._check_identity", expecting_what_is_there("writer")),
-    "chain": ("streamxf.dcp.load.items:read_header", any_chain),
-    "trailer": ("streamxf.dcp.metadata.manifest:Parts.check_tag", nothing),
-    "file size": ("streamxf.dcp.reader:ChainReaderMixin._check_size", nothing),
-    "policy of items": ("streamxf.dcp.load.items:ItemOpener._check_policy", nothing),
-    "policy of metadata": ("streamxf.dcp.metadata.file:_check_published", nothing),
-    "policy of files": ("streamxf.fileio.plain:coder_for", keys_for_what_is_keyed),
+    "last block first": ("streamxf.stream.container:BlockReader.decode_ends", nothing),
+    "name": ("streamxf.checkpoint.opening:Wanted.check", expecting_what_is_there("name")),
+    "offset": ("streamxf.checkpoint.opening:Wanted.check", expecting_what_is_there("offset")),
+    "kind": ("streamxf.dcp.attach:_WantedByTorch.check", expecting_what_is_there("kind")),
+    "writer": ("streamxf.checkpoint.opening:Wanted.check", expecting_what_is_there("writer")),
+    "chain": ("streamxf.checkpoint.opening:read_header", any_chain),
+    "vouchers": ("streamxf.keys.vouchers:Vouchers.check", nothing),
+    "file size": ("streamxf.checkpoint.opening:ItemOpener.source", any_size),
+    "policy of items": ("streamxf.checkpoint.opening:ItemOpener._check_unpublished", nothing),
+    "policy of metadata": ("streamxf.checkpoint.metadata:_stock", requiring_nothing),
+    "policy of files": ("streamxf.stream.plain:_check_encrypted", nothing),
 }
 
 

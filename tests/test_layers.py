@@ -14,48 +14,30 @@ import streamxf
 
 PACKAGE = Path(streamxf.__file__).parent
 
-# From the ground up; what stands in one line knows nothing of each other.
+# From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["errors", "version"],
-    ["buffers", "collector", "descriptor", "engine", "meter", "progress", "wording"],
-    ["bar", "keys", "codec", "proportion", "report"],
-    ["codecs"],
-    ["registry"],
-    ["chain"],
-    ["coder"],
-    ["container"],
-    ["fileio"],
-    ["dcp"],
-    ["formats"],
-    ["values"],
-    ["checking", "convert", "summary", "testing", "tuning"],
-    ["compare"],
+    ["buffers", "collector", "errors", "meter", "progress", "version"],
+    ["descriptor", "engine", "wording"],
+    ["bar", "keys", "proportion", "report"],
+    ["codec"],
+    ["codecs", "registry"],
+    ["chain", "format"],
+    ["coder", "torchsave"],
+    ["stream"],
+    ["objects"],
+    ["checkpoint"],
+    ["dcp", "formats"],
+    ["tools"],
+    ["testing", "tuning"],
     ["cli"],
 ]
-WITH_TORCH = {name for names in LAYERS[LAYERS.index(["dcp"]) :] for name in names}
-# The same within dcp/; docs/design.md says what each is for.
-ROOMS = [
-    ["border", "compat", "extensions", "mounts", "places", "registry", "showing", "stock", "threads"],
-    ["metadata", "tensors"],
-    ["objects"],
-    ["load", "publish", "save"],
-    ["reader", "writer"],
-    ["attach", "fsspec"],
-    ["folder"],
-    ["clean", "rekey", "unsafe", "verify"],
-    ["salvage"],
-]
-# a codec is a torch extension too, and only there does it need the streams of the DCP layer
+# Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
+WITH_TORCH = {"dcp", "tools", "testing", "tuning", "cli"}
+# Torch's own unpickler, in a class of ours; imported when an object is loaded.
+WITH_TORCH_LATE = {Path("objects/unpickle.py")}
+# A codec is an extension of torch's too, and only there does it need the streams of dcp/.
 EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-
-
-def check_order(order: list[list[str]], path: Path, own: str, others: dict[str, str]) -> None:
-    """Check that a file of `own` imports only from below; `others` says from where each module is that it imports."""
-    ranks = {name: rank for rank, names in enumerate(order) for name in names}
-    assert own in ranks, f"{path}: {own} has no place yet: say where it belongs"
-    for module, other in others.items():
-        assert other == own or ranks[other] < ranks[own], f"{path}: {module}"
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -84,32 +66,80 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
+def module_of(path: Path) -> str:
+    return ".".join(("streamxf", *path.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def modules_imported(path: Path) -> set[str]:
+    """The modules of streamxf that a file imports anywhere but for its annotations."""
+    known = {module_of(each) for each in SOURCES}
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamxf"):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in known else str(node.module) for name in named)
+        for child in ast.iter_child_nodes(node):
+            if not is_type_checking(child):
+                visit(child)
+
+    visit(ast.parse((PACKAGE / path).read_text()))
+    return found
+
+
 def home_layer(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if str(path) != "__init__.py"], ids=str)
 def test_imports_point_downwards(path: Path):
-    found = {module for module, _ in imports(path) if module.startswith("streamxf.")}
-    bound = [module for module in found if (str(path), module) not in EXCEPTIONS]
-    check_order(LAYERS, path, home_layer(path), {module: module.split(".")[1] for module in bound})
-
-
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[0] == "dcp" and len(path.parts) > 1], ids=str)
-def test_imports_within_dcp_point_downwards(path: Path):
-    if path == Path("dcp/__init__.py"):
-        assert not [module for module, _ in imports(path) if module.startswith("streamxf.dcp")]
-        return
-    rooms = {module: module.split(".")[2] for module, _ in imports(path) if module.startswith("streamxf.dcp.")}
-    check_order(ROOMS, path, path.parts[1].removesuffix(".py"), rooms)
+    ranks = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+    own = home_layer(path)
+    assert own in ranks, f"{path}: {own} has no place yet: say where it belongs"
+    for module, _ in imports(path):
+        if module.startswith("streamxf.") and (str(path), module) not in EXCEPTIONS:
+            other = module.split(".")[1]
+            assert other == own or ranks[other] < ranks[own], f"{path}: {module}"
 
 
 def test_every_place_is_there():
     """What is gone leaves the picture, too."""
     layers = {home_layer(path) for path in SOURCES}
-    rooms = {path.parts[1].removesuffix(".py") for path in SOURCES if path.parts[0] == "dcp"}
-    for order, there in ((LAYERS, layers), (ROOMS, rooms)):
-        assert sorted(name for names in order for name in names) == sorted(there - {"__init__"})
+    assert sorted(name for names in LAYERS for name in names) == sorted(layers - {"__init__"})
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {}
+    for path in SOURCES:
+        own = {target for target in modules_imported(path) if (str(path), target) not in EXCEPTIONS}
+        graph[module_of(path)] = own - {"streamxf", module_of(path)}
+    while ends := [module for module, targets in graph.items() if not targets & graph.keys()]:
+        for module in ends:
+            del graph[module]
+    while starts := graph.keys() - {target for targets in graph.values() for target in targets}:
+        for module in starts:
+            del graph[module]
+    assert not graph, f"circles among {sorted(graph)}"
+
+
+def test_private_names_stay_in_their_package():
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamxf."):
+                names = [alias.name for alias in node.names if alias.name[0] == "_" != alias.name[1]]
+                if names and (len(path.parts) == 1 or node.module.split(".")[1] != home_layer(path)):
+                    found.append(f"{path}: {node.module}.{names[0]}")
+    assert not found
+
+
+def test_a_class_name_stands_for_one_class():
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
 def test_leaves_know_nothing_of_each_others_layer():
@@ -122,7 +152,7 @@ def test_leaves_know_nothing_of_each_others_layer():
 
 def test_the_engine_knows_no_streams():
     own = {module for module, _ in imports(Path("engine.py")) if module.startswith("streamxf")}
-    assert own <= {"streamxf.errors", "streamxf.buffers"}
+    assert own <= {"streamxf.errors", "streamxf.buffers", "streamxf.progress"}
 
 
 def test_chain_and_registry_do_not_load_codecs():
@@ -136,17 +166,17 @@ def test_the_one_exception_is_lazy():
     assert found == [False, False]
 
 
-def test_only_the_dcp_layer_and_above_import_torch():
+def test_only_the_dcp_layer_and_above_import_torch_at_once():
     for path in SOURCES:
-        if home_layer(path) not in WITH_TORCH:
-            assert not [module for module, _ in imports(path) if module.split(".")[0] == "torch"], path
+        if home_layer(path) not in WITH_TORCH and path not in WITH_TORCH_LATE:
+            assert not [module for module, runs in imports(path) if runs and module.split(".")[0] == "torch"], path
 
 
-def test_importing_everything_below_dcp_imports_no_torch():
+def test_importing_what_needs_no_torch_imports_none():
     modules = [
         "streamxf" if path.parts == ("__init__.py",) else "streamxf." + ".".join(path.with_suffix("").parts)
         for path in SOURCES
-        if path.parts[0] not in WITH_TORCH
+        if path.parts[0] not in WITH_TORCH and path not in WITH_TORCH_LATE
     ]
     code = (
         "import sys\n"

@@ -52,7 +52,7 @@ def test_a_refusal_says_what_and_where_and_how_to_allow_it() -> None:
     budget.spend(MIB, "the first")
     with pytest.raises(PolicyError) as caught:
         budget.spend(2**40, "the second", file="f", item="w")
-    words = "the second would take 1,024.0 GiB besides the 1.0 MiB before it", "3.0 MiB stored", "raise max_expansion="
+    words = "the second would take 1,024.0 GiB besides the 1.0 MiB before it", "3.0 MiB stored", "(max_expansion)"
     assert all(word in str(caught.value) for word in words)
     assert (caught.value.file, caught.value.item) == ("f", "w")
 

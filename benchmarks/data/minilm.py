@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.dcp_sides import State
-from streamxf.cli.demo.weights import MODEL_PACKAGE, load_model
+from streamxf.cli.demo import PACKAGE, load_model
 
 
 def minilm(dtype: torch.dtype, count: int | None = None) -> State:
@@ -23,7 +23,7 @@ def minilm(dtype: torch.dtype, count: int | None = None) -> State:
     """
     weights = load_model()
     if weights is None:
-        raise FileNotFoundError(f"the package {MODEL_PACKAGE} is missing; make bench installs it")
+        raise FileNotFoundError(f"the package {PACKAGE} is missing; make bench installs it")
     floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
     names = sorted(floats, key=lambda name: floats[name].nbytes)[:count] if count else floats
     return {name: floats[name].to(dtype) for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import cleandoc
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,53 +28,15 @@ from streamxf.cli import (
 )
 from streamxf.version import __version__
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"]},
-    help="See, check, convert and move checkpoints of PyTorch Distributed Checkpoint.",
-    epilog="Exit codes: 0 fine; 1 damaged, different or failed; 2 it could not begin with what it was given.",
-)
-
-LOOK, CHECK, CONVERT, KEYS, CHOOSE = "Look", "Check and repair", "Convert", "Keys", "Choose a chain"
-
-# Each module has the command as a function of its own name, and examples of it; what is heavy is imported when it runs.
-COMMANDS: tuple[tuple[ModuleType, str], ...] = (
-    (inspect, LOOK),
-    (diff, LOOK),
-    (cat, LOOK),
-    (verify, CHECK),
-    (salvage, CHECK),
-    (clean, CHECK),
-    (pack, CONVERT),
-    (unpack, CONVERT),
-    (transcode, CONVERT),
-    (keygen, KEYS),
-    (rekey, KEYS),
-    (recipients, KEYS),
-    (tune, CHOOSE),
-    (bench, CHOOSE),
-    (codecs, CHOOSE),
-    (demo, CHOOSE),
-)
-
-
-def _paragraphs(text: str) -> str:
-    """Text whose lines may be filled anew: only an empty line ends a paragraph."""
-    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
-
-
-for module, panel in COMMANDS:
-    name = module.__name__.rpartition(".")[2]
-    command = getattr(module, name)
-    examples = "\n\n".join(module.EXAMPLES)
-    app.command(
-        name,
-        help=_paragraphs(command.__doc__),
-        rich_help_panel=panel,
-        epilog=f"[bold]Examples[/bold]\n\n{examples}",
-    )(command)
+# Each module has the command as a function of its own name, and examples of it. It imports what is heavy when it runs.
+PANELS: dict[str, tuple[ModuleType, ...]] = {
+    "Look": (inspect, diff, cat),
+    "Check and repair": (verify, salvage, clean),
+    "Convert": (pack, unpack, transcode),
+    "Keys": (keygen, rekey, recipients),
+    "Choose a chain": (tune, bench, codecs, demo),
+}
+COMMANDS = {module.__name__.rpartition(".")[2]: module for panel in PANELS.values() for module in panel}
 
 
 def _version(asked: bool) -> None:
@@ -83,10 +45,35 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options that stand before the command."""
+
+
+def command_line() -> Any:
+    """The whole command line, as an object of typer."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["--help", "-h"]},
+        help="Inspect, check and convert checkpoints of PyTorch Distributed Checkpoint.",
+        epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 it could not start.",
+    )
+    app.callback()(_options)
+    for panel, modules in PANELS.items():
+        for module in modules:
+            name = module.__name__.rpartition(".")[2]
+            command = getattr(module, name)
+            paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
+            examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))
+            app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)(command)
+    made: Any = typer.main.get_command(app)
+    for each in (made, *made.commands.values()):
+        for parameter in each.get_params(typer.Context(each)):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""  # else typer shows <bool>
+    return made

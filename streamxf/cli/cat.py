@@ -8,9 +8,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from streamxf.cli import options
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import KeyOption, TrustOption, UnsignedOption, existing
 from streamxf.errors import UnsupportedError
 
 EXAMPLES = (
@@ -21,8 +20,8 @@ EXAMPLES = (
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
 
 
-def _existing_or_stdin(context: typer.Context, path: str) -> str:
-    return path if path == "-" else existing(context, path)
+def _existing_or_stdin(path: str) -> str:
+    return path if path == "-" else options.existing(path)
 
 
 def cat(
@@ -35,20 +34,20 @@ def cat(
             help="A file that streamxf.open wrote, or its URL; - is the standard input.",
         ),
     ],
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
 ) -> int:
-    """Decode a file that streamxf.open wrote, and write what it holds to the standard output.
+    """Decode a file that streamxf.open wrote, to the standard output.
 
-    Each block is checked before it is written. Where one is damaged the command ends there with exit code 1, so what
-    was written before is the beginning of what was stored.
+    Each block is checked before it is written. At a damaged block the command ends with exit code 1, and what was
+    written so far is intact.
     """
     from streamxf.errors import located
-    from streamxf.fileio import open as open_stream
     from streamxf.keys import KeyRing
+    from streamxf.stream import open as open_stream
 
-    ring = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
+    ring = KeyRing.of(key, trust, allow_unsigned)
     buffer = bytearray(_STEP)
     with ExitStack() as stack, located(file=None if path == "-" else path):
         reader = stack.enter_context(open_stream(_opened(path, stack), keys=ring))
@@ -59,14 +58,14 @@ def cat(
 
 
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
-    from streamxf.formats.location import Location
+    from streamxf.checkpoint.storage import Storage
 
     if path == "-":
         return sys.stdin.buffer
-    location = Location.of(path)
-    if location.is_folder():
+    storage = Storage.of(path)
+    if storage.is_folder():
         raise UnsupportedError(
             "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",
             file=path,
         )
-    return stack.enter_context(location.open())
+    return stack.enter_context(storage.open()).raw

@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
-from streamxf.cli.words import in_terminal_words
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
-    from streamxf.dcp.clean import CleanReport
+    from streamxf.tools.clean import CleanReport
 
 EXAMPLES = (
     "streamxf clean /checkpoints/step-1000 --dry-run",
@@ -26,49 +24,48 @@ EXAMPLES = (
 
 
 def clean(
-    path: PathArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Remove nothing; say what would be.")] = False,
+    path: options.Path,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")
+    ] = False,
     min_age: Annotated[
         float | None,
         typer.Option(
             "--min-age",
             metavar="TIME",
             parser=units.seconds,
-            help="How long nobody may have written to a file for it to be a leftover: 90s, 30m, 2h, 1d. By default 0 "
-            "where a lock keeps saves away meanwhile, and 1d elsewhere: object stores, network file systems.",
+            help="The minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and "
+            "1d elsewhere: object stores, network file systems.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    json: options.Json = False,
 ) -> int:
-    """Remove what saves that failed, or were killed, left in a checkpoint's folder.
+    """Remove what failed and killed saves left in a checkpoint's folder.
 
-    It says which files these are, and asks first. What the checkpoint consists of stays, and so does what no writer of
-    checkpoints makes. The next save removes leftovers, too. Where a checkpoint is not whole nothing is removed.
+    It lists these files, and asks first. The checkpoint's own files stay, and so do files that no writer makes. The
+    next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
     """
-    from streamxf.dcp.clean import clean as remove
+    from streamxf.tools.clean import clean as tool
 
-    options: dict[str, Any] = {
-        "keys": keys_at(key),
-        "trust": keys_at(trust),
-        "allow_unsigned": allow_unsigned,
-        "min_age": min_age,
-    }
+    remove = partial(tool, path, keys=key, trust=trust, allow_unsigned=allow_unsigned, min_age=min_age)
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
-        raise ParameterError("nothing is removed unasked: --yes removes, --dry-run says what would be removed")
+        raise ParameterError(
+            "nothing is removed without confirmation: --yes removes, --dry-run lists what would be removed"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report
-        report = remove(path, dry_run=dry_run or asks, **options)
+        report = remove(dry_run=dry_run or asks)
         if asks and report.removed:
-            show.console().print(in_terminal_words(str(report)))
+            show.console().print(str(report))
             if not typer.confirm(f"Remove {'it' if len(report.removed) == 1 else 'them'}?"):
                 show.console().print("nothing was removed")
                 return FINE
-            report = remove(path, **options)
+            report = remove()
     _print(path, report, json)
     return FAILED if report.failed else FINE
 
@@ -77,6 +74,6 @@ def _print(path: str, report: CleanReport, json: bool) -> None:
     if json:
         show.as_json({"path": path, **asdict(report)})
     elif report.removed or report.failed or report.kept or report.recent:
-        show.console().print(in_terminal_words(str(report)))
+        show.console().print(str(report))
     else:
         show.console().print("there is nothing to remove")

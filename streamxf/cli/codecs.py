@@ -2,136 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, line_of
-from streamxf.cli.options import JsonOption
+from streamxf.version import __version__
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from streamxf.codec import Codec
+    from streamxf.registry import CodecRegistry
 
 EXAMPLES = ("streamxf codecs",)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A codec, or a kind of place for keys, and whether it can be used here.
+def codecs(json: options.Json = False) -> int:
+    """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
 
-    Attributes
-    ----------
-    packages : list of str
-        Where it is from, with versions.
-    problem : str or None
-        Why it cannot be used.
+    Loading imports the packages of third parties in this process.
     """
-
-    name: str
-    packages: list[str]
-    problem: str | None
-
-    def facts(self) -> dict[str, Any]:
-        """For JSON."""
-        facts = asdict(self)
-        facts["from"] = facts.pop("packages")
-        return facts
-
-
-@dataclass(frozen=True)
-class _FoundCodec(_Found):
-    """`name` is the one that chains take; version, role and parameters are None where the codec does not load.
-
-    Attributes
-    ----------
-    descriptor_name : str
-        The one in descriptors, and so in checkpoints.
-    """
-
-    descriptor_name: str
-    version: int | None
-    role: str | None
-    parameters: dict[str, Any] | None
-
-
-def codecs(json: JsonOption = False) -> int:
-    """List the codecs and key providers that are installed, where they are from, and whether they load.
-
-    Third parties' are imported for that, in this process.
-    """
-    from streamxf.keys.location import places
+    from streamxf.keys import location
     from streamxf.registry import CodecRegistry
 
     registry = CodecRegistry()
     found = [_codec(registry, name) for name in registry.names()]
-    keys = [_place(scheme) for scheme in places()]
+    keys = []
+    for scheme in location.places():
+        _, problem = _loaded(partial(location.maker, scheme))
+        keys.append({"name": scheme, "from": _from(location.packages(scheme)), "problem": problem})
     if json:
-        show.as_json({"codecs": [each.facts() for each in found], "key_providers": [each.facts() for each in keys]})
+        show.as_json({"codecs": found, "key_providers": keys})
     else:
-        _show(found, keys)
-    return FAILED if any(each.problem is not None for each in (*found, *keys)) else FINE
+        _print(found, keys)
+    return FAILED if any(each["problem"] is not None for each in (*found, *keys)) else FINE
 
 
-def _codec(registry: Any, name: str) -> _FoundCodec:
+def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
+    """For JSON; version, role and parameters are None where the codec does not load."""
     from streamxf.registry import short_name
 
-    cls, error = _loaded(lambda: registry.find(name))
-    facts = short_name(name), registry.packages(name) or [_own()], error, name
-    if cls is None:
-        return _FoundCodec(*facts, None, None, None)
-    return _FoundCodec(*facts, cls.version, cls.role, _parameters(cls))
-
-
-def _place(scheme: str) -> _Found:
-    from streamxf.keys.location import maker, packages
-
-    _, error = _loaded(lambda: maker(scheme))
-    return _Found(scheme, packages(scheme) or [_own()], error)
+    cls, problem = _loaded(partial(registry.find, name))
+    return {
+        "name": short_name(name),
+        "problem": problem,
+        "descriptor_name": name,
+        "version": cls and cls.version,
+        "role": cls and cls.role,
+        "parameters": cls and _parameters(cls),
+        "from": _from(registry.packages(name)),
+    }
 
 
 def _loaded(load: Callable[[], Any]) -> tuple[Any, str | None]:
     """What `load` returns, or why there is nothing."""
     try:
         return load(), None
-    except (Exception, SystemExit) as error:  # whatever a foreign module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever a third party's module does while it is imported
         return None, line_of(error)
 
 
+def _from(packages: Sequence[str]) -> list[str]:
+    return [*packages] or [f"streamxf=={__version__}"]
+
+
 def _parameters(cls: type[Codec]) -> dict[str, Any]:
-    """The names that stand in the text form of a chain, with what they are by default."""
+    """The parameters in the text form of a chain, with their defaults."""
     from streamxf.codec import parameter_fields
     from streamxf.descriptor import ENCRYPT
 
-    if cls.name == ENCRYPT:  # keys never stand in a text
+    if cls.name == ENCRYPT:  # a chain's text has no keys
         return {}
     return {field.name: None if field.default is MISSING else field.default for field in parameter_fields(cls)}
 
 
-def _own() -> str:
-    from streamxf.version import __version__
-
-    return f"streamxf=={__version__}"
-
-
-def _show(found: list[_FoundCodec], keys: list[_Found]) -> None:
-    from rich.text import Text
-
+def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
     out = show.console()
     codecs = show.table("codec", "version", "role", "parameters", "from", right=["version"])
     for each in found:
-        parameters = ", ".join(
-            name if value is None else f"{name}={value}" for name, value in (each.parameters or {}).items()
-        )
-        cells = [each.name, "" if each.version is None else str(each.version), each.role or "", parameters]
-        codecs.add_row(*(Text(printable(cell)) for cell in (*cells, ", ".join(each.packages))))
+        parameters = (each["parameters"] or {}).items()
+        text = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters)
+        show.row(codecs, each["name"], str(each["version"] or ""), each["role"] or "", text, ", ".join(each["from"]))
     out.print(codecs)
     places = show.table("keys from", "from")
-    for place in keys:
-        places.add_row(*(Text(printable(cell)) for cell in (f"{place.name}:", ", ".join(place.packages))))
+    for each in keys:
+        show.row(places, f"{each['name']}:", ", ".join(each["from"]))
     out.print(places)
-    for one in (*found, *keys):
-        if one.problem is not None:
-            out.print(f"does not load: {printable(one.name)}: {one.problem}")
+    for each in (*found, *keys):
+        if each["problem"] is not None:
+            out.print(f"does not load: {printable(each['name'])}: {each['problem']}")

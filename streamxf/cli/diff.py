@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    PathArgument,
-    RequireOption,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.errors import PolicyError
 from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
-    from streamxf.compare.difference import Change, Difference
+    from streamxf.tools.diff.difference import Change, Difference
 
 EXAMPLES = (
     "streamxf diff /checkpoints/step-1000 /checkpoints/step-2000",
@@ -34,21 +24,18 @@ EXAMPLES = (
 
 
 def diff(
-    a: PathArgument,
-    b: PathArgument,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
-        ),
-    ] = None,
+    a: options.Path,
+    b: options.Path,
+    only: options.Only = None,
     prefix_a: Annotated[
         str,
-        typer.Option("--prefix-a", metavar="TEXT", help="Only what A has behind this prefix, by the rest of its name."),
+        typer.Option(
+            "--prefix-a", metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."
+        ),
     ] = "",
     prefix_b: Annotated[str, typer.Option("--prefix-b", metavar="TEXT", help="The same for B.")] = "",
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="How many items of a kind to list; --json has all.")
+        int, typer.Option("--top", metavar="N", min=0, help="How many items of each kind to list; --json has all.")
     ] = 20,
     values: Annotated[
         bool,
@@ -56,14 +43,14 @@ def diff(
             "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
         ),
     ] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
@@ -73,17 +60,17 @@ def diff(
     from; it says what was not compared. An item that cannot be read is listed with the reason, and the others are
     compared.
 
-    Exit codes: 0 the same; 1 different, or damaged; 2 it could not begin.
+    Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
     """
-    from streamxf.compare.diff import diff as compare
+    from streamxf.tools.diff.diff import diff as compare
 
     with show.progress("Comparing", json) as bar:
         try:
             found = compare(
                 a,
                 b,
-                keys=keys_at(key),
-                trust=keys_at(trust),
+                keys=key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 encrypted=(not plain_a, not plain_b),
@@ -107,7 +94,7 @@ def diff(
 
 
 def _print(found: Difference, top: int) -> None:
-    from streamxf.compare.difference import verdict_of
+    from streamxf.tools.diff.difference import verdict_of
     from streamxf.wording import many, printable
 
     out = show.console()
@@ -126,20 +113,17 @@ def _print(found: Difference, top: int) -> None:
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-    from rich.text import Text
-
-    from streamxf.wording import printable
 
     table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
     for change in changed[:top]:
-        table.add_row(show.name(change.name), *(Text(printable(cell)) for cell in _cells(change)))
+        show.row(table, show.name(change.name), *_cells(change))
     show.console().print(table)
     if len(changed) > top:
         show.console().print(f"{len(changed) - top:,} more changed")
 
 
 def _cells(change: Change) -> Iterable[str]:
-    from streamxf.compare.difference import number_text, without_text
+    from streamxf.tools.diff.difference import number_text, without_text
 
     distance = change.distance
     if distance is None:

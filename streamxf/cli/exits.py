@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from streamxf import errors
-from streamxf.cli.words import in_terminal_words
 from streamxf.wording import printable
 
 FINE = 0
@@ -62,11 +61,8 @@ def root_of(error: BaseException) -> BaseException:
 
 
 def _parts(error: BaseException) -> Iterator[str]:
-    if isinstance(error, errors.StreamxfError):
-        yield in_terminal_words(error.message) + str(error).removeprefix(error.message)
-    elif isinstance(error, OSError) and error.strerror:
-        reason = in_terminal_words(error.strerror)
-        yield f"{error.filename}: {reason}" if error.filename is not None else reason
+    if isinstance(error, OSError) and error.strerror:
+        yield f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     else:
         yield str(error) or type(error).__name__
-    yield from map(in_terminal_words, getattr(error, "__notes__", ()))
+    yield from getattr(error, "__notes__", ())

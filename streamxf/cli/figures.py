@@ -6,20 +6,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
-from streamxf.formats.contents import Entry, Format
-from streamxf.summary.summary import Summary, chain_text, ratio_of, ratio_text
-from streamxf.summary.tally import Tally
-from streamxf.summary.tree import Module, walk
+from streamxf.format.items import Item, TensorItem
+from streamxf.formats.contents import Format
+from streamxf.tools.inspect.summary import Summary, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from streamxf.summary.plain import PlainSummary
+    from streamxf.tools.inspect.plain import PlainSummary
 
 _NARROW = 100
 _NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")
@@ -39,10 +38,7 @@ def totals(summary: Summary) -> None:
     sizes = f"{size_text(total.raw_bytes)} in memory, {size_text(total.stored_bytes)} stored"
     out.print(f"{sizes}, ratio {ratio_text(total.ratio)}")
     if total.objects:
-        out.print(
-            f"{many(total.objects, 'object')} that {'is' if total.objects == 1 else 'are'} no tensor"
-            f"{'' if total.objects == 1 else 's'}: {size_text(total.object_bytes)} stored"
-        )
+        out.print(f"{many(total.objects, 'non-tensor object')}: {size_text(total.object_bytes)} stored")
     if summary.dtypes:
         _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
     if any(summary.chains):
@@ -69,8 +65,8 @@ def largest(summary: Summary, count: int) -> None:
         return
     title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
     table = _item_table(title, "dtype", "shape")
-    for entry in found:
-        _add(table, entry.name, _sizes(Tally.of([entry])), entry.dtype or "", _shape(entry))
+    for item in found:
+        _add(table, item.name, _sizes(Tally.of([item])), *_about(item))
     show.console().print(table)
 
 
@@ -79,10 +75,9 @@ def modules(tree: Module, depth: int | None) -> None:
     counts = [] if _narrow() else ["tensors"]
     table = _item_table("module", *counts, "dtype", "shape")
     for level, module in walk(tree, depth):
-        entry = module.entry
-        dtype, shape = ("", "") if entry is None else (entry.dtype or "object", _shape(entry))
+        about = ("", "") if module.item is None else _about(module.item)
         counted = [f"{module.tally.tensors:,}"] if counts else []
-        _add(table, f"{'  ' * level}{module.name}", _sizes(module.tally), *counted, dtype, shape)
+        _add(table, f"{'  ' * level}{module.name}", _sizes(module.tally), *counted, *about)
     show.console().print(table)
 
 
@@ -123,20 +118,20 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
     values = summary.values
     headings = ("NaN", "Inf", *HEADINGS) if values is not None else ()
     yield "dtype", "shape", "in memory", "stored", "ratio", *headings, "name"
-    for entry in summary.contents.entries.values():
-        raw = "-" if entry.raw_bytes is None else size_text(entry.raw_bytes)
-        stored, ratio = size_text(entry.stored_bytes), ratio_text(ratio_of(entry))
-        found = values.statistics.get(entry.name) if values is not None else None
+    for item in summary.contents.items.values():
+        raw = size_text(item.size) if isinstance(item, TensorItem) else "-"
+        stored, ratio = size_text(item.stored_bytes), ratio_text(ratio_of(item))
+        found = values.statistics.get(item.name) if values is not None else None
         counts = (f"{found.nan:,}", f"{found.inf:,}") if found is not None else ("-", "-")
         more = (*counts, *cells(found)) if values is not None else ()
-        yield entry.dtype or "object", _shape(entry), raw, stored, ratio, *more, printable(entry.name)
+        yield *_about(item), raw, stored, ratio, *more, printable(item.name)
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
     table = show.table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
     for name, number, tally in rows:
         sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
-        table.add_row(*map(Text, (printable(name), f"{number:,}", *sizes, ratio_text(tally.ratio))))
+        show.row(table, name, f"{number:,}", *sizes, ratio_text(tally.ratio))
     show.console().print(table)
 
 
@@ -160,10 +155,11 @@ def _sizes(tally: Tally) -> tuple[str, str, str]:
 
 def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
     spare = len(table.columns) - 1 - len(cells)
-    table.add_row(show.name(name), *(Text(text) for text in (*cells, *sizes[-spare:])))
+    show.row(table, show.name(name), *cells, *sizes[-spare:])
 
 
-def _shape(entry: Entry) -> str:
-    if not entry.is_tensor:
-        return ""
-    return " x ".join(map(str, entry.shape)) or "scalar"
+def _about(item: Item) -> tuple[str, str]:
+    """Dtype and shape."""
+    if not isinstance(item, TensorItem):
+        return "object", ""
+    return item.dtype, " x ".join(map(str, item.shape)) or "scalar"

@@ -1,4 +1,4 @@
-"""`Name`: the name of an item in a table's cell, which is folded behind its separators and nowhere else."""
+"""`FoldedName`: the name of an item in a table's cell, which is folded behind its separators and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 _PIECE = re.compile(r"[^./_:-]*[./_:-]+|[^./_:-]+")
 
 
-class Name:
+class FoldedName:
     """A renderable of rich.
 
     Parameters

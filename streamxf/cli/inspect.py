@@ -7,25 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    PathArgument,
-    RequireOption,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.errors import UnsupportedError
+from streamxf.format.items import TensorItem
 from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
-    from streamxf.summary.plain import PlainSummary
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.tree import Module
+    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.tree import Module
 
 EXAMPLES = (
     "streamxf inspect /checkpoints/step-1000",
@@ -48,10 +39,10 @@ def _chosen(text: str | None) -> str | None:
 
 
 def inspect(
-    path: PathArgument,
-    tree: Annotated[bool, typer.Option("--tree", help="Group by module; layers that are alike share a line.")] = False,
+    path: options.Path,
+    tree: Annotated[bool, typer.Option("--tree", help="Group by module; equal layers share a line.")] = False,
     depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, only so many levels of modules.")
+        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, the number of levels of modules.")
     ] = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=0, help="How many of the largest tensors to list.")
@@ -60,7 +51,7 @@ def inspect(
     html: Annotated[
         str | None,
         typer.Option(
-            "--html", metavar="FILE", help="Write a page to look at: a treemap of sizes, and the ratio layer by layer."
+            "--html", metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."
         ),
     ] = None,
     values: Annotated[
@@ -81,35 +72,34 @@ def inspect(
             "several with commas. Implies --values.",
         ),
     ] = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
-    It may be one of streamxf or of stock DCP, a .safetensors or torch.save file, a folder of Hugging Face, or a file
-    that streamxf.open wrote. Only metadata is read, so it takes a moment, and no keys are needed. With --values, all
-    tensors are read as well.
+    It may be a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
+    file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read as
+    well.
 
-    Ratio is stored bytes over bytes in memory, of tensors.
+    The ratio is stored bytes divided by bytes in memory, of tensors.
 
-    Exit codes: 0 fine; 1 damaged, or --fail-on found something; 2 it could not begin.
+    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
-    from streamxf.summary.inspect import inspect as look
+    from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
         _check_page(html)
     values = values or fail_on is not None
-    keys, trusted = keys_at(key), keys_at(trust)
     try:
         with show.progress("Counting values", json or not values) as bar:
             summary = look(
                 path,
-                keys,
-                trust=trusted,
+                key,
+                trust=trust,
                 allow_unsigned=allow_unsigned,
                 require=require,
                 values=values,
@@ -117,15 +107,24 @@ def inspect(
                 progress=bar,
             )
     except UnsupportedError:
-        plain = _plain(path, keys, trusted, allow_unsigned)
+        plain = _plain(path, key, trust, allow_unsigned)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
-        _show_plain(plain, json)
+        if json:
+            show.as_json(plain.as_dict())
+        else:
+            from streamxf.cli import figures
+
+            figures.plain(plain)
         return FINE
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
-    module = _tree(summary) if tree else None
+    module = None
+    if tree:
+        from streamxf.tools.inspect.tree import tree_of
+
+        module = tree_of(summary.contents.items.values())
     if html is not None:
         _write_page(html, summary)
     if json:
@@ -155,38 +154,23 @@ def inspect(
 
 
 def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
-    """What is in a file that streamxf.open wrote; None if it is none."""
+    """What is in a file that streamxf.open wrote; None if it is not one."""
+    from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
-    from streamxf.formats.location import Location
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
-    from streamxf.summary.plain import PlainSummary
+    from streamxf.tools.inspect.plain import PlainSummary
 
-    location = Location.of(path)
-    if kind_of(location) is not Format.PLAIN:
+    storage = Storage.of(path)
+    if kind_of(storage) is not Format.PLAIN:
         return None
-    return PlainSummary.read(location, KeyRing.of(keys, trust, allow_unsigned))
-
-
-def _show_plain(plain: PlainSummary, json: bool) -> None:
-    if json:
-        show.as_json(plain.as_dict())
-        return
-    from streamxf.cli import figures
-
-    figures.plain(plain)
-
-
-def _tree(summary: Summary) -> Module:
-    from streamxf.summary.tree import tree_of
-
-    return tree_of(summary.contents.entries.values())
+    return PlainSummary.read(storage, KeyRing.of(keys, trust, allow_unsigned))
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {"name": module.name, "times": module.times, **module.tally.as_dict()}
-    if module.entry is not None and module.entry.is_tensor:
-        found |= {"dtype": module.entry.dtype, "shape": list(module.entry.shape)}
+    if isinstance(module.item, TensorItem):
+        found |= {"dtype": module.item.dtype, "shape": list(module.item.shape)}
     if module.children and (depth is None or depth > 1):
         deeper = None if depth is None else depth - 1
         found["modules"] = [_branch(child, deeper) for child in module.children]
@@ -203,18 +187,19 @@ def _check_page(file: str) -> None:
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "there is a file which is no page of HTML; it was left as it is", file)
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
 
 
 def _write_page(file: str, summary: Summary) -> None:
-    from streamxf.fileio.draft import Draft
-    from streamxf.summary.page.page import page_of
+    from streamxf.buffers import write_all
+    from streamxf.stream.draft import Draft
+    from streamxf.tools.inspect.page.page import page_of
 
     text = page_of(summary).encode()
     draft = Draft(file)
     written = False
     try:
-        draft.file.write(text)
+        write_all(draft.file, memoryview(text))
         written = True
     finally:
         draft.finish(written)

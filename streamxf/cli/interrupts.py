@@ -31,8 +31,8 @@ class Interrupts:
 
     def how_to_resume(self, error: BaseException) -> list[str]:
         """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""
-        notes = [note for each in (*self._raised, error) for note in getattr(each, "__notes__", ())]
-        return [note for note in dict.fromkeys(notes) if "the same call" in note]
+        notes = (note for each in (*self._raised, error) for note in getattr(each, "__notes__", ()))
+        return [note for note in dict.fromkeys(notes) if "repeat" in note]
 
     @contextmanager
     def watched(self) -> Iterator[None]:

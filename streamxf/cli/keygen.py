@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.options import JsonOption
 from streamxf.errors import KeyFileError, ParameterError
-
-if TYPE_CHECKING:
-    from streamxf.keys import PublicKey, VerifyKey
-    from streamxf.keys.text import SecretKey
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
 
@@ -42,30 +37,40 @@ def keygen(
         typer.Option(
             "--public",
             metavar="FILE",
-            help="The file for the public half of a pair; by default beside the secret one, with the ending .pub.",
+            help="The file for the public half of a pair; by default next to the secret one, with the suffix .pub.",
         ),
     ] = None,
     passphrase: Annotated[
         bool,
-        typer.Option("--passphrase", help="Protect the file by a passphrase; STREAMXF_PASSPHRASE gives it unasked."),
+        typer.Option(
+            "--passphrase",
+            help="Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE.",
+        ),
     ] = False,
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> int:
     """Make a new key.
 
-    The secret goes into the file, readable for you only, and nowhere else. Keep a copy in a safe place: without its key
-    a checkpoint is lost.
+    The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
+    its key a checkpoint is lost.
     """
     from streamxf.cli.keys import new_passphrase
-    from streamxf.keys.file import write_key
-    from streamxf.keys.text import kind_of
+    from streamxf.keys import Key, PrivateKey, SigningKey, write_key
+    from streamxf.keys.derive import X25519
 
     other = _public_place(file, kind, public)
     for place in (file, other):
         if place is not None and os.path.lexists(place):
-            raise KeyFileError("there is a file already, and a key file is never overwritten; name another", file=place)
-    key = _drawn(kind)
-    half = _half_of(key)
+            raise KeyFileError("the file exists, and a key file is never overwritten; name another", file=place)
+    key: Any
+    if kind == "symmetric":
+        key, half, use = Key.generate(), None, ""
+    elif kind == "signing":
+        key = SigningKey.generate()
+        half, use = key.verify_key, "readers name it in --trust"
+    else:
+        key = PrivateKey.generate(*[X25519] if kind == "x25519" else [])
+        half, use = key.public, "whoever has it can write for you, and not read"
     write_key(file, key, new_passphrase(file) if passphrase else None)
     if half is not None and other is not None:
         try:
@@ -74,13 +79,13 @@ def keygen(
             os.unlink(file)
             raise
     if json:
-        show.as_json({"kind": kind_of(key), "id": key.id, "secret": file, "public": other})
+        show.as_json({"kind": key.kind, "id": key.id, "secret": file, "public": other})
     else:
         out = show.console()
-        out.print(f"{kind_of(key)} key {key.id}")
+        out.print(f"{key.kind} key {key.id}")
         out.print(f"secret  {file}  keep it, and a copy in a safe place")
         if other is not None:
-            out.print(f"public  {other}  give it away: {_use_of(kind)}")
+            out.print(f"public  {other}  give it away: {use}")
     return FINE
 
 
@@ -95,26 +100,3 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
     if os.path.abspath(place) == os.path.abspath(file):
         raise ParameterError(f"the secret key and its public half need files of their own, and both would be {place!r}")
     return place
-
-
-def _drawn(kind: Kind) -> SecretKey:
-    from streamxf.keys import Key, PrivateKey, SigningKey
-    from streamxf.keys.pair import HYBRID, X25519
-
-    if kind == "symmetric":
-        return Key.generate()
-    if kind == "signing":
-        return SigningKey.generate()
-    return PrivateKey.generate(HYBRID if kind == "hybrid" else X25519)
-
-
-def _half_of(key: SecretKey) -> PublicKey | VerifyKey | None:
-    from streamxf.keys import Key, SigningKey
-
-    if isinstance(key, Key):
-        return None
-    return key.verify_key if isinstance(key, SigningKey) else key.public
-
-
-def _use_of(kind: Kind) -> str:
-    return "readers name it in --trust" if kind == "signing" else "whoever has it can write for you, and not read"

@@ -1,10 +1,9 @@
-"""From locations to keys. A key itself never stands in an argument, where other users of the machine could read it."""
+"""From locations to keys. Keys are never passed on the command line, where other users could read them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from getpass import getpass
 from typing import Any
 
@@ -14,23 +13,29 @@ PROMPT = "prompt"
 PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 
 
-def keys_at(locations: Sequence[str] | None) -> list[Any] | None:
-    """The keys at locations, for every ``keys=``; None if there are no locations.
+def key_at(location: str) -> Any:
+    """The key at a location.
 
-    ``prompt`` asks for the text of a key. A key that a passphrase protects asks for that, unless it stands in the
-    environment variable STREAMXF_PASSPHRASE.
+    ``prompt`` asks for the text of a key. Where a passphrase protects the key it is taken from the environment variable
+    STREAMXF_PASSPHRASE, or asked for.
 
     Raises
     ------
     ParameterError, KeyFileError, KeyMissingError, WrongKeyError, KeyServiceError
         If there is no key, or it cannot be read.
     """
-    return [_key_at(location) for location in locations] if locations else None
+    from streamxf.keys.line import key_line, read_line
+    from streamxf.keys.location import find, maker
 
-
-def key_at(location: str | None) -> Any:
-    """The key at one location, or None; raises as `keys_at`."""
-    return _key_at(location) if location is not None else None
+    if location == PROMPT:
+        return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
+    try:
+        return find(location)
+    except KeyMissingError:
+        scheme, _, rest = location.partition(":")
+        if scheme == "file" or (scheme == "env" and rest in os.environ):
+            return maker(scheme)(rest, _passphrase(f"Passphrase of {location}: ", f"{location} has a passphrase"))
+        raise
 
 
 def new_passphrase(file: str) -> str:
@@ -43,46 +48,15 @@ def new_passphrase(file: str) -> str:
     ParameterError
         If nothing was typed, or two different things.
     """
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given is not None:
-        return given
-    first = _asked(f"New passphrase for {file}: ", "a passphrase is asked for")
-    if getpass("The same again: ") != first:
+    first = _passphrase(f"New passphrase for {file}: ", "a passphrase is asked for")
+    if PASSPHRASE_VARIABLE not in os.environ and getpass("The same again: ") != first:
         raise ParameterError("the two passphrases differ; nothing was written")
     return first
 
 
-def _key_at(location: str) -> Any:
-    from streamxf.keys.location import find
-
-    if location == PROMPT:
-        return _typed()
-    try:
-        return find(location)
-    except KeyMissingError:
-        scheme, _, rest = location.partition(":")
-        if scheme == "file":
-            from streamxf.keys.file import read_location
-
-            return read_location(rest, _passphrase(location))
-        if scheme == "env" and rest in os.environ:
-            from streamxf.keys.environment import read_environment
-
-            return read_environment(rest, _passphrase(location))
-        raise
-
-
-def _typed() -> Any:
-    from streamxf.keys.written import key_line, read_line
-
-    return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
-
-
-def _passphrase(location: str) -> str:
+def _passphrase(question: str, why: str) -> str:
     given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given is not None:
-        return given
-    return _asked(f"Passphrase of {location}: ", f"{location} is protected by a passphrase")
+    return given if given is not None else _asked(question, why)
 
 
 def _asked(question: str, why: str) -> str:

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from streamxf.cli.keys import key_at
+from streamxf.errors import ParameterError
 
 KEYS_VARIABLE = "STREAMXF_KEYS"
 
 
-def reachable(path: str) -> str:
-    """Refuse a URL of a kind that nothing here can read; for paths that need not be there yet."""
-    if "://" not in path and "::" not in path:
-        return path
-    try:
-        from fsspec.core import get_filesystem_class, split_protocol
-    except ImportError:
-        raise typer.BadParameter(f"{path}: URLs need fsspec: pip install 'streamxf[s3]'") from None
-    try:
-        for part in path.split("::"):
-            get_filesystem_class(split_protocol(part)[0] or part)
-    except (ImportError, ValueError) as error:  # a package that is not installed, or no such protocol
-        raise typer.BadParameter(f"{path}: {error}") from None
+def existing(path: str) -> str:
+    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+    from streamxf.checkpoint.storage import is_url
+
+    if not is_url(path) and not os.path.lexists(path):
+        raise typer.BadParameter(f"there is no file or folder {path!r}")
     return path
 
 
-def existing(context: typer.Context, path: str) -> str:
-    """The same, and refuse a local path where nothing is; storage elsewhere is asked by the command itself. The path is
-    noted in the context, for the advice of errors.
-    """
-    if isinstance(context.obj, list):
-        context.obj.append(path)
-    if "://" not in path and "::" not in path and not os.path.lexists(path):
-        raise typer.BadParameter(f"there is no file or folder {path!r}")
-    return reachable(path)
+def key(location: str) -> Any:
+    """The key at a location, for the library's arguments."""
+    try:
+        return key_at(location)
+    except ParameterError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def codecs_behind(incomplete: str) -> list[str]:
@@ -46,7 +39,7 @@ def codecs_behind(incomplete: str) -> list[str]:
     return [f"{before}{plus}{name}" for name in names if name.startswith(begun)]
 
 
-PathArgument = Annotated[
+Path = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
@@ -56,55 +49,67 @@ PathArgument = Annotated[
         "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
     ),
 ]
-TargetArgument = Annotated[
+Target = Annotated[
     str,
     typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL."),
 ]
-ChainOption = Annotated[
+Chain = Annotated[
     str | None,
     typer.Option(
         "--chain",
         metavar="CHAIN",
         autocompletion=codecs_behind,
-        help="The codecs to store with, as in floatzip, zstd:level=3+checksum or floatzip+encrypt; '' stores without "
-        "any. By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+        help="The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
+        "default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
     ),
 ]
-EncryptToOption = Annotated[
+EncryptTo = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--encrypt-to",
+        parser=key,
+        metavar="LOCATION",
+        help="A key that may read what is written; may be given several times.",
+    ),
+]
+Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--encrypt-to", metavar="LOCATION", help="A key that may read what is written; may be given several times."
+        "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
     ),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that is there.")]
-FileSizeOption = Annotated[
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
+FileSize = Annotated[
     str,
     typer.Option(
         "--file-size",
         metavar="SIZE",
-        help="What goes into one data file, before the chain: as much has to be done again after a kill.",
+        help="Bytes in one data file, before the chain: at most as much is done again after a kill.",
     ),
 ]
-KeyOption = Annotated[
-    list[str] | None,
+Key = Annotated[
+    list[Any] | None,
     typer.Option(
         "--key",
         "-k",
+        parser=key,
         metavar="LOCATION",
         envvar=KEYS_VARIABLE,
-        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, the place of an installed provider, or prompt. "
-        "May be given several times. Never the key itself: other users can read arguments.",
+        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
+        "May be given several times. Never the key itself: other users could read it.",
     ),
 ]
-TrustOption = Annotated[
-    list[str] | None,
-    typer.Option("--trust", metavar="LOCATION", help="The public key of who may have signed it (file:..., env:...)."),
+Trust = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--trust", parser=key, metavar="LOCATION", help="The public key of a trusted signer (file:..., env:...)."
+    ),
 ]
-UnsignedOption = Annotated[
+Unsigned = Annotated[
     bool,
     typer.Option("--allow-unsigned", help="Accept what a private key opens without a signature."),
 ]
-RequireOption = Annotated[
+Require = Annotated[
     Literal["published", "bound", "encrypted"] | None,
     typer.Option(
         "--require",
@@ -112,19 +117,21 @@ RequireOption = Annotated[
         help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
     ),
 ]
-SignerOption = Annotated[
-    str | None,
-    typer.Option("--signer", metavar="LOCATION", help="The signing key that vouches for it (file:..., env:...)."),
+Signer = Annotated[
+    Any,
+    typer.Option(
+        "--signer", parser=key, metavar="LOCATION", help="The signing key that vouches for it (file:..., env:...)."
+    ),
 ]
-VouchOption = Annotated[
+Vouch = Annotated[
     bool,
-    typer.Option("--vouch", help="Answer for a checkpoint that anybody can have written, since nobody signed it."),
+    typer.Option("--vouch", help="Vouch for a checkpoint that anyone could have written, since it is not signed."),
 ]
-SaveIdOption = Annotated[
+SaveIds = Annotated[
     list[str] | None,
-    typer.Option("--expect-save-id", metavar="ID", help="The only save that this may be."),
+    typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save."),
 ]
-MaxExpansionOption = Annotated[
+MaxExpansion = Annotated[
     int,
     typer.Option(
         "--max-expansion",
@@ -134,4 +141,4 @@ MaxExpansionOption = Annotated[
         "checkpoint that is nearly all zeros may need more.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

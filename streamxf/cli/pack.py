@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.lines import wrapped
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    FileSizeOption,
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    OverwriteOption,
-    PathArgument,
-    RequireOption,
-    SignerOption,
-    TargetArgument,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
@@ -38,34 +20,34 @@ EXAMPLES = (
 
 
 def pack(
-    source: PathArgument,
-    target: TargetArgument,
-    chain: ChainOption = None,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    overwrite: OverwriteOption = False,
+    source: options.Path,
+    target: options.Target,
+    chain: options.Chain = None,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    overwrite: options.Overwrite = False,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
             "--exclude",
             metavar="PATTERN",
-            help="Paths to leave out of a folder, as 'optimizer.pt' or '*.log'; may be given several times.",
+            help="Paths to leave out of a folder, such as 'optimizer.pt' or '*.log'; may be given several times.",
         ),
     ] = None,
     follow_links: Annotated[
         bool,
         typer.Option(
             "--follow-links",
-            help="Pack links that lead to files outside of the folder as these files, as in the hub's cache.",
+            help="Pack links to files outside the folder as these files, as in the hub's cache.",
         ),
     ] = False,
-    file_size: FileSizeOption = "256MiB",
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    file_size: options.FileSize = "256MiB",
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
@@ -76,7 +58,7 @@ def pack(
 
     If the command fails or is killed, the same command resumes.
     """
-    from streamxf.convert.pack import pack as write
+    from streamxf.tools.convert.pack import pack as write
 
     with show.progress("Packing", json) as bar:
         done = write(
@@ -86,10 +68,10 @@ def pack(
             overwrite=overwrite,
             exclude=exclude or (),
             follow_links=follow_links,
-            encrypt_to=keys_at(encrypt_to),
-            signer=key_at(signer),
-            keys=keys_at(key),
-            trust=keys_at(trust),
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
@@ -99,5 +81,5 @@ def pack(
     if json:
         show.as_json({"target": target, **asdict(done)})
     else:
-        print(wrapped(str(done), sys.stdout))
+        show.console().print(str(done))
     return FINE

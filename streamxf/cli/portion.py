@@ -1,57 +1,48 @@
-"""A state dict of bounded size that stands for some data: what ``bench`` saves and loads."""
+"""A state dict of bounded size that represents some data: what ``bench`` saves and loads."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.reading import Box
+from streamxf.checkpoint.storage import Storage
 from streamxf.cli.timing import State
 from streamxf.errors import ParameterError
-from streamxf.formats.contents import Entry
+from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
-from streamxf.formats.source import Box
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_SPREAD = 0.02  # of weights as transformers are begun with
+_SPREAD = 0.02  # of weights as transformers are initialized
 _SQUARE = 4096
-_SHARES = 8  # where there are enough tensors, none is more than this part of the whole
+_MOST = 64  # tensors, where these hold enough: many small parts of tensors would take longer than they do whole
 
 
 def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
-    """Tensors of a checkpoint of any format, up to `size` bytes of them, from all over it; of the largest ones, rows.
+    """The first rows of tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
 
-    Parameters
-    ----------
-    progress : Progress, optional
-        Is told of their bytes.
-
-    Raises
-    ------
-    ParameterError
-        If there is no tensor with data in it.
-    StreamxfError, OSError
-        If it cannot be read.
+    Raises ParameterError if no tensor has data.
     """
-    with open_source(path, keys=keys) as source:
-        boxes = list(_chosen(source.contents.tensors, size))
+    with open_source(Storage.of(path), Access.of(keys)) as reader:
+        boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
-            raise ParameterError("there is no tensor with data in it, so there is nothing to save", file=path)
+            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
         if progress is not None:
-            progress.expect(sum(map(_bytes_of, boxes)))
+            progress.expect(sum(box.size for box in boxes))
         state: State = {}
-        for box, tensor in zip(boxes, source.read(boxes), strict=True):
-            state[box.entry.name] = tensor
+        for box, elements in zip(boxes, reader.read_boxes(boxes), strict=True):
+            state[box.item.name] = as_torch(elements, box.item.dtype)
             if progress is not None:
-                progress.advance(_bytes_of(box))
+                progress.advance(box.size)
         return state
 
 
 def random_weights(size: int) -> State:
-    """Weights in bf16 as a model begins with them, of `size` bytes; at least one element, and no half ones."""
+    """Weights in bf16 as a model is initialized, of `size` bytes; at least one element, and no half ones."""
     generator = torch.Generator().manual_seed(0)
     rows, rest = divmod(max(1, size // 2), _SQUARE)
     shapes = [(min(_SQUARE, rows - first), _SQUARE) for first in range(0, rows, _SQUARE)]
@@ -63,35 +54,21 @@ def random_weights(size: int) -> State:
     }
 
 
-def _chosen(entries: list[Entry], size: int) -> Iterator[Box]:
-    """The first rows of tensors from all over the checkpoint, in the order in which a golden ratio leads through it."""
-    full = [entry for entry in entries if entry.raw_bytes]
-    order = sorted(range(len(full)), key=lambda number: (number + 1) * _GOLDEN % 1)
-    most = max(size / _SHARES, _level([entry.raw_bytes or 0 for entry in full], size))
-    left = size
-    spare = 0.0  # what rounding to rows left of the shares of those before
-    for number in order:
-        entry = full[number]
-        whole = entry.raw_bytes or 0
-        room = min(left, whole, most + spare)
-        lengths = _lengths(entry.shape, room / whole)
-        box = Box(entry, (0,) * len(lengths), lengths)
-        taken = _bytes_of(box)
-        if 0 < taken <= left:
+def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
+    """The same share of each tensor. The largest one comes last, and gets what rounding to rows left over."""
+    full = [item for item in items if item.size]
+    fewer = full[:: -(-len(full) // _MOST) or 1]
+    if sum(item.size for item in fewer) >= size:
+        full = fewer
+    full.sort(key=lambda item: item.size)
+    left, total = size, sum(item.size for item in full)
+    for item in full:
+        lengths = _lengths(item.shape, left / total)
+        total -= item.size
+        box = Box(item, (0,) * len(lengths), lengths)
+        if box.size <= left:
             yield box
-            left -= taken
-            spare = max(0.0, min(whole, most + spare) - taken)
-
-
-def _level(sizes: list[int], total: int) -> float:
-    """What each may give at most for all to give `total` together, as far as there is so much."""
-    left: float = total
-    for number, size in enumerate(sorted(sizes)):
-        share = left / (len(sizes) - number)
-        if size > share:
-            return share
-        left -= size
-    return math.inf
+            left -= box.size
 
 
 def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
@@ -100,7 +77,3 @@ def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
         return shape
     rows = int(shape[0] * share)
     return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))
-
-
-def _bytes_of(box: Box) -> int:
-    return (box.entry.raw_bytes or 0) * math.prod(box.lengths) // math.prod(box.entry.shape)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from streamxf.cli import facts, show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    PathArgument,
-    SaveIdOption,
-    SignerOption,
-    TrustOption,
-    UnsignedOption,
-    VouchOption,
-)
+from streamxf.cli.keys import key_at
 from streamxf.errors import KeyMissingError
 
 EXAMPLES = (
@@ -29,55 +20,55 @@ EXAMPLES = (
 
 
 def recipients(
-    path: PathArgument,
+    path: options.Path,
     add: Annotated[
-        list[str] | None,
-        typer.Option("--add", metavar="LOCATION", help="Somebody more who may read; may be given several times."),
+        list[Any] | None,
+        typer.Option(
+            "--add", parser=options.key, metavar="LOCATION", help="A recipient to add; may be given several times."
+        ),
     ] = None,
     remove: Annotated[
         list[str] | None,
         typer.Option(
-            "--remove", metavar="ID", help="Somebody who may no longer: the id as listed, or the key's location."
+            "--remove", metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."
         ),
     ] = None,
-    key: KeyOption = None,
-    signer: SignerOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    vouch: VouchOption = False,
-    expect_save_id: SaveIdOption = None,
-    json: JsonOption = False,
+    key: options.Key = None,
+    signer: options.Signer = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    vouch: options.Vouch = False,
+    expect_save_id: options.SaveIds = None,
+    json: options.Json = False,
 ) -> int:
-    """List who may read a checkpoint, let somebody more read it, or somebody no longer.
+    """List who may read a checkpoint or a file, and add or remove recipients.
 
-    Without a key the list is what the storage says, which may not be true. Only metadata is rewritten; whoever could
-    read before may have kept what he needs to read the data as it is now.
+    Without a key the list is what the storage says, which may not be true. Only keys are rewritten; whoever could read
+    before may have kept what it takes to read the data as it is now.
     """
-    from streamxf.dcp.rekey.rekey import add_recipient, remove_recipient
-    from streamxf.dcp.rekey.rekey import recipients as listed
+    from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
+    from streamxf.tools.rekey.rekey import recipients as listed
 
-    keys = keys_at(key)
-    if keys is None and (add or remove):
-        raise KeyMissingError("--key has to say what opens the checkpoint: --key file:PATH")
-    trusted = keys_at(trust)
-    more = keys_at(add)
+    if key is None and (add or remove):
+        raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
     less = [entry if _is_id(entry) else key_at(entry) for entry in remove or ()]
-    if more is not None:
+    if add:
         add_recipient(
             path,
-            keys,
-            more,
-            signer=key_at(signer),
-            trust=trusted,
+            key,
+            add,
+            signer=signer,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             vouch=vouch,
             expect_save_id=expect_save_id,
         )
     for entry in less:
-        remove_recipient(path, keys, entry, trust=trusted, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
-    found = listed(path, keys, trust=trusted, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+        remove_recipient(path, key, entry, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+    found = listed(path, key, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if json:
-        show.as_json({"path": path, **facts.of_recipients(found)})
+        signers = [signer for signer in found.signers if signer is not None]
+        show.as_json({"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers})
     else:
         show.console().print(str(found))
     return FINE

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from streamxf.cli import show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    PathArgument,
-    SaveIdOption,
-    SignerOption,
-    TrustOption,
-    UnsignedOption,
-    VouchOption,
-)
 from streamxf.errors import KeyMissingError
 
 EXAMPLES = (
@@ -28,38 +17,41 @@ EXAMPLES = (
 
 
 def rekey(
-    path: PathArgument,
+    path: options.Path,
     to: Annotated[
-        list[str],
+        list[Any],
         typer.Option(
-            "--to", metavar="LOCATION", help="Who may read from now on; may be given several times.", show_default=False
+            "--to",
+            parser=options.key,
+            metavar="LOCATION",
+            help="Who may read from now on; may be given several times.",
+            show_default=False,
         ),
     ],
-    key: KeyOption = None,
-    signer: SignerOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    vouch: VouchOption = False,
-    expect_save_id: SaveIdOption = None,
-    json: JsonOption = False,
+    key: options.Key = None,
+    signer: options.Signer = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    vouch: options.Vouch = False,
+    expect_save_id: options.SaveIds = None,
+    json: options.Json = False,
 ) -> int:
-    """Encrypt a checkpoint or a file for other keys, and for nobody else.
+    """Encrypt a checkpoint or a file for other keys, and for no one else.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is written anew beside itself, without being decrypted, and takes its place in one step. Whoever could read before
-    may have kept what he needs to read the data as it is now.
+    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept what it takes
+    to read the data as it is now.
     """
-    from streamxf.dcp.rekey.rekey import rekey as change
+    from streamxf.tools.rekey.rekey import rekey as change
 
-    opens = keys_at(key)
-    if opens is None:
-        raise KeyMissingError("--key has to say what opens the checkpoint now: --key file:PATH")
+    if key is None:
+        raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
     written = change(
         path,
-        opens,
-        keys_at(to),
-        signer=key_at(signer),
-        trust=keys_at(trust),
+        key,
+        to,
+        signer=signer,
+        trust=trust,
         allow_unsigned=allow_unsigned,
         vouch=vouch,
         expect_save_id=expect_save_id,
@@ -69,5 +61,5 @@ def rekey(
     elif written:
         show.console().print(f"rewritten: {', '.join(written)}")
     else:
-        show.console().print("nothing had to change: it was for these keys alone already")
+        show.console().print("nothing changed: it is already for these keys alone")
     return FINE

@@ -7,18 +7,15 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
-from difflib import get_close_matches
 
 import typer
 from typer.exceptions import TyperException
 
 from streamxf.cli import storage
-from streamxf.cli.app import app
+from streamxf.cli.app import COMMANDS, command_line
 from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
 from streamxf.cli.interrupts import Interrupts
-from streamxf.cli.lines import wrapped
-from streamxf.cli.show import as_json
-from streamxf.cli.words import in_terminal_words, with_paths
+from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
@@ -37,11 +34,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], interrupts: Interrupts) -> int:
-    command = _command_of(arguments)
-    paths: list[str] = []
+    command = f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
     try:
         try:
-            found = typer.main.get_command(app).main(arguments, prog_name="streamxf", standalone_mode=False, obj=paths)
+            found = command_line().main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
             if found == INTERRUPTED or interrupts.first is not None:
@@ -53,7 +49,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 return error.exit_code
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else command
-            text = _without_guesses(error).rstrip(".")
+            text = error.format_message().rstrip(".")
             text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
             return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
@@ -65,24 +61,22 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
         except BaseException as raised:  # DCP's own is none of Exception
             cause = root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
-                text = "; ".join(["interrupted", *map(in_terminal_words, interrupts.how_to_resume(cause))])
+                text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
-            return _failed(command, cause, arguments, paths)
-    except BrokenPipeError:  # nobody reads the output any more, as in `streamxf inspect ... | head`
+            return _failed(command, cause, arguments)
+    except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _failed(command: str, error: BaseException, arguments: list[str], paths: list[str]) -> int:
-    if isinstance(error, GeneratorExit):
-        raise error
+def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     failure = storage.failure_in(error)
     if failure is not None:
         text = storage.line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
-    text = with_paths(line_of(error), paths, getattr(error, "file", None))
+    text = line_of(error)
     if not expected(error):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
@@ -107,16 +101,6 @@ def _fail(
     return code
 
 
-def _without_guesses(error: TyperException) -> str:
-    """The message, with only those options proposed that are alike without their dashes, too."""
-    possible = getattr(error, "possibilities", None)
-    if possible:
-        wrong = str(getattr(error, "option_name", "")).lstrip("-")
-        alike = get_close_matches(wrong, [name.lstrip("-") for name in possible])
-        error.possibilities = [name for name in possible if name.lstrip("-") in alike]  # type: ignore[attr-defined]
-    return error.format_message()
-
-
 def _open_closed() -> None:
     """Open what the process was started without, as by ``>&-``: else a checkpoint's file would get its number, and what
     any library prints would go there.
@@ -128,12 +112,6 @@ def _open_closed() -> None:
             except OSError:
                 os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
-
-
-def _command_of(arguments: list[str]) -> str:
-    """For messages: ``streamxf verify``."""
-    known = {command.name for command in app.registered_commands}
-    return f"streamxf {arguments[0]}" if arguments and arguments[0] in known else "streamxf"
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:

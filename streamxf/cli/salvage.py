@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
-from streamxf.cli import facts, show
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    PathArgument,
-    RequireOption,
-    SaveIdOption,
-    SignerOption,
-    TargetArgument,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.errors import ParameterError
 from streamxf.proportion import MAX_EXPANSION
-
-if TYPE_CHECKING:
-    from streamxf.convert.result import Converted
-    from streamxf.dcp.salvage.result import Salvaged
-    from streamxf.proportion import Budget
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -38,10 +19,10 @@ EXAMPLES = (
 
 
 def salvage(
-    path: PathArgument,
-    target: TargetArgument,
+    path: options.Path,
+    target: options.Target,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take tensors of which only some shards are whole: the rest is zero.")
+        bool, typer.Option("--partial", help="Include tensors of which only some shards are intact: the rest is zero.")
     ] = False,
     rank: Annotated[
         int | None,
@@ -49,14 +30,16 @@ def salvage(
     ] = None,
     merge_ranks: Annotated[
         bool,
-        typer.Option("--merge-ranks", help="Where each rank has metadata of its own: you know all are of one save."),
+        typer.Option(
+            "--merge-ranks", help="Where each rank has metadata of its own: you know that all belong to one save."
+        ),
     ] = False,
     without_metadata: Annotated[
         bool,
         typer.Option(
             "--without-metadata",
-            help="Where the metadata cannot be used, look for items in the data files. You then vouch that none of "
-            "them is missing, and none is a stranger's.",
+            help="Find items in the data files, if the metadata cannot be used. You then vouch that no data file is "
+            "missing, and that none was added.",
         ),
     ] = False,
     writer_id: Annotated[
@@ -68,38 +51,37 @@ def salvage(
             "several.",
         ),
     ] = None,
-    chain: ChainOption = None,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    expect_save_id: SaveIdOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    chain: options.Chain = None,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    expect_save_id: options.SaveIds = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
-    """Save what is whole of a damaged checkpoint as a new one, and list what is lost.
+    """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
 
-    Each item is checked as in a load, by itself; what is in the new checkpoint is what was saved. One or two items are
-    in memory at a time. The damaged checkpoint stays as it is, and is read twice. It exits with 1 if anything is lost.
+    Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
+    memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
     """
-    from streamxf.convert.salvaged import salvage_to
+    from streamxf.tools.salvage.copying import salvage_to
 
     if writer_id and not without_metadata:
-        raise ParameterError("--writer-id goes with --without-metadata: the metadata says which files are of the save")
-    options: dict[str, Any] = {
-        "encrypt_to": keys_at(encrypt_to),
-        "signer": key_at(signer),
-        "keys": keys_at(key),
-        "trust": keys_at(trust),
-    }
+        raise ParameterError(
+            "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
+        )
     with show.progress("Salvaging", json) as bar:
         found, written = salvage_to(
             path,
             target,
             chain,
-            **options,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
@@ -110,14 +92,19 @@ def salvage(
             max_expansion=max_expansion,
             progress=bar,
         )
-    budget = show.budget_for(max_expansion, path) if json else None
-    _print(path, target, found, written, budget)
+    if json:
+        facts = {
+            "path": path,
+            "target": target,
+            "loaded": found.loaded,
+            "damaged": show.damages(found.damaged),
+            "partial": found.partial,
+            "unchecked": found.unchecked,
+            "save_ids": list(dict.fromkeys(found.save_ids.values())),
+            "written": None if written is None else asdict(written),
+        }
+        show.as_json(facts, show.budget_for(max_expansion, path))
+    else:
+        show.report(str(found), not found.damaged)
+        show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
     return FAILED if found.damaged or written is None else FINE
-
-
-def _print(path: str, target: str, found: Salvaged, written: Converted | None, budget: Budget | None) -> None:
-    if budget is not None:
-        show.as_json({"path": path, "target": target, **facts.of_salvaged(found, written)}, budget)
-        return
-    show.report(str(found), not found.damaged, path)
-    show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

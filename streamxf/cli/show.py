@@ -1,19 +1,20 @@
-"""What commands print: tables and texts for people, JSON for scripts."""
+"""What commands print: tables and text for people, JSON for scripts."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
 
-from streamxf.cli.lines import wrapped
-from streamxf.cli.words import in_terminal_words, with_paths
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -24,8 +25,20 @@ JSON_VERSION = 1
 """Raised when a field changes its name, its type or its meaning."""
 
 _INDENTED = 2**20
-_KEPT = 64 * 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """The text as it is to be printed to `stream`. A word that is longer than a line stays whole, so that a path can be
+    copied.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
+        for line in text.split("\n")
+    )
 
 
 def console() -> Console:
@@ -67,20 +80,37 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def name(text: str, style: str = "") -> RenderableType:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import Name
+    from streamxf.cli.folding import FoldedName
 
-    return Name(printable(text), style)
+    return FoldedName(printable(text), style)
 
 
-def report(text: str, good: bool, path: str) -> None:
-    """Print the text of a report about `path`, whose first line is a verdict."""
+def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
+    """Add a row to a table; strings may have anything in them."""
     from rich.text import Text
 
-    verdict, _, rest = with_paths(in_terminal_words(text), [path]).partition("\n")
+    shown = (Text(printable(cell), style) if isinstance(cell, str) else cell for cell in cells)
+    table.add_row(*shown, style=style)
+
+
+def report(text: str, good: bool) -> None:
+    """Print the text of a report, whose first line is a verdict."""
+    from rich.text import Text
+
+    verdict, _, rest = text.partition("\n")
     out = console()
     out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
     if rest:
         out.print(rest)
+
+
+def can_show(characters: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -96,60 +126,35 @@ def progress(title: str, json: bool) -> Iterator[Progress | None]:
 
 
 def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
-    """Print one JSON object: indented, unless it is so large that nobody reads it and indenting takes long. Then it is
-    made piece by piece, since a name may stand in it more often than there is memory for.
+    """Print one JSON object: indented, unless it is so large that indenting takes long.
 
-    docs/json-schema.json says what may be in it.
-
-    Parameters
-    ----------
-    budget : Budget, optional
-        Pays for the characters.
-
-    Raises
-    ------
-    PolicyError
-        If they are too many. Nothing was printed then.
+    docs/json-schema.json says what may be in it. `budget` pays for the characters, since a long name may be in it more
+    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised.
     """
     facts = {"json_version": JSON_VERSION, **facts}
-    size = 0
-    kept: list[str] = []
+    pieces: list[str] = []
     for piece in _pieces(facts):
-        size += len(piece)
         if budget is not None:
             budget.spend(len(piece), "the output")
-        kept.append(piece)
-        if size > _KEPT:
-            kept.clear()
-    if size <= _INDENTED:
-        kept = [json.dumps(facts, indent=2, default=_plain)]
-    sys.stdout.writelines(kept if size <= _KEPT else _pieces(facts))
-    sys.stdout.write("\n")
+        pieces.append(piece)
+    if sum(map(len, pieces)) <= _INDENTED:
+        pieces = [json.dumps(facts, indent=2, default=_plain)]
+    sys.stdout.writelines([*pieces, "\n"])
 
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
+    from streamxf.checkpoint.storage import Storage
     from streamxf.proportion import Budget
 
-    return Budget(max_expansion, sum(map(_held, paths)))
-
-
-def _held(path: str) -> int:
-    """Bytes that are stored at a path."""
-    from streamxf.proportion import held_at
-
-    if "://" in path or "::" in path:
-        from fsspec.core import url_to_fs
-
-        filesystem, inner = url_to_fs(path)
-        return int(filesystem.du(inner))
-    if not os.path.isdir(path):
-        return held_at(path)
-    return sum(held_at(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    stored = 0
+    for storage in map(Storage.of, paths):
+        stored += storage.held_by(storage.names(())) if storage.is_folder() else storage.held("", None)
+    return Budget(max_expansion, stored)
 
 
 def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The text of an object, in which each element of a list has a piece of its own."""
+    """The text of an object, in which each element of a list is a piece of its own."""
     before = "{"
     for key, value in facts.items():
         yield f"{before}{json.dumps(key)}: "
@@ -165,7 +170,12 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "}"
 
 
+def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:
+    """For JSON, where the class of an error is its type."""
+    return [{("type" if name == "error" else name): value for name, value in asdict(one).items()} for one in found]
+
+
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

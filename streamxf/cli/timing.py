@@ -36,7 +36,7 @@ class Timing:
 
     Attributes
     ----------
-    raw, stored : int
+    raw_bytes, stored_bytes : int
         Bytes of the tensors, and of all files of the checkpoint.
     correct : bool
         Whether every load gave the tensors back bit for bit.
@@ -44,30 +44,24 @@ class Timing:
 
     side: str
     items: int
-    raw: int
-    stored: int
+    raw_bytes: int
+    stored_bytes: int
     save_seconds: float
     load_seconds: float
     correct: bool
 
 
 def measure(
-    state: State,
-    sides: Sequence[Side],
-    folder: Path,
-    runs: int,
-    *,
-    from_disk: bool = False,
-    progress: Progress | None = None,
+    state: State, sides: Sequence[Side], folder: Path, runs: int, *, progress: Progress | None = None
 ) -> list[Timing]:
-    """Save and load `state` by every side in turn, `runs` times after one round of warming up.
+    """Save and load `state` by every side in turn, `runs` times after one round to warm up.
+
+    Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget.
 
     Parameters
     ----------
     folder : Path
         For the checkpoints; what is left there is each side's last one, in a folder of the side's number.
-    from_disk : bool
-        Whether loads shall find nothing in the operating system's cache, as far as it can be asked to forget.
     progress : Progress, optional
         Is told of raw bytes, those of saves and of loads.
     """
@@ -80,51 +74,33 @@ def measure(
         for number, side in enumerate(sides):
             path = folder / str(number)
             shutil.rmtree(path, ignore_errors=True)
-            saving = _save(state, side, path)
-            if progress is not None:
-                progress.advance(raw)
-            if from_disk:
-                _forget(path)
+            begun = time.perf_counter()
+            save(state, storage_writer=side.writer(path))
+            saved = time.perf_counter()
+            _forget(path)
             target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-            seconds[number].append((saving, _load(target, side, path)))
+            opened = time.perf_counter()
+            load(target, storage_reader=side.reader(path))
+            seconds[number].append((saved - begun, time.perf_counter() - opened))
             correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
             if progress is not None:
-                progress.advance(raw)
-    return [
-        Timing(
-            side.name,
-            len(state),
-            raw,
-            sum(file.stat().st_size for file in (folder / str(number)).iterdir()),
-            statistics.median(saving for saving, _ in seconds[number][1:]),
-            statistics.median(loading for _, loading in seconds[number][1:]),
-            correct[number],
-        )
-        for number, side in enumerate(sides)
-    ]
+                progress.advance(2 * raw)
+    made = []
+    for number, side in enumerate(sides):
+        stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
+        saving, loading = map(statistics.median, zip(*seconds[number][1:], strict=True))
+        made.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
+    return made
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are alike in dtype, shape and every bit (which `torch.equal` alone does not say of a NaN)."""
     alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and torch.equal(as_bytes(one), as_bytes(other))
+    return alike and torch.equal(_as_bytes(one), _as_bytes(other))
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements in row-major order as a flat tensor of uint8."""
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _save(state: State, side: Side, path: Path) -> float:
-    start = time.perf_counter()
-    save(state, storage_writer=side.writer(path))
-    return time.perf_counter() - start
-
-
-def _load(target: State, side: Side, path: Path) -> float:
-    start = time.perf_counter()
-    load(target, storage_reader=side.reader(path))
-    return time.perf_counter() - start
 
 
 def _forget(path: Path) -> None:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at, keys_at
-from streamxf.cli.lines import wrapped
-from streamxf.cli.options import (
-    ChainOption,
-    EncryptToOption,
-    FileSizeOption,
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    OverwriteOption,
-    PathArgument,
-    RequireOption,
-    SignerOption,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
@@ -35,35 +18,35 @@ EXAMPLES = (
 
 
 def transcode(
-    source: PathArgument,
+    source: options.Path,
     target: Annotated[
         str | None,
         typer.Argument(metavar="[TARGET]", show_default=False, help="The copy's folder, or its URL."),
     ] = None,
-    chain: ChainOption = None,
+    chain: options.Chain = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the source, once all of the new checkpoint is written.")
     ] = False,
-    encrypt_to: EncryptToOption = None,
-    signer: SignerOption = None,
-    overwrite: OverwriteOption = False,
-    file_size: FileSizeOption = "256MiB",
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    encrypt_to: options.EncryptTo = None,
+    signer: options.Signer = None,
+    overwrite: options.Overwrite = False,
+    file_size: options.FileSize = "256MiB",
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
-    """Write a DCP checkpoint once more, through another chain.
+    """Copy a DCP checkpoint through another chain.
 
-    Items are copied block by block, with all checks of a load; no tensor is held whole. Names, shards and objects stay
-    as they are.
+    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
+    transform of torch's made. Names, shards and objects stay as they are.
 
-    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads
-    until the new one does; both need room until then.
+    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
+    one does; both need space until then.
     """
-    from streamxf.convert.transcode import transcode as write
+    from streamxf.tools.convert.transcode import transcode as write
 
     with show.progress("Transcoding", json) as bar:
         done = write(
@@ -72,10 +55,10 @@ def transcode(
             chain,
             in_place=in_place,
             overwrite=overwrite,
-            encrypt_to=keys_at(encrypt_to),
-            signer=key_at(signer),
-            keys=keys_at(key),
-            trust=keys_at(trust),
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             file_size=units.size(file_size),
@@ -85,5 +68,5 @@ def transcode(
     if json:
         show.as_json({"target": source if target is None else target, **asdict(done)})
     else:
-        print(wrapped(str(done), sys.stdout))
+        show.console().print(str(done))
     return FINE

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamxf.cli import show, units
-from streamxf.cli.candidates import ChainsOption, EncryptOption, chains_to_try, print_charts
+from streamxf.cli import options, show, units
+from streamxf.cli.candidates import ChainsOption, EncryptOption, Figures, chains_to_try, print_figures
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import JsonOption, KeyOption, PathArgument, TrustOption, UnsignedOption
 from streamxf.errors import ParameterError
 from streamxf.wording import many, rate_text, size_text
 
@@ -25,15 +23,15 @@ EXAMPLES = (
 
 
 def tune(
-    path: PathArgument,
+    path: options.Path,
     bandwidth: Annotated[
         float | None,
         typer.Option(
             "--bandwidth",
             metavar="RATE",
             parser=units.rate,
-            help="Of the storage: 500MB/s, 2GB/s. By default that of the disk is measured: noise is written there for "
-            "two seconds.",
+            help="Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two "
+            "seconds.",
         ),
     ] = None,
     at: Annotated[
@@ -46,30 +44,28 @@ def tune(
         int | None,
         typer.Option("--workers", min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
     ] = None,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    json: options.Json = False,
 ) -> int:
     """Estimate which chain suits this data and this storage.
 
-    Chains code a sample of the data, of some MiB; what a save and a load of all of it would take follows from that and
-    from the bandwidth. bench really saves and loads.
+    Each chain codes a sample of the data, some MiB. From that and from the bandwidth follows what a save and a load of
+    all of it would take. bench really saves and loads.
     """
     from streamxf.keys import KeyRing
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
-        raise ParameterError(
-            "--at says where to measure the bandwidth, and --bandwidth gives it: leave one of them out"
-        )
+        raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
     chains = chains_to_try(chain, encrypt)
-    ring = KeyRing.of(keys_at(key), keys_at(trust), allow_unsigned)
+    ring = KeyRing.of(key, trust, allow_unsigned)
     rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
     with show.progress("Trying chains", json) as bar:
         found = estimate(path, bandwidth=rate, chains=chains, keys=ring, workers=workers, progress=bar)
     if json:
-        show.as_json(_facts(path, found, measured=bandwidth is None))
+        _print_json(path, found, measured=bandwidth is None)
     else:
         _print(found, measured=bandwidth is None)
     return FINE
@@ -77,7 +73,7 @@ def tune(
 
 def _folder_of(path: str) -> str:
     if "://" in path or "::" in path:
-        raise ParameterError("the bandwidth of a URL is not measured: --bandwidth gives it, as in --bandwidth 500MB/s")
+        raise ParameterError("the bandwidth of a URL cannot be measured: pass it, such as --bandwidth 500MB/s")
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 
@@ -88,28 +84,23 @@ def _measured(folder: str, json: bool) -> float:
         return measure_bandwidth(folder, progress=bar)
 
 
-def _facts(path: str, found: Recommendation, measured: bool) -> dict[str, Any]:
-    return {
-        "path": path,
-        "chain": str(found.chain),
-        "reason": found.reason,
-        "raw_bytes": found.raw_bytes,
-        "sampled_bytes": found.sampled_bytes,
-        "bandwidth_bytes_per_second": found.bandwidth,
-        "bandwidth_measured": measured,
-        "workers": found.workers,
-        "candidates": [
-            {
-                "chain": each.chain,
-                "stored_bytes": each.stored_bytes,
-                "encode_bytes_per_second": each.encode_bytes_per_second,
-                "decode_bytes_per_second": each.decode_bytes_per_second,
-                "save_seconds": each.save_seconds,
-                "load_seconds": each.load_seconds,
-            }
-            for each in found.estimates
-        ],
-    }
+def _print_json(path: str, found: Recommendation, measured: bool) -> None:
+    figures = ("stored_bytes", "encode_bytes_per_second", "decode_bytes_per_second", "save_seconds", "load_seconds")
+    show.as_json(
+        {
+            "path": path,
+            "chain": str(found.chain),
+            "reason": found.reason,
+            "raw_bytes": found.raw_bytes,
+            "sampled_bytes": found.sampled_bytes,
+            "bandwidth_bytes_per_second": found.bandwidth,
+            "bandwidth_measured": measured,
+            "workers": found.workers,
+            "candidates": [
+                {"chain": each.chain, **{name: getattr(each, name) for name in figures}} for each in found.estimates
+            ],
+        }
+    )
 
 
 def _print(found: Recommendation, measured: bool) -> None:
@@ -119,19 +110,10 @@ def _print(found: Recommendation, measured: bool) -> None:
         f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
         f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
     )
-    numbers = ("stored", "of raw", "encode\nGB/s", "decode\nGB/s", "save", "load")
-    table = show.table("chain", *numbers, right=numbers)
+    figures = []
     for each in found.estimates:
-        table.add_row(
-            each.label,
-            size_text(each.stored_bytes),
-            f"{each.ratio:.3f}",
-            f"{each.encode_bytes_per_second / 1e9:.2f}",
-            f"{each.decode_bytes_per_second / 1e9:.2f}",
-            f"{each.save_seconds:,.3f} s",
-            f"{each.load_seconds:,.3f} s",
-            style="bold" if each.chain == str(found.chain) else "",
-        )
-    out.print(table)
-    print_charts(out, [(each.label, each.save_seconds, each.load_seconds) for each in found.estimates])
-    out.print(f"\nrecommended: {str(found.chain) or 'no chain'}\n{found.reason}")
+        speeds = f"{each.encode_bytes_per_second / 1e9:.2f}", f"{each.decode_bytes_per_second / 1e9:.2f}"
+        sizes = each.stored_bytes, each.raw_bytes
+        figures.append(Figures(each.chain, *sizes, speeds, each.save_seconds, each.load_seconds))
+    print_figures(figures, ("encode\nGB/s", "decode\nGB/s"), str(found.chain))
+    out.print(found.reason)

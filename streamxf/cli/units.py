@@ -26,7 +26,7 @@ def seconds(text: str) -> float:
     """``90``, ``90s``, ``30m``, ``2h`` or ``1d`` in seconds; raises BadParameter for anything else."""
     found = _quantity(text, _SECONDS)
     if found is None:
-        raise typer.BadParameter(f"{text!r:.40} is no time; write 90s, 30m, 2h or 1d")
+        raise typer.BadParameter(f"{text!r:.40} is not a time; write 90s, 30m, 2h or 1d")
     return found
 
 
@@ -34,21 +34,21 @@ def size(text: str) -> int:
     """``256MiB``, ``2GB`` or a number of bytes in bytes; raises BadParameter for anything else, and for nothing."""
     found = _quantity(text, _BYTES)
     if found is None or found < 1:
-        raise typer.BadParameter(f"{text!r:.40} is no size; write 256MiB, 2GB or a number of bytes")
+        raise typer.BadParameter(f"{text!r:.40} is not a size; write 256MiB, 2GB or a number of bytes")
     return int(found)
 
 
 def rate(text: str) -> float:
     """``2GB/s`` in bytes per second; raises BadParameter for anything else, for nothing, and without a unit: whether
-    ``500`` means MB/s, nobody can tell.
+    ``500`` means MB/s is unknown.
     """
     units = {unit: scale for unit, scale in _BYTES.items() if unit}
     bare = text.strip().lower().removesuffix("/s")
     found = _quantity(bare, units)
     if not found:
         if _quantity(bare, {"": 1}):
-            raise typer.BadParameter(f"{text!r:.40} has no unit; write {bare:.20}MB/s, say, or 2GB/s")
-        raise typer.BadParameter(f"{text!r:.40} is no bandwidth; write 500MB/s or 2GB/s")
+            raise typer.BadParameter(f"{text!r:.40} has no unit; write {bare:.20}MB/s or 2GB/s")
+        raise typer.BadParameter(f"{text!r:.40} is not a bandwidth; write 500MB/s or 2GB/s")
     return found
 
 

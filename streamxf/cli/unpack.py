@@ -7,18 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from streamxf.cli import show, units
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    PathArgument,
-    RequireOption,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
@@ -29,7 +19,7 @@ EXAMPLES = (
 
 
 def unpack(
-    source: PathArgument,
+    source: options.Path,
     target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False, help="What to write, or its URL.")],
     format: Annotated[
         Literal["safetensors", "torch", "huggingface", "dcp"] | None,
@@ -41,30 +31,28 @@ def unpack(
             "folder, else a Hugging Face folder.",
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
-        ),
-    ] = None,
+    only: options.Only = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Only what is behind this prefix, by the rest of its name.")
+        str,
+        typer.Option(
+            "--prefix", metavar="TEXT", help="Only items with this prefix, which is removed from their names."
+        ),
     ] = "",
     shard_size: Annotated[
-        str, typer.Option("--shard-size", metavar="SIZE", help="Of tensors in one file of a Hugging Face folder.")
+        str, typer.Option("--shard-size", metavar="SIZE", help="Bytes of tensors in one file of a Hugging Face folder.")
     ] = "5GB",
     skip_objects: Annotated[
-        bool, typer.Option("--skip-objects", help="Leave out what is no tensor, where the format has no place for it.")
+        bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is there; of folders only Hugging Face ones.")
+        bool, typer.Option("--overwrite", help="Replace an existing target; of folders only Hugging Face ones.")
     ] = False,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
@@ -72,10 +60,10 @@ def unpack(
     the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
     of the model.
 
-    TARGET takes its place when all of it is written. If the command fails or is killed, the same command resumes; for
-    a URL, it starts over.
+    A local TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts
+    over.
     """
-    from streamxf.convert.unpack import unpack as write
+    from streamxf.tools.convert.unpack import unpack as write
 
     with show.progress("Unpacking", json) as bar:
         done = write(
@@ -87,8 +75,8 @@ def unpack(
             shard_size=units.size(shard_size),
             skip_objects=skip_objects,
             overwrite=overwrite,
-            keys=keys_at(key),
-            trust=keys_at(trust),
+            keys=key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             max_expansion=max_expansion,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -11,10 +10,10 @@ from streamxf.cli import show
 from streamxf.wording import many, printable
 
 if TYPE_CHECKING:
-    from streamxf.summary.summary import Summary
-    from streamxf.summary.values import Values
-    from streamxf.values.histogram import Histogram
-    from streamxf.values.statistics import Statistics
+    from streamxf.tools.inspect.summary import Summary
+    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.values.histogram import Histogram
+    from streamxf.tools.values.statistics import Statistics
 
 HEADINGS = ("zeros", "min", "max", "mean", "std")
 BARS = 16  # and a mark at either end
@@ -75,13 +74,7 @@ def table(summary: Summary, top: int) -> None:
 
 class Rows:
     """A table of statistics, with a row for each tensor. A narrow terminal gets fewer columns, to make room for names.
-
-    Parameters
-    ----------
-    title : str
-        The heading of the names.
-    more : str
-        Further headings.
+    `title` is the heading of the names; `more` are further headings.
     """
 
     def __init__(self, title: str, *more: str) -> None:
@@ -93,14 +86,12 @@ class Rows:
             column.no_wrap = True
 
     def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
-        """Add a row."""
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
         row = (*more, *(figures[place] for place in self._shown), bars)
-        self._table.add_row(show.name(name, style), *(Text(cell, style=style) for cell in row))
+        show.row(self._table, show.name(name, style), *row, style=style)
 
     def print(self) -> None:
-        """Print it."""
         show.console().print(self._table)
 
 
@@ -133,7 +124,7 @@ def distribution(histogram: Histogram | None, bars: int = BARS) -> str:
     """A histogram in one line, a character for each bar, and a mark at an end beyond which there are more numbers."""
     if histogram is None:
         return ""
-    blocks, outside = (_BLOCKS, _OUTSIDE) if _shown(_BLOCKS + _OUTSIDE) else (_PLAIN, _PLAIN_OUTSIDE)
+    blocks, outside = (_BLOCKS, _OUTSIDE) if show.can_show(_BLOCKS + _OUTSIDE) else (_PLAIN, _PLAIN_OUTSIDE)
     counts = list(histogram.counts)
     while len(counts) > bars:
         counts = [sum(counts[place : place + 2]) for place in range(0, len(counts), 2)]
@@ -141,11 +132,3 @@ def distribution(histogram: Histogram | None, bars: int = BARS) -> str:
     drawn = "".join(blocks[-(-count * levels // most)] for count in counts)
     left, right = (outside if count else " " for count in (histogram.below, histogram.above))
     return f"{left}{drawn}{right}"
-
-
-def _shown(characters: str) -> bool:
-    try:
-        characters.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

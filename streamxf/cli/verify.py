@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from streamxf.cli import facts, show
+from dataclasses import asdict
+
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.keys import keys_at
-from streamxf.cli.options import (
-    JsonOption,
-    KeyOption,
-    MaxExpansionOption,
-    PathArgument,
-    RequireOption,
-    SaveIdOption,
-    TrustOption,
-    UnsignedOption,
-)
 from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
@@ -24,31 +15,30 @@ EXAMPLES = (
 
 
 def verify(
-    path: PathArgument,
-    key: KeyOption = None,
-    trust: TrustOption = None,
-    allow_unsigned: UnsignedOption = False,
-    require: RequireOption = None,
-    expect_save_id: SaveIdOption = None,
-    max_expansion: MaxExpansionOption = MAX_EXPANSION,
-    json: JsonOption = False,
+    path: options.Path,
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    require: options.Require = None,
+    expect_save_id: options.SaveIds = None,
+    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    json: options.Json = False,
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
 
     A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
-    compared; a .safetensors file has none, so only its header is checked. A folder of Hugging Face is checked shard by
+    compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
     shard.
 
-    Without keys everything is checked that needs none; accidents are found, what somebody altered on purpose is not.
+    Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
     """
-    from streamxf.checking.verify import verify as look
+    from streamxf.tools.verify.verify import verify as check
 
-    keys, trusted = keys_at(key), keys_at(trust)
     with show.progress("Verifying", json) as bar:
-        report = look(
+        report = check(
             path,
-            keys,
-            trust=trusted,
+            key,
+            trust=trust,
             allow_unsigned=allow_unsigned,
             require=require,
             expect_save_id=expect_save_id,
@@ -56,7 +46,8 @@ def verify(
             progress=bar,
         )
     if json:
-        show.as_json({"path": path, **facts.of_verified(report)}, show.budget_for(max_expansion, path))
+        facts = {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)}
+        show.as_json(facts, show.budget_for(max_expansion, path))
     else:
-        show.report(str(report), report.ok, path)
+        show.report(str(report), report.ok)
     return FINE if report.ok else FAILED

@@ -1,10 +1,9 @@
-"""AES-256-GCM encryption in the STREAM construction; docs/security.md says what it protects, docs/format.md has every
-byte.
+"""AES-256-GCM encryption in the STREAM construction; docs/security.md has what it protects, docs/format/ every byte.
 
 Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 32-byte salt and the header's
 digest. Under that key the nonce is the block's number and whether it is the last, so no nonce repeats within a stream,
-and blocks cannot be moved, dropped or added. The seal, derived beside the key, stands in the header: it commits to the
-key and authenticates the header before anything is decrypted.
+and blocks cannot be moved, dropped or added. The seal, derived together with the key, is stored in the header: it
+commits to the key and authenticates the header before anything is decrypted.
 """
 
 from __future__ import annotations
@@ -14,19 +13,29 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
-from streamxf.descriptor import Descriptor, Parameters
-from streamxf.errors import AuthenticationError, CodecError, DescriptorError, KeyMissingError, ParameterError
+from streamxf.descriptor import Descriptor
+from streamxf.errors import (
+    AuthenticationError,
+    ChainError,
+    CodecError,
+    DescriptorError,
+    KeyMissingError,
+    ParameterError,
+)
 from streamxf.keys import KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope
 from streamxf.keys.location import as_signing_key
 from streamxf.keys.ring import as_providers
+from streamxf.keys.secret import Uncopied
+from streamxf.keys.vouchers import Vouchers
 
-if TYPE_CHECKING:  # it takes its time and its memory, and not every process encrypts
+if TYPE_CHECKING:  # slow to import, and not every process encrypts
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 TAG_BYTES = 16
@@ -34,28 +43,35 @@ MAX_BLOCKS = 2**32
 
 
 class _Session:
-    """A data key and the fragment that carries it wrapped.
+    """A data key, wrapped for the recipients by the process `writer`; None where it was read.
 
-    `writer` is the process that may encrypt with it; None where it was read. This is no dataclass: `dataclasses.asdict`
-    of a codec would spell out the data key.
+    Not a dataclass: `dataclasses.asdict` of a codec would reveal the data key.
     """
 
-    __slots__ = ("data_key", "fragment", "writer")
+    __slots__ = ("data_key", "wrapped", "writer")
 
-    def __init__(self, data_key: DataKey, fragment: Parameters, writer: int | None) -> None:
+    def __init__(self, data_key: DataKey, wrapped: str, writer: int | None) -> None:
         self.data_key = data_key
-        self.fragment = fragment
+        self.wrapped = wrapped
         self.writer = writer
 
 
-@dataclass(frozen=True)
+@cache
+def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM, InvalidTag
+
+
+@dataclass(frozen=True, slots=True)
 class _StreamState:
     cipher: AESGCM = field(repr=False)
     seal: bytes
 
 
-class _Turns:
-    """A lock for each process that has a codec: a child of a fork may find one held by a thread that it lacks."""
+class _Turns(Uncopied):
+    """A lock for each process: in a forked child, a lock may be held by a thread that exists only in the parent."""
 
     __slots__ = ("_locks",)
 
@@ -65,17 +81,15 @@ class _Turns:
     def mine(self) -> Any:
         return self._locks.setdefault(os.getpid(), threading.RLock())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
 
 @dataclass(frozen=True)
-class Encrypt(Codec):
+class Encrypt(Uncopied, Codec):
     """Encrypt and authenticate each block with AES-256-GCM.
 
-    The keys given here wrap a random data key, which is drawn anew for every save and process and never leaves it
-    unwrapped. A pickle of the codec carries no secret: the copy must be given its keys again before it can write (only
-    `multiprocessing`'s own pipes to child processes carry them).
+    The keys given here wrap a random data key, which is drawn for every save and process and never leaves it unwrapped.
+    The process that publishes also vouches for the contents, with the keys that can, and signs them. A pickle of the
+    codec carries no secret: the copy needs its keys again before it can write (only `multiprocessing`'s own pipes to
+    child processes carry them).
 
     Parameters
     ----------
@@ -83,13 +97,13 @@ class Encrypt(Codec):
         Who may read, at most 16: a `Key` or its 32 bytes, a `PublicKey`, a key service, ``"file:/run/secrets/key"``.
         Any one of them suffices.
     signer : SigningKey or location, optional
-        Shows who wrote the checkpoint. Readers that open it with a private key ask for that, so there is a warning if
-        it is missing where no recipient shows who wrote.
+        Signs what is published. Readers that open it with a private key require that, so there is a warning if there is
+        no signer and no recipient's key vouches.
 
     Raises
     ------
     ParameterError
-        If a key is not 32 bytes or cannot be used otherwise, or there is none or too many.
+        If a key is not 32 bytes or cannot be used otherwise, or there are none or too many.
     """
 
     name: ClassVar[str] = "streamxf.encrypt"
@@ -104,10 +118,10 @@ class Encrypt(Codec):
         made = as_recipients(recipients)
         by = as_signing_key(signer) if signer is not None else None
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
-        if by is None and not accepted and not any(key.authenticates_writer for key in made):
+        if by is None and not accepted and not any(key.vouches for key in made):
             warnings.warn(
-                "nothing will show who wrote this: anybody may have these public keys, and there is no signer=. "
-                "Readers will refuse it unless they say allow_unsigned=True; pass signer=, a SigningKey",
+                "nothing will show who wrote this: anyone may have these public keys, and there is no signer. "
+                "Readers will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
         self._take(made, by, None)
@@ -125,10 +139,9 @@ class Encrypt(Codec):
     # -- blocks ------------------------------------------------------------------------------------
 
     def start(self, stream: StreamInfo) -> _StreamState:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+        cipher, _ = _cryptography()
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
-        return _StreamState(AESGCM(key), seal)
+        return _StreamState(cipher(key), seal)
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         out = info.scratch(len(block) + TAG_BYTES)
@@ -141,13 +154,12 @@ class Encrypt(Codec):
             raise CodecError(
                 f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here"
             )
-        from cryptography.exceptions import InvalidTag
-
+        _, invalid_tag = _cryptography()
         out = info.scratch(size)
         try:
             info.state.cipher.decrypt_into(_nonce(info), block, None, out)
-        except InvalidTag:
-            out[:] = bytes(size)  # decrypt_into leaves what it decrypted there, and nobody has vouched for that
+        except invalid_tag:
+            out[:] = bytes(size)  # decrypt_into leaves unauthenticated plaintext there
             raise AuthenticationError("AES-GCM tag does not match: the block was altered or moved") from None
         return out
 
@@ -159,8 +171,27 @@ class Encrypt(Codec):
         return self._current().data_key
 
     @property
+    def wrapped(self) -> str:
+        """The data key, wrapped for the recipients, as it is stored."""
+        self._check_writes()
+        return self._current().wrapped
+
+    @property
+    def hashed(self) -> bool:
+        """Whether contents are signed, so that containers must have a hash for each block."""
+        return self.signer is not None
+
+    def vouch(self, digest: bytes) -> str:
+        """Vouch for contents by their digest, D of the format: all recipients' keys that can, and the signer. Raises
+        KeyMissingError if this codec cannot write; otherwise as `Vouchers.make`.
+        """
+        self._check_writes()
+        session = self._current()
+        return str(Vouchers.make(digest, session.wrapped, session.data_key, self.recipients, self.signer))
+
+    @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of those who may read."""
+        """The ids of the keys that may read."""
         return tuple(key.id for key in self.recipients)
 
     def renew(self) -> Self:
@@ -169,9 +200,7 @@ class Encrypt(Codec):
 
     def _check_writes(self) -> None:
         if not self.recipients:
-            raise KeyMissingError(
-                "this Encrypt was made to read a checkpoint and cannot write one; make a new Encrypt(key)"
-            )
+            raise KeyMissingError("this Encrypt was made to read, and cannot write; make a new Encrypt(key)")
 
     def _current(self) -> _Session:
         session = self._session
@@ -180,38 +209,54 @@ class Encrypt(Codec):
                 session = self._session
                 if session is None or session.writer not in (None, os.getpid()):
                     self._check_writes()
+                    if isinstance(self.signer, _AbsentSigner):  # before anything is written that it must sign
+                        raise _left_behind(repr(self.signer))
                     data_key = DataKey.draw()
-                    envelope = Envelope.seal(data_key, self.recipients, self.signer)
-                    session = _Session(data_key, envelope.fragment, os.getpid())
+                    session = _Session(data_key, str(Envelope.seal(data_key, self.recipients)), os.getpid())
                     object.__setattr__(self, "_session", session)
         return session
 
     # -- descriptor --------------------------------------------------------------------------------
 
     def descriptor(self) -> Descriptor:
-        return Descriptor(self.name, self.version, (), self._current().fragment)
+        return Descriptor(self.name, self.version)
+
+    def get_descriptor(self) -> str:
+        """The descriptor's text with the wrapped data key, for which torch's writers have no other place."""
+        return f"{self.descriptor()}#{self.wrapped}"
 
     @classmethod
-    def open(cls, descriptor: Descriptor, keys: KeyRing) -> Self:
-        """Make the codec that decrypts what `descriptor` describes.
+    def rebuild(cls, descriptor: Descriptor, keys: KeyRing | DataKey | None = None) -> Self:
+        """Make the codec that decrypts: with a data key, or with one that the descriptor carries and `keys` open.
 
-        Raises
-        ------
-        DescriptorError
-            If the descriptor is not well formed.
-        KeyMissingError, WrongKeyError, PolicyError, AuthenticationError, KeyServiceError
-            As `KeyRing.unwrap`.
+        Nothing vouches for the latter: it is in a checkpoint without an index. Raises DescriptorError if the descriptor
+        is malformed, or has a wrapped key exactly where it must not; otherwise as `KeyRing.unwrap_unvouched`.
         """
         if descriptor.parameters:
-            raise DescriptorError(f"codec {cls.name} takes no parameters after '?'")
-        if not descriptor.fragment:
-            raise DescriptorError(f"codec {cls.name}: the descriptor carries no wrapped key")
-        session = _Session(keys.unwrap(descriptor.fragment), descriptor.fragment, None)
-        return cls.__new__(cls)._take((), None, session)
+            raise DescriptorError(f"codec {cls.name} takes no parameters before '#'")
+        if keys is None:
+            raise KeyMissingError("the data is encrypted, and there are no keys here; use streamxf.Registry(keys=...)")
+        opened = isinstance(keys, DataKey)
+        if opened == bool(descriptor.fragment):
+            found = "one where none belongs" if opened else "none"
+            raise DescriptorError(f"codec {cls.name}: of wrapped data keys the descriptor has {found}")
+        if isinstance(keys, DataKey):
+            return cls.reading(keys)
+        return cls.reading(keys.unwrap_unvouched(descriptor.fragment))
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str]) -> NoReturn:
-        raise KeyMissingError("the data is encrypted, and this registry has no keys; use streamxf.Registry(keys=...)")
+    def reading(cls, data_key: DataKey) -> Self:
+        """Make the codec that decrypts what was encrypted under `data_key`."""
+        return cls.__new__(cls)._take((), None, _Session(data_key, "", None))
+
+    @classmethod
+    def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
+        """Make the codec for ``encrypt``, which takes the one key that was given with the text."""
+        if parameters:
+            raise ChainError("chain text: encrypt takes no parameters")
+        if len(keys) != 1:
+            raise ChainError(f"chain text: 'encrypt' needs exactly one key in keys=, and there are {len(keys)}")
+        return cls(keys)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Encrypt) and self._readers() == other._readers()
@@ -220,18 +265,12 @@ class Encrypt(Codec):
         return hash(self._readers())
 
     def _readers(self) -> tuple[Any, ...]:
-        """Who may read and who signed, also where the keys themselves were left out of a pickle."""
+        """Who may read and who signs, also where the keys themselves were left out of a pickle."""
         signer = self.signer.id if self.signer is not None else None
         read = self._session.data_key.id if self._session is not None and self._session.writer is None else None
         return tuple((key.kind, key.id) for key in self.recipients), signer, read
 
     # -- copies and pickles ------------------------------------------------------------------------
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # copy would go by __reduce__, and lose the key
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = tuple(key if key.portable else _AbsentKey(key.kind, key.id) for key in self.recipients)
@@ -239,7 +278,7 @@ class Encrypt(Codec):
 
 
 class _AbsentKey(KeyProvider):
-    """Stands where a key was before a pickle left it out: it has the key's id and nothing else."""
+    """Stands in for a key that a pickle left out: it has that key's kind and id."""
 
     portable: ClassVar[bool] = True
 
@@ -248,10 +287,10 @@ class _AbsentKey(KeyProvider):
         self.id = key_id
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> NoReturn:
-        raise _did_not_travel(f"key {self.id}")
+        raise _left_behind(repr(self))
 
     def __repr__(self) -> str:
-        return f"key {self.id}, which did not travel"
+        return f"key {self.id}"
 
 
 class _AbsentSigner:
@@ -260,15 +299,12 @@ class _AbsentSigner:
     def __init__(self, key_id: str) -> None:
         self.id = key_id
 
-    def sign(self, dek_id: bytes) -> NoReturn:
-        raise _did_not_travel(f"signing key {self.id}")
-
     def __repr__(self) -> str:
-        return f"signing key {self.id}, which did not travel"
+        return f"signing key {self.id}"
 
 
-def _did_not_travel(what: str) -> KeyMissingError:
-    return KeyMissingError(f"{what} did not travel with the pickle of this Encrypt; make a new Encrypt(key) here")
+def _left_behind(what: str) -> KeyMissingError:
+    return KeyMissingError(f"{what} was left out when this Encrypt was pickled; make a new Encrypt(key) here")
 
 
 def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
@@ -276,15 +312,11 @@ def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
 
 
 def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
-    """Those for whom data keys are wrapped, 1 to 16, each once.
-
-    Raises
-    ------
-    ParameterError
-        If there are none or more, or one cannot be used.
+    """Those for whom data keys are wrapped: 1 to 16 keys, each once. Raises ParameterError if there are none or more,
+    or one cannot be used.
     """
     if isinstance(keys, KeyRing) and keys.trust:
-        raise ParameterError("this KeyRing says in trust= whom to believe when reading; Encrypt takes its keys alone")
+        raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
     made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, name) or None))
     if not 1 <= len(made) <= MAX_RECIPIENTS:
         raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")

@@ -38,12 +38,8 @@ def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memo
 
 
 def decompress(frame: memoryview, size: int) -> bytes:
-    """Decompress a frame whose declared `size` was checked.
-
-    Raises
-    ------
-    CodecError
-        If the frame is damaged, truncated, or something follows it.
+    """Decompress a frame whose declared `size` was checked. Raises CodecError if the frame is damaged, truncated, or
+    something follows it.
     """
     try:
         if size:
@@ -60,12 +56,8 @@ def decompress(frame: memoryview, size: int) -> bytes:
 
 
 def declared_size(frame: memoryview) -> int:
-    """The content size that a frame declares.
-
-    Raises
-    ------
-    CodecError
-        If it is no frame, declares no size, or asks for a dictionary or a larger window than the format allows.
+    """The content size that a frame declares. Raises CodecError if it is no frame, declares no size, or asks for a
+    dictionary or a larger window than the format allows.
     """
     if bytes(frame[:4]) != _FRAME_MAGIC:
         raise CodecError("not a zstd frame")

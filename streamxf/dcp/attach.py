@@ -1,10 +1,11 @@
-"""`attach`: a chain for other people's writers and readers that derive from torch's."""
+"""`attach`: a chain for other writers and readers that derive from torch's."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint._extension import ExtensionRegistry
@@ -12,25 +13,29 @@ from torch.distributed.checkpoint.filesystem import (
     _StorageReaderTransforms,
     _StorageWriterTransforms,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
 
 from streamxf.chain import Chain
-from streamxf.container.header import WRITER_ID_BYTES, Kind
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.load.items import Expected, ItemOpener, Require
-from streamxf.dcp.objects.policy import Objects
-from streamxf.dcp.reader import ChainReaderMixin, check_require
+from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.registry import Registry
 from streamxf.dcp.save.datafile import identity_of
+from streamxf.dcp.stock import framed
 from streamxf.dcp.writer import ChainWriterMixin
-from streamxf.errors import ParameterError, UnsupportedError, located
-from streamxf.fileio.blocks import BlockReader
-from streamxf.fileio.locks import ForkLock
-from streamxf.fileio.reader import StreamReader
-from streamxf.fileio.source import FileSlice
+from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
+from streamxf.format.header import Identity, Kind
+from streamxf.format.items import ObjectItem, Place
+from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.stream.container import BlockReader
+from streamxf.stream.locks import ForkLock
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
 
 T = TypeVar("T")
 
@@ -46,10 +51,10 @@ def attach(
     safe_globals: Sequence[Any] = (),
     max_expansion: int = MAX_EXPANSION,
 ) -> T:
-    """Give a chain to a writer, or a registry to a reader, that somebody derived from torch's.
+    """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
 
-    The writer keeps its own save path; its items are bound to their places but not published with a manifest, so a
-    reader with keys needs ``require="bound"``. docs/guarantees.md says what holds for which pair.
+    The writer keeps its own save path; its items are bound to their places but not published with an index, so a
+    reader with keys needs ``require="bound"``. docs/guarantees.md has the details.
 
     Parameters
     ----------
@@ -61,7 +66,7 @@ def attach(
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
     weights_only, safe_globals, max_expansion
-        For a reader: as in `streamxf.FileSystemReader`, for items that are no tensors. Tensors are unpickled by the
+        For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
 
@@ -101,21 +106,28 @@ def attach(
         if extensions is not None:
             raise ParameterError(
                 "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
-                "max_expansion=; what was written says itself which chain it has"
+                "max_expansion=; the checkpoint records its chain"
             )
         if require == "published":
             raise ParameterError(
-                "an attached reader does not see the manifest, so it cannot tell what was published: use "
+                "an attached reader does not see the index, so it cannot tell what was published: use "
                 "streamxf.FileSystemReader, or require='bound'"
             )
         known = Registry.of(registry, keys)
-        required = check_require(require, known, default="bound")
-        objects = Objects(weights_only, safe_globals, max_expansion)
-        target.transforms = _ReaderTransforms(known, required, objects)  # type: ignore[attr-defined]
+        access = Access.of(
+            known.keys,
+            require=require or ("bound" if len(known.keys) else None),
+            codecs=known.codecs,
+            transform=known.undo,
+            weights_only=weights_only,
+            safe_globals=safe_globals,
+            max_expansion=max_expansion,
+        )
+        target.transforms = _ReaderTransforms(known, access)  # type: ignore[attr-defined]
     else:
         raise UnsupportedError(
-            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it has "
-            "no place for extensions"
+            f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
+            "takes no extensions"
         )
     return target
 
@@ -148,43 +160,53 @@ class _WriterTransforms(_StorageWriterTransforms):
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
         writer_id, descriptors = self.begin()
         raw = cast("Any", raw_stream)
-        target = self._extensions.open(raw, identity_of(writer_id, write_item))
+        kind = Kind.OBJECT if write_item.type == WriteItemType.BYTE_IO else Kind.FRAMED
+        target = self._extensions.open(raw, identity_of(writer_id, write_item, kind))
         return cast("IO[bytes]", target.stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _WriterTransforms, (self._extensions,)
 
 
-class _ReaderTransforms(_StorageReaderTransforms):
-    """Checks chain, identity and policy of each item, and what an object is made of."""
+@dataclass(unsafe_hash=True)
+class _WantedByTorch(Wanted):
+    """An item of which only name, offset and kind are known."""
 
-    def __init__(self, registry: Registry, require: Require | None, objects: Objects) -> None:
+    offset: tuple[int, ...] | None = None
+
+    def check(self, found: Identity, writer_id: bytes) -> None:
+        wanted = self.item.name, self.offset or (), self.offset is None
+        if (found.name, found.offset, found.kind is Kind.OBJECT) != wanted:
+            raise IdentityError(f"the container holds {found.name!r} at {list(found.offset)}: it was swapped")
+
+    def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
+        return object_limit(self.place.size) if self.offset is None else None
+
+
+class _ReaderTransforms(_StorageReaderTransforms):
+    """Checks chain, name and policy of each item, and what an object is made of."""
+
+    def __init__(self, registry: Registry, access: Access) -> None:
         super().__init__(registry)
-        self._opener = ItemOpener(registry, require, sees_trailer=False)
-        self._objects = objects
+        self._objects = access.objects
+        self._opener = ItemOpener(Metadata("", None, {}, None), access, self._objects.limit, sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
     ) -> IO[bytes]:
         source = FileSlice(raw_stream)
+        index = read_item.storage_index
         is_object = read_item.type == LoadItemType.BYTE_IO
-        kind = Kind.BYTES if is_object else Kind.TENSOR
-        limit = self._objects.limit(source.length) if is_object else None
-        expected = Expected(read_item.storage_index, kind, limit, None)
-        with located(item=read_item.storage_index.fqn):
-            opened = self._opener.open(source, transform_descriptors, expected)
-            stream: IO[bytes]
-            if isinstance(opened, BlockReader):
-                stream = cast("IO[bytes]", StreamReader(opened))
-            elif opened is not None:
-                stream = opened
-            else:
-                expected.check_size(source.length)
-                raw_stream.seek(0)
-                stream = raw_stream
+        place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
+        wanted = _WantedByTorch(ObjectItem(index.fqn, place), None, None if is_object else tuple(index.offset or ()))
+        with located(item=index.fqn):
+            blocks = self._opener.open_source(source, wanted)
+            if isinstance(blocks, BlockReader):
+                blocks = framed(blocks.header, blocks)
+            stream = StreamReader(blocks)
             if is_object:
-                return io.BytesIO(self._objects.renew(stream.read(-1), source.length))
-        return stream
+                return io.BytesIO(self._objects.renew(stream.read(), source.length))
+        return cast("IO[bytes]", stream)
 
 
 def _names(target: object) -> str:

@@ -136,7 +136,7 @@ def _text(error: BaseException) -> str:
     try:
         text = error.message if isinstance(error, StreamxfError) and hasattr(error, "message") else str(error)
         return str(text)[:_MAX_TEXT]
-    except Exception:  # somebody else's code
+    except Exception:  # third-party code
         return "(the error has no text that can be shown)"
 
 

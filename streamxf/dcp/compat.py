@@ -18,11 +18,6 @@ else:  # torch 2.7, whose writers know no other format than torch.save's
         SAFETENSORS = "safetensors"
 
 
-__all__ = ["DCP_VERSION", "SerializationFormat", "metadata_name"]
+__all__ = ["DCP_VERSION", "SerializationFormat"]
 
 DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")
-
-
-def metadata_name(rank: int | None) -> str:
-    """The metadata file's name: the global one, or that of a rank which saved without collectives."""
-    return ".metadata" if rank is None else f"__{rank}.metadata"

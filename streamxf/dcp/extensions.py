@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from torch.distributed.checkpoint._extension import StreamTransformExtension
-from typing_extensions import Buffer
 
 from streamxf.buffers import Writable
 from streamxf.chain import Chain
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.container.header import Identity
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.errors import ChainError, UnsupportedError
-from streamxf.fileio.outlet import Outlet
-from streamxf.fileio.writer import StreamWriter
+from streamxf.format.header import Identity
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.writer import StreamWriter
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks.
-
-    Attributes
-    ----------
-    foreign : tuple of StreamTransformExtension
-    chain : Chain
-    """
+    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks."""
 
     foreign: tuple[StreamTransformExtension, ...]
     chain: Chain
@@ -44,7 +37,7 @@ class Extensions:
         ChainError
             If the codecs break a rule of order, or a foreign extension follows a codec.
         UnsupportedError
-            If something is no stream transform at all.
+            If something is not a stream transform.
         """
         if isinstance(extensions, str | Codec | StreamTransformExtension):
             extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
@@ -59,8 +52,8 @@ class Extensions:
                 )
             elif codecs:
                 raise ChainError(
-                    f"{type(extension).__name__} stands after {type(codecs[-1]).__name__}: a stream extension from "
-                    "elsewhere cannot run on blocks, so it must stand before the first codec"
+                    f"{type(extension).__name__} comes after {type(codecs[-1]).__name__}: another package's "
+                    "stream extension cannot run on blocks, so it must come before the first codec"
                 )
             else:
                 foreign.append(extension)
@@ -81,27 +74,37 @@ class Extensions:
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""
         names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        return " > ".join(names or ["no extension"]) + self._readers()
-
-    def __str__(self) -> str:
-        """For people: the chain as text, and the ids of the keys."""
-        names = [extension.get_descriptor() for extension in self.foreign] + ([str(self.chain)] if self.chain else [])
-        return ("+".join(names) or "none") + self._readers()
-
-    def _readers(self) -> str:
-        keys = [
-            (*codec.key_ids, *((f"signed by {codec.signer.id}",) if codec.signer is not None else ()))
-            for codec in self.chain
-            if isinstance(codec, Encrypt)
-        ]
-        return "".join(f" under key {', '.join(ids)}" for ids in keys)
+        text = " > ".join(names or ["no extension"])
+        if (encryption := self.encryption) is not None:
+            signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
+            text += f" under key {', '.join([*encryption.key_ids, *signer])}"
+        return text
 
     def descriptors(self) -> list[str]:
         """In the order in which a reader applies them: the reverse."""
-        save_order = [extension.get_descriptor() for extension in self.foreign] + [
-            str(descriptor) for descriptor in self.chain.descriptors
-        ]
-        return save_order[::-1]
+        return [extension.get_descriptor() for extension in (*self.foreign, *self.chain)][::-1]
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The descriptors of a `Place`, in save order."""
+        foreign = (f"!{extension.get_descriptor()}" for extension in self.foreign)
+        return (*foreign, *map(str, self.chain.descriptors))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether data goes through codecs alone, so that it need not be a stream."""
+        return len(self.chain) > 0 and not self.foreign
+
+    @property
+    def encryption(self) -> Encrypt | None:
+        """The chain's Encrypt codec, or None."""
+        return self.chain.encryption
+
+    @property
+    def hashed(self) -> bool:
+        """Whether containers carry a SHA-256 of each block, because the save is signed."""
+        encryption = self.encryption
+        return encryption is not None and encryption.hashed
 
     def open(
         self,
@@ -109,38 +112,22 @@ class Extensions:
         identity: Identity,
         *,
         published: bool = False,
-        dtype: str | None = None,
-        row: int | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
-        outlet: Outlet | None = None,
-        stored: Callable[[int, int], Any] | None = None,
         meter: Meter | None = None,
     ) -> SaveStream:
-        """Open the streams for one item.
-
-        Parameters
-        ----------
-        raw : writable
-            Gets what is stored.
-        dtype, row, block_log2, outlet, stored, meter
-            As in `StreamWriter`, for the container.
-        """
-        foreign_names = tuple(extension.get_descriptor() for extension in self.foreign)
+        """Open the streams for one item, into which its bytes are written."""
         container = None
         if len(self.chain):
-            container = StreamWriter(
-                raw,
+            encoder = ContainerEncoder(
                 self.chain,
-                foreign=foreign_names,
+                transforms=tuple(f"!{extension.get_descriptor()}" for extension in self.foreign),
                 identity=identity,
                 published=published,
-                dtype=dtype,
-                row=row,
+                hashed=self.hashed and published,
                 block_log2=block_log2,
-                outlet=outlet,
-                stored=stored,
                 meter=meter,
             )
+            container = StreamWriter(raw, encoder, meter=meter)
         stream: Any = container if container is not None else _Unclosable(raw)
         for extension in reversed(self.foreign):
             stream = extension.transform_to(stream)
@@ -149,37 +136,10 @@ class Extensions:
 
 @dataclass(frozen=True)
 class SaveStream:
-    """The streams of one item that is being saved.
+    """The streams of one item that is being saved: `stream` takes its bytes, and blocks leave by `container`."""
 
-    Attributes
-    ----------
-    stream : file
-        Write the item here.
-    container : StreamWriter or None
-        Where the chain's blocks leave.
-    """
-
-    stream: IO[bytes] | StreamWriter
+    stream: Any
     container: StreamWriter | None
-
-    def write(self, data: Buffer) -> None:
-        """Write `data`, whose memory may change afterwards.
-
-        Raises
-        ------
-        OSError
-            If a foreign stream does not take all of it.
-        """
-        size = memoryview(data).nbytes
-        if self.stream.write(data) not in (size, None):  # some streams return nothing
-            raise OSError("a stream extension took only a part of what was written to it")
-
-    def write_owned(self, data: memoryview) -> None:
-        """Write `data`, whose memory stays as it is until all has left; raises as `write`."""
-        if isinstance(self.stream, StreamWriter):
-            self.stream.write_owned(data)
-        else:
-            self.write(data)
 
     def close(self) -> None:
         """Finish the item."""

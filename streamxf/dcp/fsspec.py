@@ -6,19 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint._extension import ExtensionRegistry
-
 from streamxf.chain import Chain, ChainLike
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.load.items import Require
-from streamxf.dcp.metadata.save_ids import SaveIds
-from streamxf.dcp.objects.policy import Objects
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.showing import ProgressLike
 from streamxf.dcp.writer import ChainWriterMixin
-from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.proportion import MAX_EXPANSION
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.keys import KeysLike
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
@@ -30,7 +24,7 @@ else:
 
 
 class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
-    """Saves a checkpoint through a chain to wherever fsspec writes.
+    """Saves a checkpoint through a chain to any storage that fsspec supports.
 
     Parameters
     ----------
@@ -74,55 +68,28 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
         self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""
+        """Switch to another checkpoint, with the same storage options: torch's own forgets endpoint and credentials."""
         super().reset()
         if checkpoint_id:
             self.path = self.fs.init_path(checkpoint_id, **self._storage_options)
 
 
 class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
-    """Loads a checkpoint from wherever fsspec reads.
+    """Loads a checkpoint from any storage that fsspec supports.
 
     Parameters
     ----------
     path : str
         A URL such as ``s3://bucket/step-100``.
-    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, expect_save_id,
-    max_expansion, progress
+    _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, max_expansion,
+    expect_save_id, progress
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        _extension_registry: ExtensionRegistry | None = None,
-        *,
-        keys: KeysLike = None,
-        trust: TrustLike = None,
-        allow_unsigned: bool = False,
-        require: Require | None = None,
-        weights_only: bool = True,
-        safe_globals: Sequence[Any] = (),
-        expect_save_id: SaveIds = None,
-        max_expansion: int = MAX_EXPANSION,
-        progress: ProgressLike = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(path, **kwargs)
-        self._storage_options = kwargs
-        self._set_up_chain(
-            _extension_registry,
-            KeyRing.of(keys, trust, allow_unsigned),
-            require,
-            objects=Objects(weights_only, safe_globals, max_expansion),
-            expect_save_id=expect_save_id,
-            progress=progress,
-        )
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, with the same storage options."""
+        """Switch to another checkpoint, with the same storage options."""
         super().reset()
         if checkpoint_id:
             self.path = self.fs.init_path(checkpoint_id, **self._storage_options)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.chain import MAX_CODECS
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.transforms import known_transform
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
-from streamxf.errors import DescriptorError, UnsupportedError
+from streamxf.errors import DescriptorError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import CodecRegistry, Provider
+from streamxf.registry import CodecRegistry
+
+
+def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
+    """An `Access` with the codecs, stream transforms and keys of a torch registry, too; `options` are those of
+    `Access.of`.
+    """
+    made = Registry.of(registry, keys)
+    return Access.of(made.keys, codecs=made.codecs, transform=made.undo, **options)
 
 
 class Registry(ExtensionRegistry):
@@ -38,19 +48,18 @@ class Registry(ExtensionRegistry):
         super().__init__()
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
-        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item anew, and unwrapping a key takes its time
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
-        """A registry with `keys` that also knows what `registry` does."""
-        ring = KeyRing.of(keys)
+        """A registry with `keys` that also knows what `registry` does; raises ParameterError if both have keys."""
+        made = cls(keys)
         if isinstance(registry, Registry):
-            if not len(ring):
+            if not len(made.keys):
                 return registry
-            made = cls(registry.keys.union(ring))
+            if len(registry.keys):
+                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
             made.codecs = registry.codecs
-        else:
-            made = cls(ring)
         if registry is not None:
             made.extensions.update(registry.extensions)
         return made
@@ -75,10 +84,27 @@ class Registry(ExtensionRegistry):
         ------
         UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError, WrongKeyError
             If one cannot be rebuilt.
+        UnsupportedError
+            If a foreign extension stands between or behind the codecs of the chain, or does not transform a stream.
         """
-        codecs, foreign = self.split(descriptors)
-        built: list[Any] = [self._build(descriptor) for descriptor in codecs]
-        return built + self.foreign(foreign)
+        if len(descriptors) > MAX_CODECS:
+            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
+        codecs: list[Any] = []
+        foreign: list[str] = []
+        for text in descriptors:
+            if not isinstance(text, str):
+                raise DescriptorError("an item's descriptors are not strings")
+            name = text.partition("/")[0]
+            if name in self.extensions and not self.codecs.knows(name):
+                foreign.append(text)
+            elif foreign:
+                raise UnsupportedError(
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
+                )
+            else:
+                codecs.append(self._build(Descriptor.parse(text)))
+        return codecs + self._foreign(foreign)
 
     def _build(self, descriptor: Descriptor) -> Codec:
         codec = self._built.get(descriptor)
@@ -86,51 +112,14 @@ class Registry(ExtensionRegistry):
             codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
         return codec
 
-    def split(
-        self, descriptors: Sequence[str], providers: Iterable[Provider] = ()
-    ) -> tuple[list[Descriptor], list[str]]:
-        """Part an item's descriptors, in reader order, into those of codecs and, after them, those of foreign
-        extensions. Imports nothing.
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
+        """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
+        if descriptor.partition("/")[0] not in self.extensions:
+            return known_transform(descriptor, stream)
+        (extension,) = self._foreign([descriptor])
+        return extension.transform_from(stream)
 
-        Raises
-        ------
-        UnknownCodecError
-            If a name belongs to neither.
-        DescriptorError
-            If one is not well formed, or there are too many.
-        UnsupportedError
-            If a foreign extension stands between or behind the codecs of the chain.
-        """
-        if len(descriptors) > MAX_CODECS:
-            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
-        codecs: list[Descriptor] = []
-        foreign: list[str] = []
-        for text in descriptors:
-            if not isinstance(text, str):
-                raise DescriptorError("an item's descriptors are not text")
-            name = text.partition("/")[0]
-            if name in self.extensions and not self.codecs.knows(name):
-                foreign.append(text)
-            elif foreign:
-                raise UnsupportedError(
-                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; foreign extensions "
-                    "stand before the first codec"
-                )
-            else:
-                descriptor = Descriptor.parse(text)
-                if not self.codecs.knows(descriptor.name):
-                    self.codecs.find(descriptor.name, providers)  # raises, and says what to install
-                codecs.append(descriptor)
-        return codecs, foreign
-
-    def foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
-        """Build foreign extensions, as torch's registry does.
-
-        Raises
-        ------
-        UnsupportedError
-            If one does not transform a stream.
-        """
+    def _foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
         built = list(super().from_descriptor_list(list(descriptors)))
         for extension in built:
             if not isinstance(extension, StreamTransformExtension):

@@ -1,4 +1,4 @@
-"""``progress=`` of writers and readers: who is told, and where a bar is shown."""
+"""``progress=`` of writers and readers: an object that is called, or a bar."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ProgressLike = bool | Progress
 
 
 def check_progress(progress: ProgressLike) -> ProgressLike:
-    """Give `progress` back if it can be told, or a bar can be shown.
+    """Return `progress` if it can be used, or a bar can be shown.
 
     Raises
     ------
     ParameterError
-        If it is neither a truth value nor a `Progress`.
+        If it is neither a bool nor a `Progress`.
     UnsupportedError
         If it is True, and rich is not installed.
     """
@@ -35,9 +35,7 @@ def check_progress(progress: ProgressLike) -> ProgressLike:
 
 @contextmanager
 def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
-    """Who is to be told: the object itself, a bar for True, or nobody. The bar is on rank 0, and where there are no
-    ranks.
-    """
+    """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""
     if not isinstance(progress, bool):
         yield progress
     elif progress and (not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0):

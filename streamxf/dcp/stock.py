@@ -3,7 +3,7 @@
 Torch wraps the output stream once for each extension. When a codec is asked to wrap a stream that a codec has just
 made, it joins that stream instead, and the container starts with the first write. On load it is the same: each codec
 joins the stream of the one before it, and the container is opened with the first read, whose header says in which order
-the codecs belong.
+the codecs belong. Where it holds the elements of a tensor, torch's reader gets torch.save's frame around them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 from streamxf.chain import Chain
 from streamxf.codec import Codec
 from streamxf.coder import StreamCoder
-from streamxf.container.header import Header
+from streamxf.dcp.frame import frame_of
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
-from streamxf.fileio.blocks import BlockReader, read_header, stream_info
-from streamxf.fileio.reader import StreamReader
-from streamxf.fileio.source import FileSlice
-from streamxf.fileio.writer import StreamWriter
-from streamxf.registry import CodecRegistry
+from streamxf.format.header import Header, Kind
+from streamxf.stream.blocks import Blocks
+from streamxf.stream.container import BlockReader, read_header, stream_info
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
+from streamxf.stream.writer import StreamWriter
 
 
 def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
@@ -56,15 +58,7 @@ def load_stream(codec: Codec, input: IO[bytes]) -> IO[bytes]:
 
 
 class JoinedWriter(io.RawIOBase):
-    """A container whose codecs are still coming, until the first write.
-
-    Parameters
-    ----------
-    raw : file
-        Torch's stream; closing this closes it.
-    codec : Codec
-        The first to be asked.
-    """
+    """A container whose codecs are still coming, until the first write."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
         super().__init__()
@@ -85,7 +79,7 @@ class JoinedWriter(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         if self._writer is None:
             codecs = self._codecs if wraps_in_list_order() else self._codecs[::-1]
-            self._writer = StreamWriter(self._raw, Chain(codecs))
+            self._writer = StreamWriter(self._raw, ContainerEncoder(Chain(codecs)))
         return self._writer.write(data)
 
     def close(self) -> None:
@@ -119,15 +113,7 @@ class JoinedWriter(io.RawIOBase):
 
 
 class JoinedReader(io.RawIOBase):
-    """A container whose codecs are still coming, until the first read.
-
-    Parameters
-    ----------
-    raw : seekable file
-        Torch's view of the item.
-    codec : Codec
-        The first to be asked.
-    """
+    """A container whose codecs are still coming, until the first read."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
         super().__init__()
@@ -148,7 +134,9 @@ class JoinedReader(io.RawIOBase):
             header = read_header(source)
             chain = Chain(_in_stored_order(header, self._codecs))
             coder = StreamCoder.open(chain, stream_info(header), header.seal)
-            self._reader = StreamReader(BlockReader(source, header, coder))
+            blocks = BlockReader(source, header, coder)
+            blocks.decode_ends()
+            self._reader = StreamReader(framed(header, blocks))
         return self._reader
 
     def readable(self) -> bool:
@@ -173,20 +161,55 @@ class JoinedReader(io.RawIOBase):
         return self._opened.read()
 
 
+def framed(header: Header, blocks: Blocks) -> Blocks:
+    """What torch's reader is to get of a container: torch.save's frame around a tensor's elements, or the stream."""
+    identity = header.identity
+    if identity is None or identity.kind is not Kind.TENSOR:
+        return blocks
+    return _Framed(blocks, *frame_of(identity.dtype, identity.shape))
+
+
+class _Framed:
+    """A tensor's elements with something before and after them, in the blocks of its container, and one more each."""
+
+    def __init__(self, blocks: Blocks, prefix: bytes, suffix: bytes) -> None:
+        self._blocks = blocks
+        self._prefix = prefix
+        self._suffix = suffix
+        self.size = len(prefix) + blocks.size + len(suffix)
+        self.block_size = blocks.block_size
+        self.count = max(1, -(-self.size // self.block_size))
+
+    def size_of(self, index: int) -> int:
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        start = index * self.block_size - len(self._prefix)
+        parts = StreamReader(self._blocks)
+
+        def decode(out: memoryview) -> None:
+            at = 0
+            if start < 0:
+                at = min(-start, len(out))
+                out[:at] = self._prefix[start + len(self._prefix) :][:at]
+            at += parts.readinto_at(max(0, start), out[at:])
+            if at < len(out):
+                begin = start + at - self._blocks.size
+                out[at:] = self._suffix[begin : begin + len(out) - at]
+
+        return decode
+
+
 def _in_stored_order(header: Header, codecs: list[Codec]) -> list[Codec]:
-    """Put `codecs` into the order of the header's chain, which may begin with foreign extensions that torch applies
-    itself.
-    """
+    """Put `codecs` into the order of the header's chain; stream transforms before them are applied by torch itself."""
     rest = list(codecs)
-    registry = CodecRegistry()
     ordered: list[Codec] = []
-    for text in header.chain:
+    for text in header.block_chain:
         codec = next((codec for codec in rest if codec.descriptor().bound == text), None)
-        if codec is not None:
-            rest.remove(codec)
-            ordered.append(codec)
-        elif ordered or registry.knows(text.partition("/")[0]):
+        if codec is None:
             break
+        rest.remove(codec)
+        ordered.append(codec)
     else:
         if not rest:
             return ordered

@@ -34,7 +34,7 @@ def side_by_side(work: Callable[[], None], threads: int, fail: Callable[[BaseExc
 
     helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, threads))
     first = True
-    while True:  # an interrupt may come at any place, and even then nobody leaves before the threads have stopped
+    while True:  # an interrupt may come at any place, and even then the threads have to stop first
         try:
             if first:
                 first = False

@@ -10,43 +10,35 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.codecs.encrypt import Encrypt
+from streamxf.checkpoint.metadata import GLOBAL, metadata_name
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.leftovers import remove_leftovers
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish.present import check_free
+from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
 from streamxf.dcp.border import told
-from streamxf.dcp.compat import DCP_VERSION, SerializationFormat, metadata_name
+from streamxf.dcp.compat import SerializationFormat
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import Manifest
-from streamxf.dcp.metadata.whole import check_items
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.places import check_local, local_path, protocol_of
-from streamxf.dcp.publish.commit import one_step, publish
-from streamxf.dcp.publish.durable import missing_folders, sync_folder, sync_names_of
-from streamxf.dcp.publish.leftovers import find_leftovers, remove_files, remove_leftovers
-from streamxf.dcp.publish.listing import list_files
-from streamxf.dcp.publish.lock import locked
-from streamxf.dcp.publish.present import GLOBAL, check_free, check_present
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
+from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
+from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
-from streamxf.dcp.save.storing import storing
-from streamxf.dcp.save.threads import write_all
 from streamxf.dcp.showing import ProgressLike, check_progress, shown
-from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, UnsupportedError
-from streamxf.fileio.plain import block_log2_of
+from streamxf.errors import AbortedError, ParameterError, UnsupportedError
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
-from streamxf.version import __version__
+from streamxf.stream.plain import block_log2_of
 
 DEFAULT_CHAIN = (FloatZip(),)
 
@@ -110,13 +102,7 @@ class ChainWriterMixin:
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self._coming = None
-        if not one_step(self.fs):
-            warnings.warn(
-                f"nobody knows whether {protocol_of(self.fs)} replaces a file in one step: a "
-                "crash while .metadata is written may leave neither the old checkpoint nor the new one. Save into a "
-                "new folder each time, or to a local or mounted file system, or to an object store",
-                stacklevel=3,
-            )
+        warn_unless_in_one_step(self._storage(), stacklevel=4)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -129,13 +115,13 @@ class ChainWriterMixin:
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint."""
+        """Switch to another checkpoint."""
         super().reset(checkpoint_id)  # type: ignore[misc]
         self.save_id = None
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save: mint the writer id, and draw anew what the chain draws for each save."""
+        """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -146,7 +132,7 @@ class ChainWriterMixin:
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         made = missing_folders(local) if local is not None and self.sync_files else []
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         if local is not None and self.sync_files:
@@ -173,9 +159,9 @@ class ChainWriterMixin:
         """
         save = self._current_save()
         save.begin()
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         if local is not None:
-            save.place = Place.of(local)
+            save.place = Mount.of(local)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         buckets = (
             _split_by_size_and_type(self.thread_count, plan.items)
@@ -184,19 +170,19 @@ class ChainWriterMixin:
         )
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
-        def write(name: str, items: list[WriteItem]) -> list[WriteResult]:
-            return self._write_file(save, name, items, planner)
+        def opening(name: str) -> Any:
+            return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
 
         begin = perf_counter()
         try:
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                results = write_all(write, files, self.thread_count, save)
+                results = save.write_files(files, self.thread_count, opening, planner.resolve_data)
             self._sync_names()
             self._warn_of_objects(save)  # which is an error if the process's filters say so
         except BaseException as error:
-            left = remove_files(self.fs, self.path, [name for name, _ in files])  # those that were finished, too
+            left = self._storage().remove(name for name, _ in files)  # those that were finished, too
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
@@ -211,50 +197,35 @@ class ChainWriterMixin:
 
     @told
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the save: metadata and manifest in one step, then remove what the previous save left."""
+        """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._current_save()
-        flat = [result for rank_results in results for result in rank_results]
-        records = [_take_record(result.storage_data) for result in flat]
-        known = [record for record in records if record is not None]
-        _check_agreement(known)
         save_id, self._coming = self._coming_id(), None
-        metadata.version = DCP_VERSION
-        metadata.storage_data = {result.index: result.storage_data for result in flat}
-        modules = sorted({module for record in known for module in record.modules})
-        metadata.storage_meta = StorageMeta(checkpoint_id=os.fspath(self.path), save_id=save_id, modules=modules)
         rank = None if self.use_collectives else self.rank
-        encryption = save.extensions.chain.encryption
-        data_key = encryption.data_key if isinstance(encryption, Encrypt) else None
-        packages = {"streamxf": __version__, "torch": torch.__version__}
-        manifest = Manifest(
-            save_id,
-            rank,
-            encryption.get_descriptor() if encryption is not None else None,
-            packages,
-            {record.path: record.facts for record in known},
-        )
-        _check_whole(metadata, rank)
-        local = local_path(self.fs, self.path)
-        own = Place.of(local) if local is not None and os.path.isdir(local) else None
-        elsewhere = {record.path for record in known if own and record.place and record.place.is_other_than(own)}
-        data = metadata_file.dump(metadata, manifest, data_key)
-        named = {metadata_name(rank), *manifest.files}
-        with locked(self.fs, self.path) as alone:
-            old = self._publish(manifest, data, elsewhere, named, alone)
+        flat = [result for rank_results in results for result in rank_results]
+        made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path))
+        storage = self._storage()
+        with locked(storage) as alone:
+            old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)
+            if made.content is not None:
+                metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta
             self.save_id = save_id
             self.report = save.report
             try:
-                remove_leftovers(self.fs, self.path, old, encryption is not None)
+                remove_leftovers(storage, old, made.index.keyed)
             except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
                 _log.warning("%s", warning)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves; who is told how far this one's are
-        need not know of them, and may be nothing that can be sent to another process.
+        """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
+        it need not know of them, and perhaps cannot be pickled.
         """
         return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _storage(self) -> Storage:
+        path = os.fspath(self.path)
+        return Storage(path, path, getattr(self.fs, "fs", None))
 
     def _coming_id(self) -> str:
         """That of the save under way, or of the next; a forked child has others than its parent."""
@@ -262,46 +233,9 @@ class ChainWriterMixin:
             self._coming = os.getpid(), os.urandom(16).hex()
         return self._coming[1]
 
-    def _publish(self, manifest: Manifest, data: bytes, elsewhere: set[str], named: set[str], alone: bool) -> list[str]:
-        """Publish, and give the files that nothing needs after it."""
-        name = metadata_name(manifest.rank)
-        save = self._current_save()
-        begun = False
-        try:
-            found = list_files(self.fs, self.path, manifest.files)
-            check_free(self.path, found, name, self.overwrite)
-            check_present(self.fs, self.path, found, manifest.files, elsewhere)
-            old = find_leftovers(self.fs, self.path, found, named, manifest.rank, alone)
-            if save.before_publish is not None:
-                save.before_publish()
-            begun = True
-            publish(self.fs, self.path, name, data, self.sync_files)
-        except BaseException:
-            if not save.keeps_files and (not begun or self._surely_unpublished(name, data)):
-                remove_files(self.fs, self.path, manifest.files)
-            raise
-        return old
-
-    def _surely_unpublished(self, name: str, data: bytes) -> bool:
-        """Whether nothing names this save's files, though publishing it failed.
-
-        The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
-        """
-        local = local_path(self.fs, self.path)
-        if local is None:
-            return False
-        try:
-            if not Place.of(local).of_one_machine:  # which may remember what was there before
-                return False
-            return Path(local, name).read_bytes() != data
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-
     def _sync_names(self) -> None:
         """Bring the names of this process's files to the disk: the process that publishes may be on another host."""
-        local = local_path(self.fs, self.path)
+        local = self._storage().local
         if local is not None and self.sync_files:
             sync_folder(local)
 
@@ -316,13 +250,6 @@ class ChainWriterMixin:
             self._warned.add(needed)
             warnings.warn(text, stacklevel=2)
 
-    def _write_file(self, save: Save, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        with storing(self.fs, self.fs.concat_path(self.path, name)) as raw:
-            results = save.write_file(raw, name, items, planner.resolve_data)
-            begin = perf_counter()
-        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
-        return results
-
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     """Saves a checkpoint to a local or mounted file system through a chain.
@@ -336,21 +263,21 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
-        torch's argument: what `chain` is, and foreign stream extensions before the first codec.
+        torch's argument: as `chain`, with other packages' stream extensions before the first codec.
     serialization_format : SerializationFormat
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
-        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list is no chain at all.
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     progress : bool or Progress
         True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
-        `Progress` is told how many bytes the tensors and objects of this process have, and as they leave, by any
-        thread; what it raises fails the save. Copies of the writer, such as that of a save in another process, show
-        the bar too, but have no `Progress`.
+        `Progress` is told the bytes of this process's tensors and objects, and as they are written, by any thread; what
+        it raises fails the save. Copies of the writer, such as that of a save in another process, show the bar too, but
+        have no `Progress`.
 
     Raises
     ------
@@ -388,34 +315,6 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint; raises ParameterError for a URL."""
+        """Switch to another checkpoint; raises ParameterError for a URL."""
         check_local(checkpoint_id, "FsspecWriter")
         super().reset(checkpoint_id)
-
-
-def _check_whole(metadata: Metadata, rank: int | None) -> None:
-    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
-    try:
-        check_items(metadata, rank)
-    except MetadataError as error:
-        raise UnsupportedError(
-            f"the checkpoint would not be whole, so it was not published: {error.message}. Save shards together with "
-            "all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
-            item=error.item,
-        ) from error
-
-
-def _check_agreement(records: list[FileRecord]) -> None:
-    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
-    chains = {record.chain for record in records}
-    if len(chains) > 1:
-        raise ChainError(
-            "the ranks saved with different chains or keys, so nothing was published: "
-            + "; ".join(sorted(chains))
-            + ". Give every rank the same extensions and the same key"
-        )
-
-
-def _take_record(info: _StorageInfo) -> FileRecord | None:
-    record: FileRecord | None = info.__dict__.pop(RECORD_ATTRIBUTE, None)
-    return record

@@ -1,1 +1,1 @@
-"""The formats that checkpoints come in: what is in one, and its bytes, without loading it."""
+"""Checkpoints of other formats, with the same face as `streamxf.Checkpoint`: safetensors, Hugging Face, torch.save."""

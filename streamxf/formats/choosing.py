@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from streamxf.formats.contents import Entry
+from streamxf.format.items import Item
 
 
-def chosen(entries: Mapping[str, Entry], only: Sequence[str], prefix: str) -> dict[str, Entry]:
-    """Those whose names begin with `prefix` and, without it, match one of the shell patterns `only`; by the names
+def chosen(items: Mapping[str, Item], only: Sequence[str], prefix: str) -> dict[str, Item]:
+    """Items whose names begin with `prefix` and, without it, match one of the shell patterns `only`; by their names
     without it.
     """
-    behind = {name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)}
+    behind = {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}
     if not only:
         return behind
-    return {name: entry for name, entry in behind.items() if any(fnmatchcase(name, pattern) for pattern in only)}
+    return {name: item for name, item in behind.items() if any(fnmatchcase(name, pattern) for pattern in only)}

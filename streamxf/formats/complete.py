@@ -1,4 +1,4 @@
-"""`is_complete` and `latest`: which checkpoint a job can go on from. A folder is there before its checkpoint is."""
+"""`is_complete` and `latest`: which checkpoint a job can resume from. A folder is there before its checkpoint is."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from streamxf.checkpoint.metadata import rank_of
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ContainerError, DescriptorError, MetadataError, UnsupportedError
 from streamxf.formats.contents import Contents
-from streamxf.formats.location import Location
-from streamxf.formats.opening import contents_of
-
-_RANK_METADATA = re.compile(r"__([0-9]+)\.metadata", re.ASCII)
+from streamxf.formats.opening import contents_of, open_source
 
 
 def is_complete(
     path: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether a whole checkpoint is there: its metadata can be read, and all files that it names have their size.
+    """Whether a checkpoint is complete: its metadata can be read, and all files that it names have their size.
 
     ``os.path.exists`` is true of the folder of a save that was killed. This reads metadata alone, and needs no keys;
     `verify` reads all data.
@@ -28,8 +27,8 @@ def is_complete(
     path : path or str
         A checkpoint's folder or URL, of any format that `inspect` reads; or a file of one.
     ranks : int, optional
-        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Nothing else tells
-        whether the metadata of some is missing, so without it such a checkpoint does not count as complete.
+        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Without it such a
+        checkpoint does not count as complete, since some rank's metadata may be missing.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -38,10 +37,11 @@ def is_complete(
     UnsupportedError
         If it is of a kind that cannot be read here.
     OSError, ForeignError
-        If the storage cannot be asked. That is no answer: a job that took it for one would start from nothing.
+        If the storage cannot be reached. A job that took that for "no" would start from scratch.
     """
     try:
-        contents = contents_of(path, storage_options=storage_options)
+        with open_source(Storage.of(path, storage_options), listing=True) as source:
+            contents = contents_of(source)
     except (FileNotFoundError, MetadataError, ContainerError, DescriptorError):
         return False
     return not contents.incomplete and _has_all_ranks(contents, ranks)
@@ -68,32 +68,25 @@ def latest(
     UnsupportedError, OSError, ForeignError
         As `is_complete`.
     """
-    location = Location.of(folder, storage_options)
+    storage = Storage.of(folder, storage_options)
     try:
-        if not location.is_folder():
-            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=location.given)
-        names = location.names()
+        if not storage.is_folder():
+            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=storage.given)
+        names = storage.folders()
     except FileNotFoundError:
         return None
     numbered = [name for name in names if not name.startswith(".") and re.search(r"[0-9]", name)]
     for name in sorted(numbered, key=_numbers, reverse=True):
-        path = location.full(name)
-        if _is_folder(path, storage_options) and is_complete(path, ranks=ranks, storage_options=storage_options):
+        path = storage.full(name)
+        if is_complete(path, ranks=ranks, storage_options=storage_options):
             return path
     return None
 
 
 def _has_all_ranks(contents: Contents, ranks: int | None) -> bool:
-    found = {int(match[1]) for name in contents.files if (match := _RANK_METADATA.fullmatch(name))}
+    found = {rank for name in contents.files if (rank := rank_of(name)) is not None}
     return not found or (ranks is not None and found >= set(range(ranks)))
 
 
 def _numbers(name: str) -> tuple[list[int], str]:
     return [int(digits) for digits in re.findall(r"[0-9]+", name)], name
-
-
-def _is_folder(path: str, storage_options: Mapping[str, Any] | None) -> bool:
-    try:
-        return Location.of(path, storage_options).is_folder()
-    except (FileNotFoundError, UnsupportedError):  # gone meanwhile, or a pipe
-        return False

@@ -1,4 +1,4 @@
-"""`Contents`: what a checkpoint of any format holds, by its own metadata."""
+"""`Contents`: items, files and provenance of a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from streamxf.format.items import Item, TensorItem
+
 
 class Format(Enum):
     """What a path holds.
 
-    ``str()`` is the word for people.
+    ``str()`` is its name for people.
     """
 
     STREAMXF = "streamxf"
@@ -25,67 +27,6 @@ class Format(Enum):
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Where a tensor, one shard of it or an object is stored.
-
-    Attributes
-    ----------
-    offsets, shape : tuple of int
-        The shard's place in its tensor, in elements; both empty for an object.
-    file : str
-        Relative to the checkpoint; the file's own name where a single file is the checkpoint.
-    start : int
-        Where its bytes begin in the file.
-    stored_bytes : int
-    chain : tuple of str
-        Descriptors in save order without their fragments, as in ``("streamxf.zstd/1", "streamxf.checksum/1")``; empty
-        where the bytes are stored as they are.
-    """
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    file: str
-    start: int
-    stored_bytes: int
-    chain: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor, or an object that is none.
-
-    Attributes
-    ----------
-    name : str
-        In the flat state dict.
-    dtype : str or None
-        As torch names it, ``"bfloat16"``; None for an object.
-    shape : tuple of int
-        Of the whole tensor; empty for an object.
-    raw_bytes : int or None
-        Of the tensor's elements; of an object None, because only decoding it tells.
-    parts : tuple of Part
-        One for each shard.
-    """
-
-    name: str
-    dtype: str | None
-    shape: tuple[int, ...]
-    raw_bytes: int | None
-    parts: tuple[Part, ...]
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether it is a tensor."""
-        return self.dtype is not None
-
-    @property
-    def stored_bytes(self) -> int:
-        """Of all parts."""
-        return sum(part.stored_bytes for part in self.parts)
-
-
 @dataclass(frozen=True)
 class Contents:
     """What a checkpoint holds.
@@ -95,29 +36,30 @@ class Contents:
     path : str
         As it was given.
     format : Format
-    entries : dict of str to Entry
-        By name, in the order of the checkpoint's own metadata.
+    items : dict of str to Item
+        By name, in the order of the checkpoint's own metadata. Where ranks have metadata of their own, the names of
+        copies end with the rank.
     files : dict of str to int
         Sizes in bytes of the files that belong to it, by their paths relative to the checkpoint; metadata among them.
     packages : dict of str to str
-        Versions of what wrote it, as far as it says.
+        Versions of the packages that wrote it, if it names them.
     save_ids : tuple of str
         streamxf's; where ranks have metadata of their own, one for each.
     key_ids : tuple of str
         Ids of the keys that open it, and their kinds, as in ``"aeskw:0123456789abcdef"``.
     signers : tuple of str
-        Ids of the keys that signed it; nobody has checked these signatures.
+        Ids of the keys that signed it; these signatures were not checked.
     notes : tuple of str
-        In plain sentences, what a reader should know: that nobody has vouched for the metadata, say.
+        What a reader should know, in sentences: that the metadata is not authenticated, say.
     extra : mapping
-        What the format has besides, as safetensors' ``__metadata__``.
+        Metadata of the format's own, as safetensors' ``__metadata__``.
     incomplete : tuple of str
-        Files that belong to it and are not there, or do not have the size that its metadata gives.
+        Files that are missing, or do not have the size that the metadata gives.
     """
 
     path: str
     format: Format
-    entries: Mapping[str, Entry]
+    items: Mapping[str, Item]
     files: Mapping[str, int]
     packages: Mapping[str, str] = field(default_factory=dict)
     save_ids: tuple[str, ...] = ()
@@ -128,11 +70,6 @@ class Contents:
     incomplete: tuple[str, ...] = ()
 
     @property
-    def tensors(self) -> list[Entry]:
-        """The entries that are tensors."""
-        return [entry for entry in self.entries.values() if entry.is_tensor]
-
-    @property
-    def objects(self) -> list[Entry]:
-        """Those that are none."""
-        return [entry for entry in self.entries.values() if not entry.is_tensor]
+    def tensors(self) -> dict[str, TensorItem]:
+        """The items that are tensors."""
+        return {name: item for name, item in self.items.items() if isinstance(item, TensorItem)}

@@ -1,7 +1,7 @@
 """Folders as on the Hugging Face hub: shards, and an index that says which tensor is in which.
 
-The index of ``.safetensors`` shards comes before one of ``.bin`` shards, as where such folders are loaded. Without an
-index the shards are all files of the one kind, or else of the other.
+The index of ``.safetensors`` shards takes precedence over one of ``.bin`` shards, as where such folders are loaded.
+Without an index the shards are all files of the one kind, or else of the other.
 """
 
 from __future__ import annotations
@@ -10,221 +10,171 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import Any
 
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError, located
-from streamxf.formats.contents import Contents, Entry, Format
-from streamxf.formats.location import Location
+from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
+from streamxf.format.items import Item, TensorItem, check_path
+from streamxf.formats.contents import Contents, Format
+from streamxf.formats.shard import Shard
 from streamxf.proportion import check_whole
 from streamxf.wording import many
 
 MAX_INDEX = 100_000_000
 """Bytes."""
 
-_MAX_TABLES = 2**20  # each takes twenty times its text in memory
+_MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times its text in memory
 
 SAFETENSORS, BIN = ".safetensors", ".bin"
-_INDEX = ".index.json"
+INDEX = ".index.json"
 _LONE_BIN = "pytorch_model.bin"
+
+ReadShard = Callable[[StoredFile, str], Shard]
+"""From a file and its name to what is in it."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Which files of a folder are the checkpoint.
+class HubLayout:
+    """Which files of a folder are the checkpoint."""
 
-    Attributes
-    ----------
-    suffix : str
-        Of its shards.
-    index : str or None
-        The file that says which tensor is in which shard.
-    shards : tuple of str
-        Where there is no index.
-    """
-
-    suffix: str
-    index: str | None
-    shards: tuple[str, ...]
+    suffix: str  # of its shards
+    index: str | None  # the file that says which tensor is in which shard
+    shards: tuple[str, ...]  # if there is no index
 
 
-def layout_of(names: Iterable[str]) -> Layout | None:
+def layout_of(names: Iterable[str]) -> HubLayout | None:
     """Find shards among the names of a folder; None if there are none."""
     names = sorted(names)
     for suffix in (SAFETENSORS, BIN):
-        indices = [name for name in names if name.endswith(suffix + _INDEX)]
-        usual = [name for name in indices if name in (f"model{suffix}{_INDEX}", f"pytorch_model{suffix}{_INDEX}")]
+        indices = [name for name in names if name.endswith(suffix + INDEX)]
+        usual = [name for name in indices if name in (f"model{suffix}{INDEX}", f"pytorch_model{suffix}{INDEX}")]
         if len(usual or indices) > 1:
             raise UnsupportedError(
                 f"the folder has several indices, {', '.join(indices[:4])}: it holds several checkpoints. Give each a "
                 "folder of its own"
             )
         if indices:
-            return Layout(suffix, (usual or indices)[0], ())
+            return HubLayout(suffix, (usual or indices)[0], ())
         if suffix == SAFETENSORS:
             shards = tuple(name for name in names if name.endswith(suffix))
         else:
             shards = tuple(name for name in names if name == _LONE_BIN)
         if shards:
-            return Layout(suffix, None, shards)
+            return HubLayout(suffix, None, shards)
     return None
 
 
-def shards_of(location: Location, layout: Layout) -> tuple[str, ...]:
-    """The names of a folder's shards.
+def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
+    """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
+    return tuple(dict.fromkeys(_read_index(storage, layout)[0].values())) or layout.shards
+
+
+@collector_paused()
+def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
+    """What a folder holds, and each of its shards.
 
     Raises
     ------
     ContainerError
-        If the index cannot be used.
+        If the index is not one, names files outside the folder, or does not fit the shards.
     """
-    if layout.index is None:
-        return layout.shards
-    placed, _ = _read_index(location, layout.index)
-    return tuple(dict.fromkeys(placed.values()))
-
-
-class Shard(Protocol):
-    """What is in a shard.
-
-    Attributes
-    ----------
-    entries : dict of str to Entry
-    metadata : mapping of str to str
-    """
-
-    @property
-    def entries(self) -> dict[str, Entry]: ...
-
-    @property
-    def metadata(self) -> Mapping[str, str]: ...
-
-
-def contents_of(location: Location, layout: Layout, read_shard: Callable[[str], Shard]) -> Contents:
-    """What a folder holds.
-
-    Parameters
-    ----------
-    read_shard : callable
-        From a shard's name to what is in it.
-
-    Raises
-    ------
-    ContainerError
-        If the index is none, names files outside of the folder, or does not fit the shards.
-    """
-    extra: dict[str, str] = {}
-    placed: dict[str, str] | None = None
-    shards: Iterable[str] = layout.shards
-    notes: list[str] = []
-    if layout.index is not None:
-        with located(file=location.full(layout.index)):
-            placed, extra = _read_index(location, layout.index)
-        shards = dict.fromkeys(placed.values())
-    found: dict[str, Entry] = {}
+    placed, extra = _read_index(storage, layout)
+    shards: dict[str, Shard] = {}
+    found: dict[str, Item] = {}
     strays: list[str] = []
-    for shard in shards:
-        with located(file=location.full(shard)):
+    for name in dict.fromkeys(placed.values()) or layout.shards:
+        with located(file=storage.full(name)):
             try:
-                read = read_shard(shard)
+                with storage.child(name).open() as file:
+                    shards[name] = read_shard(file, name)
             except FileNotFoundError:
                 raise ContainerError(
                     f"the index {layout.index} names this shard, and it is not there: fetch it, or restore it"
                 ) from None
-            for name, entry in read.entries.items():
-                other = found.get(name)
-                if other is not None:
-                    raise ContainerError(
-                        f"the tensor is in this file and in {other.parts[0].file}; one of them does not belong here",
-                        item=shorten(name),
-                    )
-                if placed is not None and placed.get(name) != shard and entry.is_tensor:
-                    if name in placed:
-                        raise ContainerError(
-                            f"the tensor is in this file, and the index places it in {shorten(placed[name])}",
-                            item=shorten(name),
-                        )
-                    strays.append(name)
-                found[name] = entry
-            extra.update({key: value for key, value in read.metadata.items() if key not in extra})
-    if placed is not None:
-        if missing := placed.keys() - found.keys():
-            name = min(missing)
+            strays += _add(found, name, shards[name], placed)
+            extra = {**shards[name].metadata, **extra}
+    if missing := placed.keys() - found.keys():
+        one = min(missing)
+        raise ContainerError(
+            f"no shard contains {many(len(missing), 'tensor')} of the index, such as {shorten(one)!r}, which it places "
+            f"in {shorten(placed[one])}",
+            file=storage.full(layout.index or ""),
+        )
+    found = {name: found[name] for name in dict.fromkeys([*placed, *found])}
+    notes = []
+    if strays:
+        notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
+    sizes = _sizes(storage, shards)
+    made = Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra)
+    return made, shards
+
+
+def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:
+    """Add what is in a shard; returns the tensors in it that the index does not know."""
+    strays = []
+    for name, item in read.items.items():
+        if name in found:
             raise ContainerError(
-                f"{many(len(missing), 'tensor')} of the index {'are' if len(missing) > 1 else 'is'} in no shard, such "
-                f"as {shorten(name)!r}, which it places in {shorten(placed[name])}",
-                file=location.full(layout.index or ""),
+                f"the tensor is in this file and in {found[name].places[0].file}; one of them does not belong here",
+                item=shorten(name),
             )
-        found = {name: found[name] for name in [*placed, *(name for name in found if name not in placed)]}
-        if strays:
-            notes.append(
-                f"{many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}, "
-                f"{'are' if len(strays) > 1 else 'is'} not in the index."
+        found[name] = item
+        if not placed or not isinstance(item, TensorItem):
+            continue
+        if name not in placed:
+            strays.append(name)
+        elif placed[name] != shard:
+            raise ContainerError(
+                f"the tensor is in this file, and the index places it in {shorten(placed[name])}", item=shorten(name)
             )
-    return Contents(
-        location.given, Format.HUGGING_FACE, found, _sizes(location, shards), notes=tuple(notes), extra=extra
-    )
+    return strays
 
 
-def _sizes(location: Location, shards: Iterable[str]) -> dict[str, int]:
+def _sizes(storage: Storage, shards: Iterable[str]) -> dict[str, int]:
     """Of all files of the folder; of those below it, only shards."""
+    listed = storage.names()
     sizes: dict[str, int] = {}
-    for name in sorted({*location.names(), *shards}):
-        with suppress(FileNotFoundError):  # a link to nowhere, or removed meanwhile
-            size = location.size(name)
-            if size is not None:
-                sizes[name] = size
+    for name in sorted({*listed, *shards}):
+        size = listed.get(name)
+        if size is None:  # a link, as in the hub's cache, or in a folder below
+            with suppress(FileNotFoundError, MetadataError), storage.child(name).open() as file:
+                size = file.size
+        if size is not None:
+            sizes[name] = size
     return sizes
 
 
-def _read_index(location: Location, name: str) -> tuple[dict[str, str], dict[str, str]]:
-    size = location.size(name)
-    if size is None:
-        raise ContainerError("the index is no file")
-    with location.open(name) as file:
-        check_whole(file, size, min(size, MAX_INDEX), ContainerError)
-        data = _read(file, MAX_INDEX + 1)
-    if len(data) > MAX_INDEX:
-        raise ContainerError(f"the index has more than {MAX_INDEX:,} bytes, which no model needs")
-    if data.count(b"{") + data.count(b"[") > _MAX_TABLES:
-        raise ContainerError("the index has more lists and tables than any model explains; it was not read")
-    try:
-        content = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ContainerError(f"the index is not JSON: {error}") from None
-    placed = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(placed, dict) or not placed:
-        raise ContainerError("the index has no 'weight_map', which says in which shard each tensor is")
-    for shard in dict.fromkeys(map(_as_key, placed.values())):
-        _check_inside(shard)
-    metadata = content.get("metadata")
-    return placed, _texts(metadata if isinstance(metadata, dict) else {})
+def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], dict[str, str]]:
+    """The shard of each tensor, and the index's metadata; both are empty if there is no index."""
+    if layout.index is None:
+        return {}, {}
+    with located(file=storage.full(layout.index)):
+        with storage.child(layout.index).open() as file:
+            if file.size > MAX_INDEX:
+                raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
+            check_whole(file.raw, file.size, file.size, ContainerError)
+            data = file.read()
+        if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
+            raise ContainerError("the index has more lists and objects than any model needs; it was not read")
+        try:
+            content = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ContainerError(f"the index is not JSON: {error}") from None
+        placed = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(placed, dict) or not placed:
+            raise ContainerError("the index has no 'weight_map', which says in which shard each tensor is")
+        if not all(isinstance(shard, str) for shard in placed.values()):
+            raise ContainerError("the index places a tensor in something that is not a file's name")
+        for shard in dict.fromkeys(placed.values()):
+            check_path(shard)
+        metadata = content.get("metadata")
+        return placed, _strings(metadata if isinstance(metadata, dict) else {})
 
 
-def _as_key(shard: Any) -> str:
-    if not isinstance(shard, str):
-        raise ContainerError("the index places a tensor in something that is no file's name")
-    return shard
-
-
-def _check_inside(shard: str) -> None:
-    parts = shard.split("/")
-    strange = not shard.isprintable() or "\\" in shard or "://" in shard or "::" in shard or ":" in parts[0]
-    if strange or len(shard) > 4096 or any(part in ("", ".", "..") for part in parts):
-        raise ContainerError(f"the index names a file outside of the folder: {shorten(shard)!r}")
-
-
-def _texts(metadata: dict[str, Any]) -> dict[str, str]:
+def _strings(metadata: dict[str, Any]) -> dict[str, str]:
     try:
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
     except RecursionError:
         raise ContainerError("the index's 'metadata' is nested too deeply") from None
-
-
-def _read(file: IO[bytes], most: int) -> bytes:
-    """At most so many bytes: what is no regular file on the other side of a link may have no end."""
-    parts = []
-    while most and (part := file.read(most)):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)

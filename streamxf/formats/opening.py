@@ -1,198 +1,115 @@
-"""`contents_of` and `open_source`: what format a path holds is found out, and the fitting reader asked."""
+"""`open_source`: detects the format of a path, and opens the reader for it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
-
-from streamxf.container.limits import PLAIN_MAGIC
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import NoCheckpointError, UnsupportedError, located
-from streamxf.formats import huggingface, safetensors
+from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Contents, Format
-from streamxf.formats.location import Location
-from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.proportion import MAX_EXPANSION
-
-if TYPE_CHECKING:  # torch takes a second to import, and not every format needs it
-    from streamxf.formats.source import Source
-    from streamxf.formats.torchfile import TorchFile
-
-    Shard = safetensors.Header | TorchFile
+from streamxf.formats.dcp import contents_of_checkpoint
+from streamxf.formats.reader import FileReader
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
     "pytorch_model.bin.index.json and pytorch_model.bin"
 )
-BEGINNING = 16
-"""Bytes by which a file's format is known."""
-
+_BEGINNING = 16  # bytes
 _OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
+_NOTHING = Access()
+
+Source = Checkpoint | FileReader
 
 
-def contents_of(
-    path: str | os.PathLike[str],
-    *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Contents:
-    """What is in a checkpoint, of whatever format, by its own metadata; no tensor is read.
+def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = False) -> Source:
+    """Open a checkpoint of any format, to read its tensors box by box; none of this needs torch.
 
-    Parameters
-    ----------
-    path : path or str
-        A folder, a file, or the URL of one.
-    keys, trust, allow_unsigned
-        As in `FileSystemReader`. An encrypted checkpoint tells its contents without keys, too; then nobody vouches for
-        them.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    `listing` is for those who only want metadata: an encrypted checkpoint then needs no keys, and is not authenticated.
 
     Raises
     ------
     FileNotFoundError
         If there is nothing.
     NoCheckpointError
-        If it is no checkpoint.
+        If it is not a checkpoint.
     UnsupportedError
         If it is one of a kind that cannot be read here.
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
-    WrongKeyError, KeyMissingError, PolicyError
-        If there are keys, and they do not open it.
-    OSError, ForeignError
+    KeyMissingError, WrongKeyError, KeyServiceError, AuthenticationError, IdentityError, PolicyError
+        As for `Checkpoint`.
+    OSError
         If the storage cannot be read.
     """
-    location = Location.of(path, storage_options)
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    kind = kind_of(location)
+    kind = kind_of(storage)
     if kind is Format.DCP:
-        from streamxf.formats import dcp
-
-        return dcp.read_contents(location, ring)
-    return scanned(location, kind)[0]
-
-
-def open_source(
-    path: str | os.PathLike[str],
-    *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Literal["published", "bound", "encrypted"] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
-) -> Source:
-    """Open a checkpoint, of whatever format, to read its tensors box by box.
-
-    Parameters
-    ----------
-    path, keys, trust, allow_unsigned, storage_options
-        As in `contents_of`, but for what is encrypted there have to be keys.
-    require
-        As in `FileSystemReader`.
-    max_expansion : int
-        As in `diff`.
-
-    Raises
-    ------
-    FileNotFoundError, NoCheckpointError, UnsupportedError, MetadataError, ContainerError, WrongKeyError
-        As `contents_of`.
-    KeyMissingError, PolicyError
-        If it is encrypted and there are no keys, or is weaker than the caller requires.
-    """
-    location = Location.of(path, storage_options)
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    kind = kind_of(location)
-    if kind is Format.DCP:
-        from streamxf.formats.dcp_source import DcpSource
-
-        return DcpSource(location, ring, require, max_expansion)
-    from streamxf.formats.raw import RawSource
-
-    contents, shards = scanned(location, kind)
-    return RawSource(contents, location, shards, max_expansion)
+        return Checkpoint.at(storage, access, listing=listing)
+    if isinstance(kind, Format):
+        return _open_file(storage, kind, access)
+    return open_layout(storage, kind, access)
 
 
-def kind_of(location: Location) -> huggingface.Layout | Format:
-    """What a path holds; of a Hugging Face folder, which files.
-
-    Raises
-    ------
-    NoCheckpointError
-        If it is no checkpoint.
-    UnsupportedError
-    """
-    if is_checkpoint(location):
+def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
+    """What a path holds; of a Hugging Face folder, which files. Raises as `open_source`."""
+    if is_checkpoint(storage):
         return Format.DCP
-    if not location.is_folder():
-        return _format_of_file(location)
-    names = location.names()
-    with located(file=location.given):
-        layout = huggingface.layout_of(names)
+    if not storage.is_folder():
+        with located(file=storage.given), storage.open() as file:
+            found = format_of(file, storage.name)
+        if found is None:
+            raise NoCheckpointError(
+                "the file is not a checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
+                file=storage.given,
+            )
+        return found
+    with located(file=storage.given):
+        layout = huggingface.layout_of(storage.names(()))
     if layout is None:
-        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=location.given)
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     return layout
 
 
-def is_checkpoint(location: Location) -> bool:
-    """Whether a path is the folder of a DCP checkpoint, or what is left of one; raises as `Location.is_folder`."""
-    return location.is_folder() and any(name.endswith(_OF_DCP) for name in location.names())
+def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
+    """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
+    read_shard = torchfile.read if layout.suffix == huggingface.BIN else safetensors.read
+    contents, shards = huggingface.read(storage, layout, read_shard)
+    return FileReader(storage, contents, shards, {name: storage.child(name) for name in shards}, access)
 
 
-def _format_of_file(location: Location) -> Format:
-    with location.open() as file:
-        beginning = file.read(BEGINNING)
+def contents_of(source: Source) -> Contents:
+    """What is in an opened checkpoint, besides tensors' elements."""
+    return contents_of_checkpoint(source) if isinstance(source, Checkpoint) else source.contents
+
+
+def is_checkpoint(storage: Storage) -> bool:
+    """Whether it is the folder of a DCP checkpoint, or what is left of one; raises as `Storage.is_folder`."""
+    return storage.is_folder() and any(name.endswith(_OF_DCP) for name in storage.names(()))
+
+
+def format_of(file: StoredFile, name: str) -> Format | None:
+    """The format of a file, by how it begins and by its name: `PLAIN`, `TORCH` or `SAFETENSORS`; None of any other."""
+    beginning = file.read(0, min(_BEGINNING, file.size))
     if beginning.startswith(PLAIN_MAGIC):
         return Format.PLAIN
-    found = format_of(beginning, location.size() or 0, location.name)
-    if found is not None:
-        return found
-    raise NoCheckpointError(
-        "the file is no checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
-        file=location.given,
-    )
-
-
-def format_of(beginning: bytes, size: int, name: str) -> Format | None:
-    """The format of a file of `size` bytes that begins so; None if it is neither ``torch.save``'s nor safetensors'."""
     if beginning.startswith(_OF_TORCH):
         return Format.TORCH
-    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, size):
+    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS
     return None
 
 
-def scanned(location: Location, kind: huggingface.Layout | Format) -> tuple[Contents, dict[str, Shard]]:
-    """What the files of a checkpoint hold, all together and each."""
+def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     if kind is Format.PLAIN:
         raise UnsupportedError(
-            "this is a file that streamxf.open wrote, one stream of bytes and no checkpoint: streamxf.open reads it, "
-            "and streamxf cat on the terminal",
-            file=location.given,
+            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open "
+            "or, on the terminal, streamxf cat",
+            file=storage.given,
         )
-    if isinstance(kind, Format):
-        name = location.name
-        with located(file=location.given):
-            shard = read_shard(location, name, alone=True, torchs=kind is Format.TORCH)
-        sizes = {name: location.size() or 0}
-        return Contents(location.given, kind, shard.entries, sizes, extra=shard.metadata), {name: shard}
-    shards: dict[str, Shard] = {}
-
-    def read(name: str) -> Shard:
-        shards[name] = read_shard(location, name, alone=False, torchs=kind.suffix == huggingface.BIN)
-        return shards[name]
-
-    return huggingface.contents_of(location, kind, read), shards
-
-
-def read_shard(location: Location, name: str, *, alone: bool, torchs: bool) -> Shard:
-    """What a file holds; of ``torch.save``, or of safetensors. Raises as `contents_of`."""
-    if torchs:
-        from streamxf.formats import torchfile
-
-        return torchfile.read(location, name, alone=alone)
-    return safetensors.read(location, name, alone=alone)
+    name = storage.name
+    with located(file=storage.given), storage.open() as file:
+        shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
+        contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
+    return FileReader(storage, contents, {name: shard}, {name: storage}, access)

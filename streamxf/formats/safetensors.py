@@ -3,119 +3,86 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
+from streamxf.checkpoint.storage import StoredFile
+from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
-from streamxf.formats.contents import Entry, Part
-from streamxf.formats.dtypes import SAFETENSORS, TWO_IN_ONE
-from streamxf.formats.location import Location
+from streamxf.format.dtypes import elements_size
+from streamxf.format.items import TensorItem
+from streamxf.format.limits import MAX_INT, MAX_NDIM
+from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import check_head
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 """Bytes, as in the safetensors library."""
 
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F4": "float4_e2m1fn_x2", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""Torch's name for each dtype of a safetensors file."""
+
+TWO_IN_ONE = "F4"
+"""The dtype of which an element of torch's has two."""
+
 _METADATA = "__metadata__"
-_MAX_INT = 2**63 - 1
-_MAX_NDIM = 64
-_BYTES_EACH = 12  # a tensor's entry has three lists and tables in more than forty; parsed, each takes sixty and more
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a file says of itself.
-
-    Attributes
-    ----------
-    data : bytes
-        The header's bytes, without its length.
-    entries : dict of str to Entry
-        In the order of the header.
-    metadata : dict of str to str
-    """
-
-    data: bytes
-    entries: dict[str, Entry]
-    metadata: dict[str, str]
+_BYTES_EACH = 12  # a tensor's entry has three lists and objects in more than forty; parsed, each takes sixty and more
 
 
 def looks_like_one(beginning: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins so can be one."""
+    """Whether a file of `size` bytes that begins so can be a safetensors file."""
     length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
-    return len(beginning) > LENGTH_BYTES and length <= size - LENGTH_BYTES and beginning[LENGTH_BYTES:][:1] == b"{"
+    return length <= size - LENGTH_BYTES and beginning[LENGTH_BYTES:][:1] == b"{"
 
 
-def read_header(file: IO[bytes], size: int, name: str) -> Header:
-    """Read and check a file's header.
-
-    Parameters
-    ----------
-    file : binary file
-        Read from its beginning.
-    size : int
-        Bytes of the file.
-    name : str
-        The file's name in `Part`.
+@collector_paused()
+def read(file: StoredFile, name: str) -> Shard:
+    """Read and check a file's header; `name` is the file's in `Place`.
 
     Raises
     ------
     ContainerError
-        If it breaks a rule of the format; names the tensor where that is one's fault.
+        If it breaks a rule of the format; names the tensor where one is at fault.
     UnsupportedError
         If a tensor has a dtype that torch does not know.
     """
-    length = int.from_bytes(_read(file, LENGTH_BYTES), "little")
-    if size < LENGTH_BYTES:
-        raise ContainerError(f"the file has {size} bytes; a safetensors file has at least {LENGTH_BYTES}: it was cut")
+    if file.size < LENGTH_BYTES:
+        raise ContainerError(
+            f"the file has {file.size} bytes; a safetensors file has at least {LENGTH_BYTES}: it was cut"
+        )
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
     if length > MAX_HEADER:
         raise ContainerError(
             f"the header has {length} bytes, as the file says; the format allows {MAX_HEADER}: the file is damaged, or "
-            "no safetensors file"
+            "not a safetensors file"
         )
     start = LENGTH_BYTES + length
-    if start > size:
-        raise ContainerError(f"the file has {size} bytes, and its header alone would take {start}: it was cut")
-    check_head(file, size, length, ContainerError)
-    data = _read(file, length)
-    if len(data) < length:
-        raise ContainerError("the file ends within its header: it was cut")
-    content = parse(data)
+    if start > file.size:
+        raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
+    check_head(file.raw, file.size, length, ContainerError)
+    content = _parse(file.read(LENGTH_BYTES, length))
     metadata = _checked_metadata(content.pop(_METADATA, None))
-    entries: dict[str, Entry] = {}
+    tensors: dict[str, TensorItem] = {}
     for tensor, facts in content.items():
         try:
-            entries[tensor] = _entry(tensor, facts, name, start)
+            tensors[tensor] = _tensor(tensor, facts, name, start)
         except (ContainerError, UnsupportedError) as error:
             raise error.locate(item=shorten(tensor)) from None
-    _check_cover(entries, start, size)
-    return Header(data, entries, metadata)
+    _check_cover(tensors, start, file.size)
+    return Shard({**tensors}, metadata=metadata)
 
 
-def _read(file: IO[bytes], size: int) -> bytes:
-    parts = []
-    while size and (part := file.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def parse(data: bytes) -> dict[str, Any]:
-    """What stands in a header, by tensor, besides ``__metadata__``; none of it is checked.
-
-    Raises
-    ------
-    ContainerError
-        If it is no JSON, or takes more memory than a header's should.
-    """
-    if len(data) > MAX_HEADER:
-        raise ContainerError(f"the header has {len(data)} bytes; the format allows {MAX_HEADER}")
+def _parse(data: bytes) -> dict[str, Any]:
+    """What a header says, by tensor, and ``__metadata__``; none of it is checked yet."""
     if not data.startswith(b"{"):
         raise ContainerError("the header does not begin with '{', as every safetensors file's does")
     if data.count(b"{") + data.count(b"[") > 16 + len(data) // _BYTES_EACH:
-        raise ContainerError("the header has more lists and tables than tensors explain; it was not read")
+        raise ContainerError("the header has more lists and objects than tensors need; it was not read")
     try:
         content = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
@@ -131,7 +98,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ContainerError(f"{shorten(twice)!r} stands in the header twice")
+        raise ContainerError(f"the header has {shorten(twice)!r} twice")
     return made
 
 
@@ -139,51 +106,46 @@ def _checked_metadata(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ContainerError(f"the header's {_METADATA!r} is no table of texts")
+        raise ContainerError(f"the header's {_METADATA!r} is not an object of strings")
     return value
 
 
-def _entry(tensor: str, facts: Any, file: str, start: int) -> Entry:
+def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
-        raise ContainerError("the header's entry has not the dtype, the shape and the data_offsets of a tensor")
-    if not tensor.isascii() and tensor != tensor.encode("utf-8", "replace").decode("utf-8"):
-        raise ContainerError("the tensor's name is no text")
+        raise ContainerError("the header's entry does not have the dtype, the shape and the data_offsets of a tensor")
+    if not name.isascii() and name != name.encode("utf-8", "replace").decode("utf-8"):
+        raise ContainerError("the tensor's name is not valid Unicode")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
-    if isinstance(shape, list) and len(shape) > _MAX_NDIM:
-        raise UnsupportedError(f"the tensor has {len(shape):,} dimensions; torch has at most {_MAX_NDIM}")
-    if not _are_sizes(shape):
-        raise ContainerError(f"the shape {shorten(str(shape))} is no list of sizes")
+    if not _are_sizes(shape) or len(shape) > MAX_NDIM:
+        raise ContainerError(f"the shape {shorten(str(shape))} is not a list of at most {MAX_NDIM} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ContainerError(f"the data_offsets {shorten(str(offsets))} are not where a tensor begins and ends")
-    if not isinstance(dtype, str) or dtype not in SAFETENSORS:
-        raise UnsupportedError(f"the dtype {shorten(str(dtype))!r} is none that torch knows")
-    name, itemsize = SAFETENSORS[dtype]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UnsupportedError(f"torch has no dtype {shorten(str(dtype))!r}")
     if dtype == TWO_IN_ONE:
         if not shape or shape[-1] % 2:
             raise ContainerError(
                 f"the shape {shape} has an odd last dimension, and {dtype} keeps two elements in a byte"
             )
         shape = [*shape[:-1], shape[-1] // 2]
-    nbytes = math.prod(shape) * itemsize
+    size = elements_size(DTYPES[dtype], shape)
     begin, end = offsets
-    if nbytes != end - begin:
-        raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {nbytes}")
-    sizes = tuple(shape)
-    part = Part((0,) * len(sizes), sizes, file, start + begin, nbytes)
-    return Entry(tensor, name, sizes, nbytes, (part,))
+    if size != end - begin:
+        raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {size}")
+    return whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, size, (name,))
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and 0 <= size <= _MAX_INT for size in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INT for size in value)
 
 
-def _check_cover(entries: dict[str, Entry], start: int, size: int) -> None:
+def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
     """Check that the tensors' bytes are the rest of the file: without holes, where something could hide, and without
     overlaps.
     """
     at, last = start, "the header"
-    parts = sorted((entry.parts[0].start, entry.parts[0].stored_bytes, name) for name, entry in entries.items())
-    for begin, length, name in parts:
+    places = sorted((item.chunks[0].place.at, item.chunks[0].place.size, name) for name, item in tensors.items())
+    for begin, length, name in places:
         if begin != at:
             what = "overlap" if begin < at else "leave a hole behind"
             raise ContainerError(f"the tensor's bytes {what} those of {last}", item=shorten(name))
@@ -194,28 +156,3 @@ def _check_cover(entries: dict[str, Entry], start: int, size: int) -> None:
         raise ContainerError(
             f"{size - at} bytes follow the last tensor: the file was continued, or its header is wrong"
         )
-
-
-def read(location: Location, name: str, *, alone: bool) -> Header:
-    """Read a file's header.
-
-    Parameters
-    ----------
-    location : Location
-        Of the file, or of the folder that it is in.
-    name : str
-        The file's name.
-    alone : bool
-        Whether `location` is that of the file.
-
-    Raises
-    ------
-    ContainerError, UnsupportedError
-        As `read_header`.
-    """
-    inside = "" if alone else name
-    size = location.size(inside)
-    if size is None:
-        raise ContainerError("this is no file")
-    with location.open(inside) as file:
-        return read_header(file, size, name)

@@ -1,204 +1,172 @@
-"""Files of ``torch.save``: a zip file of a pickle and the tensors' storages, of which none is read here."""
+"""Files of ``torch.save``: a zip file of a pickle and the tensors' storages, of which only the pickle is read here."""
 
 from __future__ import annotations
 
-import io
-import pickle
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-from streamxf.dcp.objects.archive import PICKLE, Archive, NotSavedByTorch
-from streamxf.dcp.objects.outline import Outline
-from streamxf.dcp.objects.policy import Objects
+from streamxf.checkpoint.storage import StoredFile
+from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, MetadataError, UnsupportedError
-from streamxf.formats.contents import Entry, Part
-from streamxf.formats.extents import Extent
-from streamxf.formats.location import Location
-from streamxf.formats.source import Paths
+from streamxf.errors import ContainerError, UnsupportedError
+from streamxf.format.items import Item, ObjectItem, Path, Place
+from streamxf.format.limits import MAX_STEPS
+from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
+from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
+from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_FREE_PLACES = 2**20  # besides one for each byte of the pickle, which is more than a tree has
-_MAX_NAMES = 2**28  # characters of all names together
-
+_PLACE = 64  # characters that an entry of a dict or a list counts for, besides its name
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
-_SIMPLE = (int, float, str, bytes, bool, type(None))
+_TAIL = 2**20  # bytes in which a TorchScript archive names that record
+_SCALARS = (str, int, float, bool, bytes, type(None))
 
 
-@dataclass(frozen=True)
-class TorchFile:
-    """What a file holds.
+@collector_paused()
+def read(file: StoredFile, name: str) -> Shard:
+    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`.
 
-    Attributes
-    ----------
-    entries : dict of str to Entry
-        Named as DCP flattens nested state dicts.
-    extents : dict of str to Extent
-        Of the tensors.
-    objects : dict of str to Any
-        The others.
-    paths : dict of str to tuple
-        As in `Source`.
-    root : Any
-        What was saved, with tensors of the device "meta".
-    metadata : mapping
-        There is none.
-    """
-
-    entries: dict[str, Entry]
-    extents: dict[str, Extent]
-    objects: dict[str, Any]
-    paths: Paths
-    root: Any
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-def read(location: Location, name: str, *, alone: bool) -> TorchFile:
-    """Read what a file holds, but for its tensors' elements.
-
-    Parameters
-    ----------
-    location : Location
-        Of the file, or of the folder that it is in.
-    name : str
-        The file's name.
-    alone : bool
-        Whether `location` is that of the file.
+    Items are named as DCP flattens nested state dicts.
 
     Raises
     ------
     UnsupportedError
-        If it is one that is too old, or of ``torch.jit.save``, or holds something that a state dict cannot.
+        If it is of a kind that cannot be read here, or does not hold a state dict.
     ContainerError
         If it is damaged.
-    PolicyError
-        If it holds something that ``torch.load(weights_only=True)`` does not take.
     """
-    inside = "" if alone else name
-    size = location.size(inside)
-    if size is None:
-        raise ContainerError("this is no file")
-    with location.open(inside, random=True) as raw:
-        file = io.BufferedReader(raw, 4096) if isinstance(raw, io.RawIOBase) else raw
-        if file.read(len(_LEGACY)) == _LEGACY:
-            raise UnsupportedError(
-                "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it "
-                "anew"
-            )
-        try:
-            archive = Archive.read(file, size, MAX_RECORDS)
-            if _OF_TORCHSCRIPT in archive.sizes:
-                raise _torchscript()
-            if not archive.native:
-                raise UnsupportedError("the file was written on a machine with another order of bytes")
-            outline = Objects().outline(archive, size)
-            starts = {record: archive.find(file, record)[0] for record in archive.sizes if record.startswith("data/")}
-            at = archive.find(file, PICKLE)[0]
-        except NotSavedByTorch as error:
-            if _is_torchscript(file):
-                raise _torchscript() from None
-            raise ContainerError(f"this is no whole file of torch.save: {error}") from None
-        except MetadataError as error:
-            raise ContainerError(f"the file is damaged: {error.message}") from error
-    _check_nesting(outline.root, _FREE_PLACES + len(archive.pickled))
-    return _described(outline, starts, at, name)
-
-
-def _check_nesting(root: Any, most: int) -> None:
-    """Check that there is an end to all places and their names: tables that share their parts, or hold themselves, can
-    have any number of them, and one long key can stand in each.
-    """
-    left: list[tuple[Any, int]] = [(root, 0)]
-    places = characters = 0
-    while left:
-        value, length = left.pop()
-        if isinstance(value, Mapping):
-            inner = [(item, length + 1 + len(str(key))) for key, item in value.items()]
-        elif isinstance(value, list | tuple):
-            inner = [(item, length + 1 + len(str(len(value)))) for item in value]
-        else:
-            continue
-        places += len(inner)
-        characters += sum(size for _, size in inner)
-        if places > most or characters > _MAX_NAMES:
-            raise UnsupportedError(
-                "the file's dicts and lists share their parts so often, hold themselves, or have such long keys, that "
-                "there is no end to the names of what is in them: it is no state dict"
-            )
-        left += inner
-
-
-def _described(outline: Outline, starts: Mapping[str, int], pickled_at: int, name: str) -> TorchFile:
-    if not isinstance(outline.root, Mapping):
+    if file.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
         raise UnsupportedError(
-            f"the file holds a {type(outline.root).__name__}, no state dict: load it with torch.load, and save a dict"
+            "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it again"
         )
     try:
-        flat, paths = flatten_state_dict(dict(outline.root))
-    except ValueError as error:
-        raise UnsupportedError(
-            f"the names of the file's items do not differ once they are flattened: {error}"
-        ) from None
+        archive = Archive(file.raw, file.size, MAX_RECORDS)
+        if _OF_TORCHSCRIPT in archive.sizes:
+            raise _torchscript()
+        if not archive.little:
+            raise UnsupportedError("the file was written on a big-endian machine")
+        root = read_outline(archive.pickled, archive.sizes).root
+        flat = _flattened(root, len(archive.pickled))
+        records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
+        begins = {record: archive.find(record)[0] for record in records}
+        return _described(flat, begins, archive.find(PICKLE)[0], name)
     except RecursionError:
-        raise UnsupportedError("the file's dicts and lists are nested too deeply for a state dict") from None
-    made = TorchFile({}, {}, {}, paths, outline.root)
-    for item, value in flat.items():
-        if not isinstance(value, torch.Tensor):
-            made.objects[item] = value if type(value) in _SIMPLE else _renewed(value, item)
-            made.entries[item] = Entry(item, None, (), None, (Part((), (), name, pickled_at, 0),))
+        raise _too_deep() from None
+    except NotSavedByTorch as error:
+        if f"/{_OF_TORCHSCRIPT}".encode() in file.read(max(0, file.size - _TAIL)):
+            raise _torchscript() from None
+        raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
+
+
+def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], pickled_at: int, file: str) -> Shard:
+    items: dict[str, Item] = {}
+    strides: dict[str, tuple[int, ...]] = {}
+    objects: dict[str, Any] = {}
+    for name, (path, value) in flat.items():
+        if not isinstance(value, StoredTensor):
+            items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
+            if _is_plain(value):
+                objects[name] = value
             continue
-        record = outline.record_of(value)
-        if record is None:
-            raise UnsupportedError(
-                f"the tensor is {_kind_of(value)}, which cannot be read in parts: load the file with torch.load, and "
-                "save plain tensors",
-                item=shorten(item),
-            )
-        shape = tuple(value.shape)
-        start = starts[record] + int(value.storage_offset()) * value.dtype.itemsize
-        raw = value.numel() * value.dtype.itemsize
-        made.extents[item] = Extent(start, value.dtype, shape, tuple(value.stride()))
-        part = Part((0,) * len(shape), shape, name, start, raw)
-        made.entries[item] = Entry(item, str(value.dtype).removeprefix("torch."), shape, raw, (part,))
-    return made
+        if not value.is_row_major:
+            strides[name] = value.strides
+        at = begins[value.record] + (value.start if value.extent else 0)
+        items[name] = whole_tensor(name, value.dtype, value.shape, file, at, value.extent, path)
+    return Shard(items, strides, objects)
 
 
-def _kind_of(tensor: torch.Tensor) -> str:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"one of a subclass, {type(tensor).__name__}"
-    if tensor.layout != torch.strided:
-        return f"of the layout {str(tensor.layout).removeprefix('torch.')}"
-    return "stored in another way than its elements stand in memory"
+def _is_plain(value: Any) -> bool:
+    """Whether an object is what it was when it was saved: of scalars, lists, tuples and dicts alone."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        if type(each) in _SCALARS:
+            continue
+        if type(each) not in (list, tuple, dict):
+            return False
+        if id(each) not in seen:
+            seen.add(id(each))
+            left += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+    return True
 
 
-class _WithoutTensors(pickle.Pickler):
-    """Pickles objects that hold no tensors."""
+def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
+    """The contents of nested dicts and lists, named as DCP names them: it enters dicts, and lists that hold tensors or
+    dicts.
 
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
-            raise UnsupportedError(
-                "the object holds tensors, and is neither a dict nor a list: DCP has no names for them. Load the file "
-                "with torch.load, and save them in dicts or lists"
-            )
-        return NotImplemented
+    Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
+    be part of each; so names are bounded in proportion to the `size` of the pickle.
+    """
+    if not isinstance(root, dict):
+        raise UnsupportedError(
+            f"the file holds {_kind_of(root)} and not a state dict: load it with torch.load, and save a dict"
+        )
+    found: dict[str, tuple[Path, Any]] = {}
+    left = max(FREE_WHOLE, MAX_EXPANSION * size)
+    whole: dict[int, bool] = {}
+
+    def enter(value: Any, path: Path, length: int) -> None:
+        nonlocal left
+        if isinstance(value, dict):
+            inner: Iterable[tuple[str | int, Any]] = ((_as_step(key), each) for key, each in value.items())
+        elif isinstance(value, list) and not _is_whole(value, whole):
+            inner = enumerate(value)
+        else:
+            name = ".".join(map(str, path))
+            if name in found:
+                raise UnsupportedError(f"two of the file's items have the name {shorten(name)!r} once flattened")
+            found[name] = path, value
+            return
+        if len(path) == MAX_STEPS:
+            raise _too_deep()
+        for step, each in inner:
+            longer = length + 1 + len(str(step))
+            left -= _PLACE + longer
+            if left < 0:
+                raise UnsupportedError(
+                    "the file's dicts and lists share their parts so often, or have such long keys, that the names of "
+                    "their contents are out of proportion: it is not a state dict"
+                )
+            enter(each, (*path, step), longer)
+
+    enter(root, (), 0)
+    return found
 
 
-def _renewed(value: Any, item: str) -> Any:
-    """The object, without what stood in for classes while it was unpickled."""
-    pickled = io.BytesIO()
+def _is_whole(value: list[Any], known: dict[int, bool]) -> bool:
+    """Whether a list is one object: neither it nor lists in it hold a tensor or a dict."""
+    if id(value) not in known:
+        known[id(value)] = True  # in case it holds itself
+        known[id(value)] = not any(
+            isinstance(each, dict | StoredTensor) or (isinstance(each, list) and not _is_whole(each, known))
+            for each in value
+        )
+    return known[id(value)]
+
+
+def _as_step(key: Any) -> str:
+    parts = key if type(key) is tuple else (key,)
+    if not all(isinstance(part, _SCALARS) for part in parts):
+        raise UnsupportedError("a dict of the file has a key that is neither a string nor a number")
     try:
-        _WithoutTensors(pickled, protocol=4).dump(value)
-    except UnsupportedError as error:
-        raise error.locate(item=shorten(item)) from None
-    return pickle.loads(pickled.getbuffer())
+        return str(key)
+    except ValueError as error:  # of an integer with too many digits
+        raise UnsupportedError(f"a dict of the file has a key without a name: {error}") from None
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, StoredTensor):
+        return "a tensor"
+    return f"a {shorten(value.name if isinstance(value, Foreign) else type(value).__name__)}"
+
+
+def _too_deep() -> UnsupportedError:
+    return UnsupportedError("the file's dicts and lists are nested too deeply for a state dict")
 
 
 def _torchscript() -> UnsupportedError:
@@ -206,12 +174,3 @@ def _torchscript() -> UnsupportedError:
         "this is a TorchScript archive, which holds code besides tensors: load it with torch.jit.load, and save its "
         "state_dict()"
     )
-
-
-def _is_torchscript(file: Any) -> bool:
-    """Whether a zip file that ``torch.save`` did not write is one of ``torch.jit.save``."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return any(name.endswith(f"/{_OF_TORCHSCRIPT}") for name in archive.namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
-        return False

@@ -1,14 +1,13 @@
-"""Keys, wherever they come from, behind one protocol: `KeyProvider` wraps and unwraps data keys.
+"""Keys, wherever they are kept, behind one protocol: a `KeyProvider` wraps data keys and vouches for contents.
 
-`Key` is a secret of 32 bytes. `PublicKey` and `PrivateKey` part writing from reading, and `SigningKey` and `VerifyKey`
-then show who wrote. An `AwsKms` stays in the service that holds it. A `KeyRing` holds what a reader may use and whom it
-trusts. `read_key` and `write_key` keep keys in files.
+`Key` is a secret of 32 bytes. `PublicKey` and `PrivateKey` separate writing from reading, and `SigningKey` and
+`VerifyKey` then show who wrote. An `AwsKms` stays in the service that holds it. A `KeyRing` has the keys that a reader
+may use and the signers that it trusts. `read_key` and `write_key` keep keys in files.
 """
 
 from streamxf.keys.aws import AwsKms
 from streamxf.keys.derive import public_id
-from streamxf.keys.environment import read_environment
-from streamxf.keys.file import read_key, write_key
+from streamxf.keys.file import read_environment, read_key, write_key
 from streamxf.keys.key import Key
 from streamxf.keys.location import KeyLike, SignerLike
 from streamxf.keys.pair import PrivateKey, PublicKey

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import os
@@ -15,9 +16,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from streamxf.errors import KeyServiceError, ParameterError, StreamxfError, WrongKeyError
-from streamxf.keys.b64url import encode_b64url
 from streamxf.keys.derive import public_id
-from streamxf.keys.provider import KeyProvider
+from streamxf.keys.provider import KeyProvider, wrong_voucher
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 5
@@ -26,15 +26,15 @@ ATTEMPTS = 5
 _ARN = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}", re.ASCII)
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}", re.ASCII)
 _WRONG_KEY = frozenset({"InvalidCiphertextException", "IncorrectKeyException"})
-_CREDENTIALS = "the credentials are not valid, or no longer"
-_THROTTLED = "too many requests, also after waiting; try again later, or raise the account's quota"
+_CREDENTIALS = "the credentials are invalid or have expired"
+_THROTTLED = "too many requests, even after waiting; try again later, or raise the account's quota"
 _REASONS = {
-    "AccessDeniedException": "these credentials are not allowed to; a policy of the key or of IAM must say so",
+    "AccessDeniedException": "these credentials are not allowed to; the key's policy or an IAM policy must grant it",
     "NotFoundException": "there is no such key",
     "DisabledException": "the key is disabled",
-    "KMSInvalidStateException": "the key's state does not allow it: pending deletion, or not usable yet",
-    "InvalidKeyUsageException": "the key is none for symmetric encryption",
-    "KeyUnavailableException": "the key is not available for the moment; try again later",
+    "KMSInvalidStateException": "the key's state does not allow it: it is pending deletion, or not usable yet",
+    "InvalidKeyUsageException": "the key is not for symmetric encryption",
+    "KeyUnavailableException": "the key is not available at the moment; try again later",
     "ThrottlingException": _THROTTLED,
     "LimitExceededException": _THROTTLED,
     "UnrecognizedClientException": _CREDENTIALS,
@@ -48,27 +48,28 @@ _REASONS = {
 class AwsKms(KeyProvider):
     """A symmetric key in AWS KMS. Whoever may call ``kms:Encrypt`` with it can write, ``kms:Decrypt`` read.
 
-    It counts as one that shows who wrote: a checkpoint that it opens needs no signature. So **whoever may call Encrypt
-    can forge checkpoints**; if those are more than may write, have them signed and name the signers in ``trust=``.
+    It vouches for contents, so a checkpoint that it opens needs no signature. **Whoever may call Encrypt can forge
+    checkpoints**; if more people may call it than should write, have checkpoints signed and name the signers in
+    ``trust=``.
 
-    Data keys pass through the service and nothing else does: one call for each process that saves, and one for each
-    data key that a process loads. Credentials are found by boto3 as always (environment, profile, role), and none are
-    held here, so it goes into pickles; each process makes a client of its own. Needs the extra:
-    ``pip install 'streamxf[kms]'``.
+    The service sees data keys and digests, and nothing else: a save calls it once for each process and once to publish,
+    a load once for each data key and once for the checkpoint. boto3 finds the credentials as usual (environment,
+    profile, role). None are held here, so this object can be pickled; each process makes its own client. Needs the
+    extra: ``pip install 'streamxf[kms]'``.
 
     Parameters
     ----------
     arn : str
-        ``arn:aws:kms:<region>:<account>:key/<id>``. No alias: somebody could point that to another key. Replicas of a
-        multi-Region key count as different keys.
+        ``arn:aws:kms:<region>:<account>:key/<id>``. An alias is refused, since it can be pointed to another key.
+        Replicas of a multi-Region key count as different keys.
     profile : str, optional
-        Of boto3's configuration files.
+        In boto3's configuration files.
     endpoint_url : str, optional
-        Where the service is, if not in the ARN's region; boto3 also knows ``AWS_ENDPOINT_URL_KMS``. Data keys are sent
-        there, so it must be https.
+        Of the service, if it is not that of the ARN's region; boto3 also reads ``AWS_ENDPOINT_URL_KMS``. Data keys are
+        sent there, so it must be https.
     allow_http : bool
         Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
-        as they are, and never through a proxy.
+        unprotected, and never through a proxy.
 
     Attributes
     ----------
@@ -77,14 +78,12 @@ class AwsKms(KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If `arn` is no such ARN.
     KeyServiceError
         If boto3 is not installed.
     """
 
     kind = "aws-kms"
-    authenticates_writer: ClassVar[bool] = True
+    vouches: ClassVar[bool] = True
     portable: ClassVar[bool] = True
 
     arn: str
@@ -104,10 +103,23 @@ class AwsKms(KeyProvider):
         object.__setattr__(self, "id", public_id(self.arn.encode("ascii"), self.kind))
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        return self._call("encrypt", "CiphertextBlob", Plaintext=data_key, EncryptionContext=_context(dek_id))
+        return self._call("encrypt", "CiphertextBlob", Plaintext=data_key, EncryptionContext=_context("dek", dek_id))
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        return self._call("decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext=_context(dek_id))
+        return self._call("decrypt", "Plaintext", CiphertextBlob=wrapped, EncryptionContext=_context("dek", dek_id))
+
+    def vouch(self, digest: bytes) -> bytes:
+        context = _context("contents", digest)
+        return self._call("encrypt", "CiphertextBlob", Plaintext=digest, EncryptionContext=context)
+
+    def check_voucher(self, voucher: bytes, digest: bytes) -> None:
+        context = _context("contents", digest)
+        try:
+            found = self._call("decrypt", "Plaintext", CiphertextBlob=voucher, EncryptionContext=context)
+        except WrongKeyError:
+            found = b""
+        if not hmac.compare_digest(found, digest):
+            raise wrong_voucher(self)
 
     def __repr__(self) -> str:
         return f"AwsKms({self.arn!r})"
@@ -116,7 +128,7 @@ class AwsKms(KeyProvider):
         return _remade, (self.arn, self.profile, self.endpoint_url, self.allow_http)
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
-        """The part `wanted` of what KMS answers."""
+        """The part `wanted` of KMS's answer."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         failure: StreamxfError
@@ -127,15 +139,13 @@ class AwsKms(KeyProvider):
         except ClientError as error:
             failure = self._refusal(operation, error.response)
         except BotoCoreError as error:
-            failure = KeyServiceError(f"AWS KMS cannot be asked to {operation} with {self.arn}: {_said(error)}")
+            failure = KeyServiceError(f"AWS KMS could not {operation} with {self.arn}: {_said(error)}")
         except StreamxfError as error:
             failure = error.with_traceback(None)
-        except (
-            Exception
-        ) as error:  # botocore passes on what its parsers and urllib3 raise for odd answers and addresses
+        except Exception as error:  # what botocore's parsers and urllib3 raise for odd answers and addresses
             failure = KeyServiceError(
-                f"AWS KMS cannot be asked to {operation} with {self.arn}: {type(error).__name__}, from a setting of "
-                "boto3 (an endpoint without https://?) or an answer that is none of KMS"
+                f"AWS KMS could not {operation} with {self.arn}: {type(error).__name__}, from a setting of boto3 (an "
+                "endpoint without https://?) or an answer that is not from KMS"
             )
         else:
             if (
@@ -145,18 +155,18 @@ class AwsKms(KeyProvider):
                 and answer[wanted]
             ):
                 return bytes(answer[wanted])
-            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and did something else")
-        # out here, since botocore's exceptions hold the request, in which the data key stands
+            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and answered something else")
+        # raised here, since botocore's exceptions hold the request, which has the data key
         raise failure
 
     def _refusal(self, operation: str, response: Any) -> StreamxfError:
         told = response.get("Error") if isinstance(response, dict) else None
         code = str(told.get("Code", "")) if isinstance(told, dict) else ""
         if code in _WRONG_KEY:
-            return WrongKeyError(f"the key {self.arn} does not open this wrapped data key")
+            return WrongKeyError(f"the key {self.arn} does not open this")
         reason = _REASONS.get(code, "it gives no other reason")
         shown = code if _CODE.fullmatch(code) else "an error without a name"
-        # its own words are left out: they may repeat what was sent
+        # the service's own message is left out: it may repeat what was sent
         return KeyServiceError(f"AWS KMS does not {operation} with {self.arn}: {reason} ({shown})")
 
     def _connected(self) -> Any:
@@ -199,8 +209,8 @@ def _remade(arn: str, profile: str | None, endpoint_url: str | None, allow_http:
     return AwsKms(arn, profile=profile, endpoint_url=endpoint_url, allow_http=allow_http)
 
 
-def _context(dek_id: bytes) -> dict[str, str]:
-    return {"streamxf:dek": encode_b64url(dek_id)}
+def _context(what: str, data: bytes) -> dict[str, str]:
+    return {f"streamxf:{what}": data.hex()}
 
 
 def _is_loopback(host: str) -> bool:
@@ -213,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """botocore's own words, which it makes of addresses and names of settings."""
+    """botocore's own message, which it makes of addresses and names of settings."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -223,7 +233,7 @@ _asking = threading.local()
 
 
 class _Hush(logging.Filter):
-    """Drops what a thread logs for debugging while it asks KMS: botocore logs whole requests and answers."""
+    """Drops what a thread logs for debugging while it calls KMS: botocore logs whole requests and answers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.INFO or not getattr(_asking, "now", False)

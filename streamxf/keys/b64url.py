@@ -10,18 +10,12 @@ from streamxf.errors import DescriptorError
 
 
 def encode_b64url(data: bytes) -> str:
-    """The text for `data`."""
+    """`data` as text."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
 
 
 def decode_b64url(text: str) -> bytes:
-    """Undo `encode_b64url`; only its own spelling is taken.
-
-    Raises
-    ------
-    DescriptorError
-        If `text` is anything else.
-    """
+    """Undo `encode_b64url`; raises DescriptorError for anything but its own spelling."""
     data = try_decode(text)
     if data is None:
         raise DescriptorError(f"{shorten(text)!r} is not base64url")
@@ -29,7 +23,7 @@ def decode_b64url(text: str) -> bytes:
 
 
 def try_decode(text: str) -> bytes | None:
-    """As `decode_b64url`, for text that no error may show: None if it is anything else."""
+    """As `decode_b64url`, for text that must not appear in an error: None if it is anything else."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

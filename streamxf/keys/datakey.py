@@ -1,20 +1,21 @@
-"""Data keys: drawn at random for each save, and the source of every stream's key."""
+"""Data keys: drawn at random for each save; every stream's key is derived from one."""
 
 from __future__ import annotations
 
 import hmac
 import os
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from streamxf.keys.derive import derive
+from streamxf.keys.secret import Uncopied
 
 DEK_BYTES = 32
 
 
-class DataKey:
+class DataKey(Uncopied):
     """A data key (DEK), 32 random bytes, and what is derived from it.
 
-    This is no dataclass: `dataclasses.asdict` would spell out the secret.
+    Not a dataclass: `dataclasses.asdict` would reveal the secret.
 
     Attributes
     ----------
@@ -41,22 +42,16 @@ class DataKey:
         return cls(os.urandom(DEK_BYTES))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a data key does not go into a pickle")
-
-    def __copy__(self) -> DataKey:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DataKey:
-        return self
+        raise TypeError("data keys cannot be pickled")
 
     @property
     def id(self) -> bytes:
         """The public id that a wrapped key is checked against, 32 bytes."""
         return derive(self.secret, b"streamxf/1 dek id", 32)
 
-    def metadata_key(self) -> bytes:
-        """The HMAC-SHA256 key of the metadata's tag, 32 bytes."""
-        return derive(self.secret, b"streamxf/1 metadata", 32)
+    def mac_key(self) -> bytes:
+        """The HMAC-SHA256 key of the vouchers' MAC, 32 bytes."""
+        return derive(self.secret, b"streamxf/1 mac", 32)
 
     def stream_keys(self, salt: bytes, header_digest: bytes) -> tuple[bytes, bytes]:
         """The AES-256-GCM key and the seal of one stream, 32 bytes each."""

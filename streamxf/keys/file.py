@@ -1,4 +1,4 @@
-"""Keys in files: `read_key`, `write_key`, and the location ``file:PATH``."""
+"""Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import stat
 import warnings
 from contextlib import suppress
 
-from streamxf.errors import KeyFileError, ParameterError
+from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
+from streamxf.keys.line import key_line, read_line
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
-from streamxf.keys.text import PROTECTED, SECRET, AnyKey, format_key
-from streamxf.keys.written import MAX_TEXT, is_public, key_line, read_line
+from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key
 
 PathLike = str | os.PathLike[str]
 
 _PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
-_OTHERS = 0o007
-_GROUP_WRITES = 0o020
-_GROUP_READS = 0o040
-_OTHERS_WRITE = 0o002
-_SHORT = 31  # characters: fewer than 16 bytes have in hexadecimal
+_SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
@@ -35,7 +32,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     path : path-like
         Symbolic links are followed.
     passphrase : str, optional
-        For a file that one protects.
+        For a file that is protected by one.
 
     Returns
     -------
@@ -44,15 +41,15 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     Raises
     ------
     KeyFileError
-        If there is no such file, it is none or holds no key; or if others can get at a secret key: the file must belong
-        to this user or root, nobody else may write to it, and nobody else may read it, save for the group of a file
-        that root owns. A public key's file must have such an owner, too, and nobody else may write to it.
+        If there is no such file, it is not a regular file or holds no key; or if others have access to it: a key file
+        must belong to this user or root, and only its owner may write to it. If the key is secret, only the owner may
+        read it, and the group, if root owns the file.
     KeyMissingError
-        If the key is protected by a passphrase, and there is none.
+        If a passphrase protects the key, and none is given.
     WrongKeyError
-        If there is another one.
+        If the passphrase is wrong.
     ParameterError
-        If there is one that cannot be used.
+        If the passphrase cannot be used.
     """
     place = os.fspath(path)
     data, status = _read(place)
@@ -61,36 +58,36 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     text = _decoded(data)
     if text is None:
         raise KeyFileError(
-            "this key file is not text; if it holds the 32 bytes of a key as they are, pass these bytes", file=place
+            "this key file is not text; if it holds the 32 raw bytes of a key, pass those bytes", file=place
         )
     try:
         line = key_line(text)
     except ParameterError as error:
-        raise KeyFileError(f"this is no key file: {error.message}", file=place) from None
-    if is_public(line):
-        _check_public(status, place)
-    else:
-        _check_secret(status, place)
-    return _parsed(line, passphrase, place)
+        raise KeyFileError(f"this is not a key file: {error.message}", file=place) from None
+    _check_access(status, place, secret=not line.startswith(f"{PUBLIC}:"))
+    try:
+        return read_line(line, passphrase)
+    except ParameterError as error:
+        raise KeyFileError(f"this key file cannot be used: {error.message}", file=place) from None
 
 
 def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
-    """Write a key to a new file: readable for its owner only if it is secret, for everybody if it is public.
+    """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
     Parameters
     ----------
     path : path-like
-        Nothing may be there yet.
+        Must not exist. It is removed again if it cannot be written.
     key : Key, PrivateKey, PublicKey, SigningKey or VerifyKey
     passphrase : str, optional
-        What `read_key` must be given for this file from then on. Not for public keys.
+        What `read_key` then needs for this file. Not for public keys.
 
     Raises
     ------
     KeyFileError
-        If there is something, no folder, or the file cannot be written; it is removed then.
+        If the path exists, its folder does not, or the file cannot be written.
     ParameterError
-        If the passphrase cannot be used, or `key` is no key of these kinds.
+        If the passphrase cannot be used, or `key` is something else.
     """
     place = os.fspath(path)
     public = isinstance(key, PublicKey | VerifyKey)
@@ -100,12 +97,12 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     try:
         file = os.open(place, flags, 0o644 if public else 0o600)
     except FileExistsError:
-        refusal = "there is a file already, and a key file is never overwritten; name another"
+        refusal = "this file exists, and a key file is never overwritten; name another"
     except FileNotFoundError:
-        refusal = "the folder for the key file does not exist; make it first"
+        refusal = "the folder for the key file does not exist; create it first"
     except (OSError, ValueError) as error:
-        refusal = f"the key file cannot be made: {_reason(error)}"
-    if refusal:  # out here, since the system's error holds the path
+        refusal = f"the key file cannot be created: {_reason(error)}"
+    if refusal:  # raised here, since the system's error holds the path
         raise KeyFileError(refusal, file=_shown(place))
     try:
         with os.fdopen(file, "wb") as stream:
@@ -120,48 +117,62 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
         raise
     try:
         _sync_folder(place)
-    except OSError as error:  # not every file system can; the key itself is on the disk
+    except OSError as error:  # not every file system can do it; the key itself is on disk
         warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=3)
 
 
 def read_location(path: str, passphrase: str | None = None) -> AnyKey:
-    """What the location ``file:PATH`` leads to; ``~`` is the user's home.
-
-    Raises
-    ------
-    KeyFileError, KeyMissingError
-        As `read_key`; also if there is no path, or a URL in its place.
-    """
+    """The key at the location ``file:PATH``, where ``~`` is the user's home; raises as `read_key`."""
     if not path:
-        raise KeyFileError("'file:' names no file; write its path behind the colon, 'file:/run/secrets/key'")
+        raise KeyFileError("'file:' names no file; put its path after the colon, 'file:/run/secrets/key'")
     if path.startswith("//") and not path.startswith("///"):
         raise KeyFileError(
-            "'file://' with the name of a machine is no place of keys; write the path behind one colon, "
+            "'file://' with the name of a machine is not supported; put the path after a single colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
-    if path.startswith((f"{SECRET}:", f"{PROTECTED}:")):  # which no error may show
-        raise KeyFileError("behind 'file:' stands a key itself; put it into a file, and write that file's path there")
+    if path.startswith((f"{SECRET}:", f"{PROTECTED}:")):  # it must not appear in an error
+        raise KeyFileError("after 'file:' there is a key itself; put it into a file, and give that file's path")
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
     key = read_key(os.path.expanduser(path), passphrase)
     if pinned is not None and key.id != pinned:
-        raise KeyFileError(f"this file holds the key {key.id}, and the location wants {pinned}", file=path)
+        raise KeyFileError(f"this file holds the key {key.id}, and the location requires {pinned}", file=path)
     return key
 
 
+def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
+    """Read a key from the environment variable `name`, which holds what a key file may hold.
+
+    Child processes inherit it, and other processes of the same user can read it. Arguments, what is returned and what
+    is raised are those of `read_key`; KeyMissingError if there is no such variable, ParameterError if it holds no key.
+    """
+    if not _VARIABLE.fullmatch(name):
+        raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")
+    text = os.environ.get(name)
+    shown = f"the environment variable {name}" if len(name) <= _SHORT else "this environment variable"
+    if text is None:
+        raise KeyMissingError(f"{shown} should hold a key, and is not set")
+    if len(text) > MAX_TEXT:
+        raise ParameterError(f"{shown}: a key has at most {MAX_TEXT} characters")
+    try:
+        return read_line(key_line(text), passphrase)
+    except ParameterError as error:
+        raise ParameterError(f"{shown} cannot be used: {error.message}") from None
+
+
 def _read(place: str) -> tuple[bytes, os.stat_result]:
-    """Up to one byte more than is allowed, and the status of the very file that they come from."""
+    """Up to one byte more than is allowed, and the status of the same open file."""
     reason = ""
     try:
         file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = _reason(error)
-    if reason:  # out here, since the system's error holds the path
-        hint = "; this takes a path, without 'file:' before it" if place.startswith("file:") else ""
+    if reason:  # raised here, since the system's error holds the path
+        hint = "; this takes a path, without 'file:'" if place.startswith("file:") else ""
         raise KeyFileError(f"the key file cannot be opened: {reason}{hint}", file=_shown(place))
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise KeyFileError("a key file is a regular file, and this is none", file=place)
+            raise KeyFileError("a key file is a regular file, and this is not one", file=place)
         with os.fdopen(file, "rb", closefd=False) as stream:
             return stream.read(MAX_TEXT + 1), status
     except OSError as error:
@@ -175,8 +186,8 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _shown(place: str) -> str:
-    """A path for an error. Where it leads nowhere it may be a key that was given in place of a path, so only its folder
-    is shown, unless the rest is too short to be one.
+    """A path for an error. If there is no such file it may be a key that was given in place of a path, so only its
+    folder is shown, unless the rest is too short to be a key.
     """
     folder = place
     while folder and not os.path.lexists(folder):
@@ -189,45 +200,28 @@ def _shown(place: str) -> str:
 def _decoded(data: bytes) -> str | None:
     try:
         return data.decode("utf-8")
-    except UnicodeDecodeError:  # it holds the data, so it must not become the context of another error
+    except UnicodeDecodeError:  # it holds the data, so it must not become another error's context
         return None
 
 
-def _parsed(line: str, passphrase: str | None, place: str) -> AnyKey:
-    try:
-        return read_line(line, passphrase)
-    except ParameterError as error:
-        raise KeyFileError(f"this key file cannot be used: {error.message}", file=place) from None
-
-
-def _check_owner(status: os.stat_result, place: str, kind: str, danger: str) -> None:
+def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
+    mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (0, os.geteuid()):
         raise KeyFileError(
-            f"this {kind} key file belongs to user {status.st_uid}, who can {danger}; it must belong to the user "
-            f"of this process ({os.geteuid()}) or to root",
+            f"this key file belongs to user {status.st_uid}, who can change it; it must belong to the user of this "
+            f"process ({os.geteuid()}) or to root",
             file=place,
         )
-
-
-def _check_secret(status: os.stat_result, place: str) -> None:
-    _check_owner(status, place, "secret", "change it")
-    mode = stat.S_IMODE(status.st_mode)
-    # a group that reads what root owns was let in by root: Kubernetes mounts secrets so for pods with an fsGroup
-    refused = _OTHERS | _GROUP_WRITES | (0 if status.st_uid == 0 else _GROUP_READS)
-    if mode & refused:
+    # root let the group in that reads its file: Kubernetes mounts secrets like that for pods with an fsGroup
+    if secret and mode & (0o027 if status.st_uid == 0 else 0o067):
         raise KeyFileError(
-            f"others than its owner can get at this secret key file (its mode is {mode:04o}); if it was like that for "
-            f"long, make a new key, else run: chmod 600 {place!r}",
+            f"users other than its owner have access to this secret key file (its mode is {mode:04o}); if they had it "
+            f"for long, make a new key, else run: chmod 600 {place!r}",
             file=place,
         )
-
-
-def _check_public(status: os.stat_result, place: str) -> None:
-    _check_owner(status, place, "public", "put another key there")
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & (_GROUP_WRITES | _OTHERS_WRITE):
+    if mode & 0o022:
         raise KeyFileError(
-            f"others can put another key into this file (its mode is {mode:04o}); look whether it is still the "
+            f"other users can put another key into this file (its mode is {mode:04o}); check that it is still the "
             f"right one, and run: chmod 644 {place!r}",
             file=place,
         )
@@ -239,7 +233,7 @@ def _line(key: AnyKey, passphrase: str | None) -> str:
             raise ParameterError("a public key needs no passphrase; leave passphrase= out")
         return format_key(key)
     if not isinstance(key, AnyKey):
-        raise ParameterError(f"write_key takes a key of streamxf's own, not {type(key).__name__}")
+        raise ParameterError(f"write_key takes one of streamxf's own keys, not {type(key).__name__}")
     if passphrase is None:
         return format_key(key)
     from streamxf.keys.passphrase import protect_key

@@ -1,5 +1,5 @@
-"""The KEMs of key pairs, as the cryptography package has them; imported when the first pair is used, for that package
-takes its time and its memory.
+"""The KEMs of key pairs, from the cryptography package, which is slow to import: this module is imported when the first
+pair is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hpke import (
 )
 
 from streamxf.errors import UnsupportedError
-from streamxf.keys.pair import HYBRID, X25519
+from streamxf.keys.derive import HYBRID, X25519
 
 _MLKEM_SEED = 64
 _MLKEM_PUBLIC = 1184
@@ -47,7 +47,7 @@ def _ml_kem() -> Iterator[None]:
     except UnsupportedAlgorithm:
         raise UnsupportedError(
             f"the cryptography package here has no ML-KEM, which keys of kind {HYBRID} need: its OpenSSL is too old. "
-            f"Install cryptography 48 or later from PyPI, or take the kind {X25519}"
+            f"Install cryptography 48 or later from PyPI, or use the kind {X25519}"
         ) from None
 
 

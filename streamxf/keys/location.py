@@ -1,8 +1,8 @@
 """Where a key comes from, as text: ``file:/run/secrets/key``, ``env:CHECKPOINT_KEY``, ``aws-kms:arn:...``.
 
-The part before the first colon names a kind of place. Those of third parties are found through the entry-point group
-``streamxf.key_providers``: each names a callable that takes the rest of the text and returns a `KeyProvider`. What is
-given as a path, a ``pathlib.Path`` say, is a key file.
+The part before the first colon is the scheme. Third parties register theirs in the entry-point group
+``streamxf.key_providers``: each is a callable that takes the rest of the text and returns a `KeyProvider`. A path
+object, such as ``pathlib.Path``, is a key file.
 """
 
 from __future__ import annotations
@@ -32,81 +32,65 @@ SignerLike = SigningKey | Location
 _FORMAT_KINDS = frozenset({"aeskw", "hpke-x25519", "hpke-mlkem768-x25519", "aws-kms"})
 _PLACES = {
     "file": "streamxf.keys.file:read_location",
-    "env": "streamxf.keys.environment:read_environment",
+    "env": "streamxf.keys.file:read_environment",
     "aws-kms": "streamxf.keys.aws:AwsKms",
 }
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}", re.ASCII)
 _HEX = re.compile(r"[0-9A-Fa-f]+", re.ASCII)
-_SHOWN = 31  # characters of a file's name: fewer than 16 bytes have in hexadecimal
+_SHOWN = 31  # characters of a file name: fewer than 16 bytes take in hexadecimal
 
 T = TypeVar("T")
 Made = TypeVar("Made")
 
 
 def as_provider(key: KeyLike) -> KeyProvider:
-    """Return `key` as a `KeyProvider`: bytes are a `Key`, text is a location, and a path a key file.
+    """Return `key` as a `KeyProvider`: bytes are a `Key`, a string is a location, a path object is a key file.
 
-    Raises
-    ------
-    ParameterError
-        If it is none of these, or leads to no key that opens anything.
-    KeyFileError, KeyMissingError, KeyServiceError
-        As `find`.
+    Raises ParameterError if it is none of these, or leads to a key that opens nothing; also as `find`.
     """
     found = _followed(key)
     if isinstance(found, KeyProvider):
         return _checked(found)
     if isinstance(found, SigningKey | VerifyKey):
         use = "signer=" if isinstance(found, SigningKey) else "trust="
-        raise ParameterError(f"{_named(key, found)}, which opens nothing; it goes to {use}")
+        raise ParameterError(f"{_named(key, found)}, which opens nothing; pass it as {use}")
     return Key(found)
 
 
 def _checked(provider: KeyProvider) -> KeyProvider:
-    """Refuse a provider of somebody else's under the name of a kind that the format defines."""
+    """Refuse a third party's provider with a kind that the format defines."""
     own = any(cls.__module__.startswith("streamxf.") and cls is not KeyProvider for cls in type(provider).__mro__)
     if provider.kind in _FORMAT_KINDS and not own:
         raise ParameterError(
-            f"{type(provider).__name__} has the kind {provider.kind!r}, which the format defines; give it one of its "
-            "own"
+            f"{type(provider).__name__} has the kind {provider.kind!r}, which the format defines; give it a kind of "
+            "its own"
         )
     return provider
 
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
     """Return what ``trust=`` was given as a `VerifyKey`; raises as `as_provider`."""
-    found = _followed(signer)
-    if isinstance(found, VerifyKey):
-        return found
-    if isinstance(found, SigningKey):
-        raise ParameterError(
-            f"{_named(signer, found)}, which stays with the writer; trust= takes its public half: pass its .verify_key"
-        )
-    if isinstance(found, KeyProvider):
-        raise ParameterError(f"{_named(signer, found)}, which signs nothing; it goes to keys=")
-    raise ParameterError(
-        "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several, not "
-        f"{type(found).__name__}"
-    )
+    takes = "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several"
+    return _as(signer, VerifyKey, takes)
 
 
 def as_signing_key(signer: SignerLike) -> SigningKey:
     """Return what ``signer=`` was given as a `SigningKey`; raises as `as_provider`."""
-    found = _followed(signer)
-    if isinstance(found, SigningKey):
+    takes = "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign')"
+    return _as(signer, SigningKey, takes)
+
+
+def _as(given: object, cls: type[T], takes: str) -> T:
+    found = _followed(given)
+    if isinstance(found, cls):
         return found
-    if isinstance(found, VerifyKey):
-        raise ParameterError(f"{_named(signer, found)}, which is the public half; signer= takes the SigningKey itself")
-    if isinstance(found, KeyProvider):
-        raise ParameterError(f"{_named(signer, found)}, which signs nothing; make a SigningKey for signer=")
-    raise ParameterError(
-        "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign'), not "
-        f"{type(found).__name__}"
-    )
+    if isinstance(found, KeyProvider | SigningKey | VerifyKey):
+        raise ParameterError(f"{_named(given, found)}; {takes}")
+    raise ParameterError(f"{takes}, not {type(found).__name__}")
 
 
 def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]:
-    """What `make` makes of each entry of the argument `name`; an error says which entry it was."""
+    """`make` for each entry of the argument `name`; an error says which entry it was."""
     made = []
     for number, entry in enumerate(given):
         try:
@@ -120,13 +104,8 @@ def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]
 def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
     """The key at a location, or in the file at a path.
 
-    Raises
-    ------
-    ParameterError
-        If the text names no known kind of place, or what provides that place does not keep to the protocol. The text is
-        not shown, in case it is a key; only a short word before its first colon is.
-    KeyFileError, KeyMissingError, KeyServiceError
-        If the key cannot be read there.
+    Raises KeyFileError, KeyMissingError or KeyServiceError if it cannot be read there, and ParameterError if the string
+    has no known scheme. The string may be a key, so no error shows more than a short word before its first colon.
     """
     if not isinstance(location, str):
         scheme, rest = "file", os.fsdecode(location)
@@ -135,9 +114,9 @@ def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
         if not colon or scheme not in places():
             begin = f"{guess} A" if (guess := _guess(location)) else "a"
             raise ParameterError(
-                f"{begin} key is 32 bytes, not text (bytes.fromhex, base64), and text says where it is: 'file:PATH', "
-                "'env:VARIABLE', 'aws-kms:ARN', or the place of an installed provider. This text begins with none of "
-                + ", ".join(places())
+                f"{begin} key is 32 bytes, not a string (see bytes.fromhex, base64); a string is a location: "
+                "'file:PATH', 'env:VARIABLE', 'aws-kms:ARN', or that of an installed provider. This one begins with "
+                "none of " + ", ".join(places())
             )
     found = maker(scheme)(rest)
     if not isinstance(found, KeyProvider | SigningKey | VerifyKey) or (
@@ -152,23 +131,23 @@ def _followed(key: Any) -> Any:
 
 
 def _named(given: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
-    """Words for a key that was given itself, or by a location; that led to it, so it is no key and may be shown."""
+    """A key that was given, or the location that led to it, which is therefore not a key and may be shown."""
     what = f"the {type(found).__name__} {found.id}"
     return f"{os.fspath(given)!r:.200} holds {what}" if isinstance(given, str | os.PathLike) else f"this is {what}"
 
 
 def _guess(text: str) -> str:
-    """What may have been meant by text that leads nowhere. It may be a key, or hold one, so little of it is shown."""
+    """What may have been meant by a string that is not a location. It may hold a key, so little of it is shown."""
     word, colon, _ = text.partition(":")
     if colon and word in (SECRET, PUBLIC, PROTECTED):
-        return "this is a key itself; put it into a file or an environment variable, and say where it is."
+        return "this is a key itself; put it into a file or an environment variable, and pass its location."
     if colon and text.startswith("arn:"):
         return "did you mean 'aws-kms:arn:...'?"
     if colon and _WORD.fullmatch(word) and not _HEX.fullmatch(word):
         close = get_close_matches(word.lower(), places(), 1)
-        return f"{word!r} is no place; did you mean '{close[0]}:'?" if close else f"{word!r} is no place."
+        return f"{word!r} is not a scheme" + (f"; did you mean '{close[0]}:'?" if close else ".")
     if text and _is_file(text):
-        return f"did you mean 'file:{text}'?" if len(text) <= _SHOWN else "if this is a file, write 'file:' before it."
+        return f"did you mean 'file:{text}'?" if len(text) <= _SHOWN else "if this is a file, put 'file:' before it."
     return ""
 
 
@@ -180,12 +159,12 @@ def _is_file(text: str) -> bool:
 
 
 def places() -> list[str]:
-    """All kinds of places at hand: those of streamxf, and of installed packages. Imports nothing."""
+    """All schemes: those of streamxf, and of installed packages. Imports nothing."""
     return [*_PLACES, *sorted({point.name for point in _foreign()} - set(_PLACES))]
 
 
 def packages(scheme: str) -> list[str]:
-    """The installed packages that provide a kind of place, as in ``acme-vault==1.0``; none for those of streamxf."""
+    """The installed packages that provide a scheme, as in ``acme-vault==1.0``; none for those of streamxf."""
     dists = [] if scheme in _PLACES else [point.dist for point in _foreign() if point.name == scheme]
     return list(dict.fromkeys(f"{dist.name}=={dist.version}" for dist in dists if dist is not None))
 
@@ -194,11 +173,11 @@ def _foreign() -> list[EntryPoint]:
     return list(entry_points(group=PROVIDER_GROUP))
 
 
-def maker(scheme: str) -> Callable[[str], Any]:
-    """What makes a key of the rest of a location; raises ParameterError if it cannot be had."""
+def maker(scheme: str) -> Callable[..., Any]:
+    """The callable that makes a key of the rest of a location; raises ParameterError if there is none."""
     if scheme in _PLACES:
         module, _, name = _PLACES[scheme].partition(":")
-        made: Callable[[str], Any] = getattr(import_module(module), name)
+        made: Callable[..., Any] = getattr(import_module(module), name)
         return made
     points = {point.value: point for point in _foreign() if point.name == scheme}
     if len(points) > 1:
@@ -207,9 +186,9 @@ def maker(scheme: str) -> Callable[[str], Any]:
         )
     (point,) = points.values()
     try:
-        loaded: Callable[[str], Any] = point.load()
+        loaded: Callable[..., Any] = point.load()
     except Exception as error:  # whatever a foreign module raises while it is imported
         raise ParameterError(f"the key provider {scheme!r} ({point.value}) cannot be imported: {error}") from error
     if not callable(loaded):
-        raise ParameterError(f"the key provider {scheme!r} ({point.value}) is no callable that makes a KeyProvider")
+        raise ParameterError(f"the key provider {scheme!r} ({point.value}) is not a callable that makes a KeyProvider")
     return loaded

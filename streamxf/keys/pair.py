@@ -1,7 +1,7 @@
 """Key pairs for public-key encryption of data keys, by HPKE (RFC 9180): `PublicKey` wraps, `PrivateKey` unwraps.
 
-A training node that has only the public key can write checkpoints that it cannot read. Nothing then says who wrote one,
-since anybody may have the public key: see `SigningKey`.
+A training node that has only the public key can write checkpoints that it cannot read. Nothing then shows who wrote
+them, since anyone may have the public key: see `SigningKey`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, WrongKeyError
-from streamxf.keys.derive import public_id
+from streamxf.keys.derive import HYBRID, public_id
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.secret import Secret, as_bytes, draw_secret
 
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem
-
-HYBRID = "hpke-mlkem768-x25519"
-X25519 = "hpke-x25519"
 
 _INFO = b"streamxf/1 hpke"
 
@@ -29,7 +26,7 @@ _INFO = b"streamxf/1 hpke"
 class PublicKey(KeyProvider):
     """The public half of a `PrivateKey`: it wraps data keys that only the private half opens.
 
-    Not secret. Two are equal if their bytes are.
+    It is not secret.
 
     Parameters
     ----------
@@ -45,8 +42,6 @@ class PublicKey(KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If there is no such kind, or `data` is no such key.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """
@@ -66,9 +61,9 @@ class PublicKey(KeyProvider):
                 f"a public key of kind {kind} is {kem.public_size} bytes long; this one has {len(key)}"
             )
         try:
-            kem.suite.encrypt(b"", kem.public(key))  # it fails for points of low order, which would keep no secret
+            kem.suite.encrypt(b"", kem.public(key))  # fails for points of low order, which keep no secret
         except ValueError as error:
-            raise ParameterError(f"this is no public key of kind {kind}: {error}") from None
+            raise ParameterError(f"this is not a public key of kind {kind}: {error}") from None
         object.__setattr__(self, "data", key)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "id", public_id(key, kind))
@@ -96,8 +91,6 @@ class PrivateKey(Secret, KeyProvider):
 
     Raises
     ------
-    ParameterError
-        If there is no such kind, or `material` is not 32 bytes, or looks like text.
     UnsupportedError
         If the cryptography package here has no ML-KEM.
     """
@@ -121,7 +114,7 @@ class PrivateKey(Secret, KeyProvider):
 
     @property
     def public(self) -> PublicKey:
-        """The half to give away."""
+        """The public half."""
         return PublicKey(_kem(self.kind).public_bytes(self._material), self.kind)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
@@ -145,5 +138,5 @@ def _kem(kind: str) -> Kem:
     from streamxf.keys.kem import KEMS
 
     if kind not in KEMS:
-        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; there are {', '.join(sorted(KEMS))}")
+        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; the kinds are {', '.join(sorted(KEMS))}")
     return KEMS[kind]

@@ -1,7 +1,7 @@
-"""Secret keys under a passphrase, as one line of text; docs/format.md, "Key files".
+"""Secret keys under a passphrase, as one line of text; docs/format/keys.md, "Key files".
 
-A passphrase protects a key that its owner keeps, never a checkpoint: what makes guessing slow stands beside what is
-protected, and a checkpoint's attacker would choose that himself.
+A passphrase protects a key that its owner keeps, never a checkpoint: what makes guessing slow is stored with what it
+protects, and an attacker would choose that for a checkpoint of his own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.b64url import encode_b64url, try_decode
 from streamxf.keys.secret import SECRET_BYTES
-from streamxf.keys.text import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, kind_of, make_key
+from streamxf.keys.text import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, make_key
 
 MAX_MEMORY = 2**20
 MAX_PASSES = 16
@@ -32,7 +32,7 @@ _TAG_BYTES = 16
 _NONCE = bytes(12)  # the salt makes a new key for each line, and each key encrypts once
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _COST = re.compile(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
-_UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character that Unicode does not have yet"}
+_UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character unknown to Unicode"}
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,11 @@ class PassphraseCost:
     Parameters
     ----------
     memory : int
-        KiB, from ``8 * lanes`` to 1048576 (1 GiB). Whoever opens the key needs as much.
+        KiB, from ``8 * lanes`` to 1048576 (1 GiB). Opening the key takes as much.
     passes : int
         Over that memory, 1 to 16.
     lanes : int
-        What one guess may compute at a time, 1 to 16.
-
-    Raises
-    ------
-    ParameterError
-        If one of them is out of its range.
+        How much one guess may compute in parallel, 1 to 16.
     """
 
     memory: int = 2**16
@@ -68,7 +63,7 @@ class PassphraseCost:
 
     @classmethod
     def parse(cls, text: str) -> PassphraseCost:
-        """Raises ParameterError if `text` is no cost within the limits."""
+        """Undo `str`; raises ParameterError if `text` is not a cost within the limits."""
         match = _COST.fullmatch(text)
         if match is None:
             raise ParameterError("this protected key is damaged: its cost is not memory.passes.lanes")
@@ -100,16 +95,13 @@ DEFAULT_COST: Final = PassphraseCost()
 def normalise(passphrase: str) -> bytes:
     """A passphrase as bytes: the same ones however a keyboard composes its accents.
 
-    Raises
-    ------
-    ParameterError
-        If it is empty, longer than 4096 bytes, or has characters that nobody types.
+    Raises ParameterError if it is empty, longer than 4096 bytes, or has characters that cannot be typed.
     """
     if not isinstance(passphrase, str):
         raise ParameterError(f"a passphrase is text, not {type(passphrase).__name__}")
     for kind in map(unicodedata.category, passphrase):
         if kind in _UNTYPABLE:
-            hint = "; take off the line break at its end" if passphrase.endswith("\n") else ""
+            hint = "; remove the line break at its end" if passphrase.endswith("\n") else ""
             raise ParameterError(f"this passphrase has {_UNTYPABLE[kind]} in it{hint}")
     text = unicodedata.normalize("NFC", passphrase).encode("utf-8")
     if not 1 <= len(text) <= MAX_PASSPHRASE:
@@ -118,15 +110,12 @@ def normalise(passphrase: str) -> bytes:
 
 
 def protect_key(key: SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_COST) -> str:
-    """The line for a secret key that only its passphrase opens. Kind and id of the key stay readable.
+    """The line for a secret key that only its passphrase opens. The key's kind and id stay readable.
 
-    Raises
-    ------
-    ParameterError
-        If the passphrase cannot be used.
+    Raises ParameterError if the passphrase cannot be used.
     """
     salt = os.urandom(_SALT_BYTES)
-    begin = f"{PROTECTED}:{kind_of(key)}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
+    begin = f"{PROTECTED}:{key.kind}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
     sealed = AESGCM(cost.stretch(passphrase, salt)).encrypt(_NONCE, key.reveal(), begin.encode("ascii"))
     return begin + encode_b64url(sealed)
 
@@ -134,14 +123,8 @@ def protect_key(key: SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_
 def open_protected(line: str, passphrase: str | None) -> AnyKey:
     """Undo `protect_key`.
 
-    Raises
-    ------
-    ParameterError
-        If the line is damaged, or asks for more than the limits allow; or the passphrase cannot be used.
-    KeyMissingError
-        If there is no passphrase.
-    WrongKeyError
-        If it is not the right one.
+    Raises ParameterError if the line is damaged, or the passphrase cannot be used; KeyMissingError if there is none;
+    and WrongKeyError if it is wrong.
     """
     parts = line.split(":")
     if len(parts) != 7 or (parts[0], parts[3]) != (PROTECTED, _KDF) or not _ID.fullmatch(parts[2]):
@@ -151,7 +134,7 @@ def open_protected(line: str, passphrase: str | None) -> AnyKey:
     cost = PassphraseCost.parse(cost_text)
     salt, sealed = try_decode(salt_text), try_decode(sealed_text)
     if salt is None or len(salt) != _SALT_BYTES or sealed is None or len(sealed) != SECRET_BYTES + _TAG_BYTES:
-        raise ParameterError("this protected key is damaged: its salt or its sealed part has another size")
+        raise ParameterError("this protected key is damaged: its salt or its sealed part has the wrong size")
     if passphrase is None:
         raise KeyMissingError(
             f"the key {key_id} is protected by a passphrase: open it with streamxf.keys.read_key(path, passphrase=...)"

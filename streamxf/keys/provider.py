@@ -1,39 +1,40 @@
-"""`KeyProvider`: the protocol behind which every kind of key stands."""
+"""`KeyProvider`: the protocol that every kind of key implements."""
 
 from __future__ import annotations
 
+import hmac
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from streamxf.errors import KeyMissingError
+from streamxf.errors import AuthenticationError, KeyMissingError, WrongKeyError
 
 
 class KeyProvider(ABC):
-    """A key-encryption key, wherever it is: it wraps and unwraps data keys, and does nothing else.
+    """A key-encryption key, wherever it is kept: it wraps and unwraps data keys, and may vouch for contents.
 
-    Third parties derive from this class, and name it in the entry-point group ``streamxf.key_providers`` if locations
-    (``vault:transit/training``) should lead to it. docs/keys.md shows how.
+    Third parties derive from this class, and register it in the entry-point group ``streamxf.key_providers`` if
+    locations (``vault:transit/training``) should lead to it. docs/keys.md shows how.
 
     Attributes
     ----------
     kind : str
-        How data keys are wrapped: lower-case letters, digits and hyphens, at most 32. It is recorded with every wrapped
-        key. Others than streamxf begin it with a name of their own.
+        How data keys are wrapped: 1 to 32 lower-case letters, digits and hyphens, recorded with each wrapped key. A
+        kind of your own begins with a name of your own.
     id : str
-        16 hexadecimal digits, public, by which the key is found again (`streamxf.keys.public_id` makes such).
+        16 hexadecimal digits, public, by which readers find the key (`streamxf.keys.public_id` makes one).
     unwraps : bool
         Whether it can unwrap; a public key cannot.
-    authenticates_writer : bool
-        Whether only somebody who was entrusted with the key can have wrapped a data key so that it unwraps. Where that
-        is not so, readers ask for a signature.
+    vouches : bool
+        Whether only someone who was entrusted with the key can vouch with it. Readers accept contents that it vouches
+        for; for the others they require a signature.
     portable : bool
-        Whether it may go into ordinary pickles: it holds nothing secret.
+        Whether it may be pickled: it holds nothing secret.
     """
 
     __slots__ = ()
 
     unwraps: ClassVar[bool] = True
-    authenticates_writer: ClassVar[bool] = False
+    vouches: ClassVar[bool] = False
     portable: ClassVar[bool] = False
 
     kind: str
@@ -41,36 +42,37 @@ class KeyProvider(ABC):
 
     @abstractmethod
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        """Wrap a data key.
+        """Wrap a data key: 32 secret bytes; the default of `vouch` passes 64. Returns 1 to 6144 bytes.
 
-        Parameters
-        ----------
-        data_key : bytes
-            32 bytes, secret.
-        dek_id : bytes
-            Its public id, 32 bytes; what is wrapped should not count beside another one.
-
-        Returns
-        -------
-        bytes
-            At most 6144.
-
-        Raises
-        ------
-        KeyServiceError
-            If a service that holds the key cannot be asked.
+        `dek_id` is its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that the result is
+        of no use with another id. Raises KeyServiceError if a service that holds the key cannot be reached.
         """
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        """Undo `wrap`.
-
-        Raises
-        ------
-        WrongKeyError
-            If this key does not open it.
-        KeyMissingError
-            If this key can only wrap.
-        KeyServiceError
-            If a service that holds the key cannot be asked.
+        """Undo `wrap`; raises WrongKeyError if this key does not open it, KeyServiceError as `wrap`, and
+        KeyMissingError if it can only wrap.
         """
-        raise KeyMissingError(f"{self!r} can wrap data keys and not unwrap them")
+        raise KeyMissingError(f"{self!r} can wrap data keys, but not unwrap them")
+
+    def vouch(self, digest: bytes) -> bytes:
+        """Vouch for contents with this digest, 32 bytes; called only if the key `vouches`, and returns as `wrap`.
+
+        The default wraps the digest, twice over: a data key has half that size, so a voucher never passes for one.
+        """
+        return self.wrap(digest + digest, digest)
+
+    def check_voucher(self, voucher: bytes, digest: bytes) -> None:
+        """Check what `vouch` made; return nothing. Raises AuthenticationError if it is wrong; else as `unwrap`."""
+        try:
+            found = self.unwrap(voucher, digest)
+        except WrongKeyError:
+            found = b""
+        if not hmac.compare_digest(found, digest + digest):
+            raise wrong_voucher(self)
+
+
+def wrong_voucher(key: KeyProvider) -> AuthenticationError:
+    """The error for a voucher that is not right."""
+    return AuthenticationError(
+        f"the voucher of key {key.id} is not for these contents: they were altered, or written without that key"
+    )

@@ -1,4 +1,4 @@
-"""`Secret`: 32 bytes that never show themselves."""
+"""`Secret`: 32 bytes that are never shown."""
 
 from __future__ import annotations
 
@@ -16,11 +16,23 @@ SECRET_BYTES = 32
 _TEXT = re.compile(rb"[A-Za-z0-9 _./+=:-]+|[a-z][a-z0-9-]*:[ -~]+")
 
 
-class Secret:
+class Uncopied:
+    """What `copy` gives back as it is, since by way of a pickle it would lose its keys, or fail."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Secret(Uncopied):
     """Base of every key that must stay secret.
 
-    Its material stays inside: no repr, error, log line, descriptor or ordinary pickle has it. Only what goes through
-    ``multiprocessing``'s own pipes and queues may carry it (``dcp.async_save`` by process needs that).
+    Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only
+    ``multiprocessing``'s own pipes and queues carry it (``dcp.async_save`` by process needs that).
     """
 
     __slots__ = ("_material", "id")
@@ -31,7 +43,7 @@ class Secret:
     _material: bytes
 
     def __init__(self, material: Buffer) -> None:
-        # what only looks like a key is refused: nobody notices such a mistake later, since it encrypts and decrypts
+        # what only looks like a key is refused: the mistake would go unnoticed, since it encrypts and decrypts
         if isinstance(material, str):
             raise ParameterError(
                 f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
@@ -56,24 +68,21 @@ class Secret:
         return cls(draw_secret())
 
     def reveal(self) -> bytes:
-        """Return the 32 bytes, for whoever has to store them.
-
-        Nothing in streamxf calls this to print or record them; `streamxf.keys.write_key` stores them.
-        """
+        """Return the 32 bytes, to store them elsewhere; of streamxf, only `streamxf.keys.write_key` does that."""
         return self._material
 
     def _arguments(self) -> tuple[Any, ...]:
-        """What the constructor makes the same secret of."""
+        """The constructor's arguments for the same secret."""
         return (self._material,)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # ForkingPickler serves multiprocessing's connections, which lead to the children that it starts, and elsewhere
-        # only where somebody opened a Listener and its authentication key is known; it is asked before __reduce__.
+        # ForkingPickler serves multiprocessing's connections: to the children that it starts, and to others only
+        # through a Listener that was opened on purpose, with an authentication key. It goes before __reduce__.
         ForkingPickler.register(cls, _to_own_child)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a {type(self).__name__} does not change")
+        raise AttributeError(f"a {type(self).__name__} cannot be changed")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r})"
@@ -86,25 +95,13 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} does not go into a pickle, where it could end up on disk or in a log; "
-            "hand it over as a secret (a file, an environment variable) and make it there"
+            f"a {type(self).__name__} cannot be pickled: it could end up on disk or in a log; pass it on as a secret "
+            "(a file, an environment variable) and make it there"
         )
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
 
 def as_bytes(data: Buffer, noun: str) -> bytes:
-    """A copy of what has a buffer of bytes, and of nothing else: `bytes` itself makes zeros out of a number.
-
-    Raises
-    ------
-    ParameterError
-        If it is something else.
-    """
+    """A copy of a buffer of bytes; raises ParameterError for anything else, even a number, which `bytes` would take."""
     try:
         view = memoryview(data)
     except TypeError:
@@ -115,7 +112,7 @@ def as_bytes(data: Buffer, noun: str) -> bytes:
 
 
 def draw_secret() -> bytes:
-    """32 bytes from the operating system's random source, which no `Secret` takes for text."""
+    """32 bytes from the operating system's random source that no `Secret` mistakes for text."""
     while True:
         secret = os.urandom(SECRET_BYTES)
         if not _suspicion(secret):

@@ -1,9 +1,9 @@
-"""Who wrote a checkpoint: a `SigningKey` (Ed25519) signs the data key's id, a `VerifyKey` checks that."""
+"""Who wrote: a `SigningKey` (Ed25519) signs contents, and a `VerifyKey` checks the signature."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 from typing_extensions import Buffer
 
@@ -11,22 +11,15 @@ from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
 from streamxf.keys.secret import Secret, as_bytes
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 ED25519 = "ed25519"
-_CONTEXT = b"streamxf/1 dek\0"
-
 _PRIME = 2**255 - 19
-# the y of all points whose order is 1, 2, 4 or 8: signatures by such a "key" can be made without any secret
-_LOW_ORDER = frozenset(
-    {
-        0,
-        1,
-        _PRIME - 1,
-        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
-        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
-    }
+# the y of all points of order 1, 2, 4 and 8: anyone can make signatures that such a "key" verifies
+_LOW_ORDER = (
+    0,
+    1,
+    _PRIME - 1,
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
 )
 
 
@@ -37,18 +30,15 @@ class VerifyKey:
     Parameters
     ----------
     data : bytes-like
-        32 bytes.
+        32 bytes. Points of low order, for which anyone can sign, are refused.
 
     Attributes
     ----------
     id : str
         16 hexadecimal digits derived from the key.
-
-    Raises
-    ------
-    ParameterError
-        If `data` is no Ed25519 public key, or one of low order.
     """
+
+    kind: ClassVar[str] = ED25519
 
     data: bytes = field(repr=False)
     id: str = field(init=False, compare=False)
@@ -62,31 +52,25 @@ class VerifyKey:
         except ValueError:
             raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
         if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
-            raise ParameterError("this Ed25519 public key is one for which anybody can make signatures")
+            raise ParameterError("anyone can make signatures for this Ed25519 public key: it is a point of low order")
         object.__setattr__(self, "data", key)
         object.__setattr__(self, "id", public_id(key, ED25519))
 
-    def verify(self, signature: bytes, dek_id: bytes) -> None:
-        """Check the signature of a data key's id.
-
-        Raises
-        ------
-        AuthenticationError
-            If this key did not make it for this data key.
-        """
+    def verify(self, signature: bytes, statement: bytes) -> None:
+        """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         try:
-            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, _CONTEXT + dek_id)
+            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
         except InvalidSignature:
             raise AuthenticationError(
-                f"the signature by {self.id} is not one of this data key: the descriptor was altered"
+                f"the signature by {self.id} is not for these contents: they were altered, or the signature was"
             ) from None
 
 
 class SigningKey(Secret):
-    """Signs the data keys of the checkpoints that a process writes (Ed25519).
+    """Signs what a process publishes (Ed25519).
 
     Parameters
     ----------
@@ -97,11 +81,6 @@ class SigningKey(Secret):
     ----------
     id : str
         That of its public half, `verify_key`.
-
-    Raises
-    ------
-    ParameterError
-        If `material` is not 32 bytes, or looks like text.
     """
 
     __slots__ = ()
@@ -115,14 +94,15 @@ class SigningKey(Secret):
 
     @property
     def verify_key(self) -> VerifyKey:
-        """The half to give away."""
+        """The public half."""
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
-    def sign(self, dek_id: bytes) -> bytes:
-        """Sign a data key's id: 64 bytes."""
-        return self._private().sign(_CONTEXT + dek_id)
+    def sign(self, statement: bytes) -> bytes:
+        """Sign a statement: 64 bytes."""
+        signature: bytes = self._private().sign(statement)
+        return signature
 
-    def _private(self) -> Ed25519PrivateKey:
+    def _private(self) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return Ed25519PrivateKey.from_private_bytes(self._material)

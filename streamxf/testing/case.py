@@ -17,18 +17,7 @@ from streamxf.testing.failure import require
 
 
 class Case:
-    """A codec under test.
-
-    Parameters
-    ----------
-    codec : Codec
-    keys : Key, bytes, several of them or a KeyRing, optional
-        What a reader needs, for a codec that encrypts.
-    examples : int, optional
-        Examples that hypothesis draws for a property; by default as many as the loaded hypothesis profile says.
-    patience : float
-        Seconds after which a decode of hostile bytes counts as one that never ends.
-    """
+    """A codec under test; parameters as for `check_codec`."""
 
     def __init__(
         self, codec: Codec, keys: KeysLike = None, *, examples: int | None = None, patience: float = 60.0
@@ -63,9 +52,9 @@ class Case:
             registry.register(cls)
         return registry
 
-    def rebuild(self, descriptor: Descriptor) -> Codec:
-        """The codec that a reader makes of `descriptor`, by way of its text."""
-        return self.registry.build(Descriptor.parse(str(descriptor)), self.keys)
+    def rebuild(self, descriptor: str) -> Codec:
+        """The codec that a reader makes of a descriptor."""
+        return self.registry.build(Descriptor.parse(descriptor), self.keys)
 
     def for_all(self, property: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
         """Run `property` on what hypothesis draws from `strategies`."""

@@ -79,19 +79,7 @@ def check_codec(
 
 
 def check_property(name: str, case: Case) -> None:
-    """Check one property of a codec.
-
-    Parameters
-    ----------
-    name : str
-        From `PROPERTIES`.
-    case : Case
-
-    Raises
-    ------
-    ConformanceError
-        If it does not hold.
-    """
+    """Check one property of `PROPERTIES`; raises ConformanceError if it does not hold."""
     if name not in _FUNCTIONS:
         raise ValueError(f"there is no property {name!r}; there are {', '.join(PROPERTIES)}")
     try:

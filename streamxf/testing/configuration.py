@@ -8,9 +8,9 @@ from typing import get_args
 
 from streamxf.chain import Chain
 from streamxf.codec import Codec, Role
-from streamxf.container.limits import MAX_CHAIN
 from streamxf.descriptor import Descriptor, check_name
 from streamxf.errors import KeyMissingError
+from streamxf.format.limits import MAX_CHAIN
 from streamxf.keys.secret import Secret
 from streamxf.registry import BUILTINS
 from streamxf.testing.case import Case
@@ -80,13 +80,13 @@ def descriptor(case: Case) -> None:
         f"{described} is not {codec.name}'s own name and version",
     )
     require(len(described.bound) <= MAX_CHAIN, f"{len(described.bound)} characters do not fit into a header")
-    rebuilt = case.rebuild(described)
+    rebuilt = case.rebuild(codec.get_descriptor())
     require(type(rebuilt) is type(codec), f"{described} makes a {type(rebuilt).__name__}")
     _check_reads(rebuilt, codec, f"the codec made from {described}")
-    if case.keyed:  # the key is in the fragment, and not to be had without it
+    if case.keyed:  # its key is in the fragment, and has no other place here
         return
     require(rebuilt == codec, f"{described} makes {rebuilt!r}, not {codec!r}")
-    bare = case.rebuild(Descriptor.parse(described.bound))
+    bare = case.rebuild(described.bound)
     _check_reads(bare, codec, f"a reader's codec, made from {described.bound} alone,")
     text = str(Chain([codec]))
     parsed = Chain.parse(text, case.keys, case.registry)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from streamxf.codec import Codec
 from streamxf.keys import KeysLike
 from streamxf.testing.case import Case
-from streamxf.testing.check import check_property
+from streamxf.testing.check import PROPERTIES, check_property
 
 
 class CodecConformance:
@@ -46,56 +46,14 @@ class CodecConformance:
             cases = [Case(codec, self.keys, examples=self.examples) for codec in self.codecs()]
             metafunc.parametrize("conformance_case", cases, ids=str)
 
-    def test_name_and_version(self, conformance_case: Case) -> None:
-        check_property("name_and_version", conformance_case)
 
-    def test_frozen(self, conformance_case: Case) -> None:
-        check_property("frozen", conformance_case)
+def _test_of(name: str) -> Callable[[CodecConformance, Case], None]:
+    def test(self: CodecConformance, conformance_case: Case) -> None:
+        check_property(name, conformance_case)
 
-    def test_pickling(self, conformance_case: Case) -> None:
-        check_property("pickling", conformance_case)
+    test.__doc__ = PROPERTIES[name]
+    return test
 
-    def test_descriptor(self, conformance_case: Case) -> None:
-        check_property("descriptor", conformance_case)
 
-    def test_round_trip(self, conformance_case: Case) -> None:
-        check_property("round_trip", conformance_case)
-
-    def test_block_edges(self, conformance_case: Case) -> None:
-        check_property("block_edges", conformance_case)
-
-    def test_large_block(self, conformance_case: Case) -> None:
-        check_property("large_block", conformance_case)
-
-    def test_container(self, conformance_case: Case) -> None:
-        check_property("container", conformance_case)
-
-    def test_encoded_size(self, conformance_case: Case) -> None:
-        check_property("encoded_size", conformance_case)
-
-    def test_decoded_size(self, conformance_case: Case) -> None:
-        check_property("decoded_size", conformance_case)
-
-    def test_hostile_bytes(self, conformance_case: Case) -> None:
-        check_property("hostile_bytes", conformance_case)
-
-    def test_hostile_sizes(self, conformance_case: Case) -> None:
-        check_property("hostile_sizes", conformance_case)
-
-    def test_truncation(self, conformance_case: Case) -> None:
-        check_property("truncation", conformance_case)
-
-    def test_trailing_bytes(self, conformance_case: Case) -> None:
-        check_property("trailing_bytes", conformance_case)
-
-    def test_input_unchanged(self, conformance_case: Case) -> None:
-        check_property("input_unchanged", conformance_case)
-
-    def test_scratch_contents(self, conformance_case: Case) -> None:
-        check_property("scratch_contents", conformance_case)
-
-    def test_stateless(self, conformance_case: Case) -> None:
-        check_property("stateless", conformance_case)
-
-    def test_threads(self, conformance_case: Case) -> None:
-        check_property("threads", conformance_case)
+for _name in PROPERTIES:
+    setattr(CodecConformance, f"test_{_name}", _test_of(_name))

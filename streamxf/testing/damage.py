@@ -2,7 +2,7 @@
 
 A codec whose output has the length of its input cannot see that its input was cut: its honest answer is data of
 another length, and the container, which knows the length, refuses that. So a decoder may raise, or return data of any
-length but the right one. What it may never do is return as many bytes as the block had: then nobody else notices,
+length but the right one. What it may never do is return as many bytes as the block had: then nothing else notices,
 whether the bytes are the original ones or wrong ones.
 """
 
@@ -18,7 +18,7 @@ TAILS = (b"\0", b"\xff", b"\n", b"\0\0\0\0", bytes(64), b"\x01\x02\x03\x04\x05\x
 
 
 def truncation(case: Case) -> None:
-    """A stored block that was cut is refused, or gives data of another length; never data of the right length."""
+    """A stored block that was cut is refused, or decodes to another length; never to the right length."""
     stream = Stream(case.codec)
     for block in samples():
         stored = bytes(stream.encode(block))
@@ -28,7 +28,7 @@ def truncation(case: Case) -> None:
 
 
 def trailing_bytes(case: Case) -> None:
-    """A stored block with bytes after its end is refused, or gives data of another length; they are never ignored."""
+    """A stored block with bytes after its end is refused, or decodes to another length; they are never ignored."""
     stream = Stream(case.codec)
     for block in samples():
         stored = bytes(stream.encode(block))

@@ -10,13 +10,8 @@ class ConformanceError(AssertionError):
 
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:
-    """Raise `ConformanceError` unless `condition` holds. A bare ``assert`` would vanish under ``python -O``.
-
-    Parameters
-    ----------
-    condition : bool
-    message : str or callable
-        What was seen; a callable where putting it together is costly.
+    """Raise `ConformanceError` unless `condition` holds; a bare ``assert`` would vanish under ``python -O``. A message
+    that is costly to put together is given as a callable.
     """
     if not condition:
         raise ConformanceError(message if isinstance(message, str) else message())

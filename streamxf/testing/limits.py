@@ -21,7 +21,7 @@ FORGED_PLACES = 32
 
 
 def encoded_size(case: Case) -> None:
-    """encode never gives more than info.limit bytes, incompressible blocks included."""
+    """encode never returns more than info.limit bytes, incompressible blocks included."""
     stream = Stream(case.codec)
 
     def check(block: bytes, stream: Stream = stream) -> None:

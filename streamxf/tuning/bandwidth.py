@@ -21,21 +21,8 @@ def measure_bandwidth(
 ) -> float:
     """Bytes per second that reach the disk of a folder, written by one thread.
 
-    Noise is written, which no file system compresses, into a file without a name, which is gone with the process: at
-    most 256 MiB, over and over.
-
-    Parameters
-    ----------
-    folder : path
-    seconds : float
-        How long about.
-    progress : Progress, optional
-        Is told of bytes.
-
-    Raises
-    ------
-    OSError
-        If nothing can be written there.
+    For about `seconds`, noise, which no file system compresses, is written over and over into a file of at most 256
+    MiB. The file has no name, so it is gone with the process.
     """
     noise = flat_view(os.urandom(_STEP))
     written = 0

@@ -1,65 +1,45 @@
-"""One block, there and back: what streamxf does to it on save and load, timed."""
+"""One block, there and back: what streamxf does to it on save and load, timed.
+
+A run encodes block `number` and decodes it into `out`; it returns the stored bytes, and the seconds for each way.
+"""
 
 from __future__ import annotations
 
-import abc
 import os
 from collections.abc import Callable, Sequence
 
-import torch
+import crc32c
 
 from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.blocks import check_payload, pack_head, parse_head
-from streamxf.container.header import Header
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES
-from streamxf.tuning.sample import Block
+from streamxf.coder import StreamCoder
+from streamxf.format.block import check_payload, pack_head, parse_head
+from streamxf.format.header import Header
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
+from streamxf.stream.encoder import encoding_facts
+from streamxf.tuning.sample import Sample
 
-Clock = Callable[[], float]
-
-
-class Bench(abc.ABC):
-    """Memory and states for one chain.
-
-    Parameters
-    ----------
-    clock : callable
-        Gives seconds.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._out = memoryview(bytearray(1 << DEFAULT_BLOCK_LOG2))
-
-    def out(self, block: Block) -> memoryview:
-        """Where a block is decoded."""
-        return self._out[: len(block.data)]
-
-    @abc.abstractmethod
-    def run(self, block: Block, number: int) -> tuple[int, float, float]:
-        """Encode block `number` and decode it to `out`; returns its stored bytes, and the seconds for each way."""
+Clock = Callable[[], float]  # gives seconds
 
 
-class Coding(Bench):
+class ChainRun:
     """A chain with codecs, and the container's CRC around it."""
 
-    def __init__(self, chain: Chain, blocks: Sequence[Block], clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, chain: Chain, blocks: Sequence[Sample], clock: Clock) -> None:
+        self._clock = clock
         renewed = chain.renew()
         header = Header(DEFAULT_BLOCK_LOG2, chain.bound, os.urandom(SALT_BYTES))
         self._digest = header.digest
         self._limit = stage_limit(header.block_size)
-        facts = (header.block_size, header.salt, header.digest)
+        facts = header.block_size, header.salt, header.digest
         self._coders = [
-            StreamCoder(renewed, StreamInfo(*facts, block.item, block.dtype, block.row)) for block in blocks
+            StreamCoder(renewed, StreamInfo(*facts, *encoding_facts(block.part.identity))) for block in blocks
         ]
         self._encoding, self._decoding = Scratch(), Scratch()
 
-    def run(self, block: Block, number: int) -> tuple[int, float, float]:
-        coder = self._coders[number]
-        data, out = flat_view(block.data), self.out(block)
+    def run(self, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
+        coder, data = self._coders[number], flat_view(block.data)
         out[:] = bytes(len(out))  # a codec that writes nothing must not find the right bytes there
         begin = self._clock()
         payload = coder.encode(data, 0, True, self._encoding)
@@ -71,33 +51,16 @@ class Coding(Bench):
         return len(payload), encode, self._clock() - begin
 
 
-class Plain(Bench):
-    """A save without a chain: ``torch.save`` runs its CRC-32 over a tensor, and a load copies it."""
+class PlainRun:
+    """A save without a chain computes a CRC over the file, and a load copies it."""
 
-    def run(self, block: Block, number: int) -> tuple[int, float, float]:
-        out = self.out(block)
-        target: object = _Nowhere()
-        writer = torch._C.PyTorchFileWriter(target, True, 64)  # type: ignore[call-overload]
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def run(self, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
         begin = self._clock()
-        writer.write_record("data/0", block.data, len(block.data))
+        crc32c.crc32c(block.data)
         encode = self._clock() - begin
         begin = self._clock()
         out[:] = block.data
         return len(block.data), encode, self._clock() - begin
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def __init__(self) -> None:
-        self._position = 0
-
-    def write(self, data: memoryview) -> int:
-        self._position += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._position
-
-    def flush(self) -> None:
-        """There is nothing to flush."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamxf.chain import Chain
-from streamxf.container.header import Header
-from streamxf.container.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, FOOTER_BYTES, SALT_BYTES
+from streamxf.format.header import Header
+from streamxf.format.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, DIGEST_BYTES, FOOTER_BYTES, SALT_BYTES
 from streamxf.tuning.measure import Measured
 from streamxf.tuning.sample import BLOCK_BYTES, Part
-from streamxf.wording import size_text
+from streamxf.wording import many, size_text
 
 CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
 
-_INDEX_ENTRY_BYTES = 8
+_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Estimate:
     encode_bytes_per_second, decode_bytes_per_second : float
         Raw bytes that one worker codes.
     workers : int
-        How many of them share the coding. Without a chain it is one: ``torch.save`` works in the writer's own thread.
+        How many of them share the coding. Without a chain it is one: the CRC is computed by the thread that writes.
     bandwidth : float
         Of the storage, in bytes per second.
     """
@@ -82,17 +82,7 @@ class Estimate:
 
 
 def estimate(measured: Measured, parts: Sequence[Part], bandwidth: float, workers: int) -> Estimate:
-    """Work out what a save and a load of all `parts` would take.
-
-    Parameters
-    ----------
-    measured : Measured
-    parts : sequence of Part
-        Not all of them empty.
-    bandwidth : float
-        Bytes per second.
-    workers : int
-    """
+    """What a save and a load of all `parts` would take; not all of them are empty."""
     raw_bytes = sum(part.nbytes for part in parts)
     return Estimate(
         str(measured.chain),
@@ -106,13 +96,15 @@ def estimate(measured: Measured, parts: Sequence[Part], bandwidth: float, worker
 
 
 def overhead(chain: Chain, parts: Sequence[Part]) -> int:
-    """The bytes of the containers around the encoded blocks of `parts`: headers, block heads, indexes and footers."""
+    """The bytes of the containers around the encoded blocks of `parts`: headers, block heads, tables and footers."""
     if not len(chain):
         return 0
+    hashed = chain.encryption is not None and chain.encryption.hashed
     header = Header(DEFAULT_BLOCK_LOG2, chain.bound, bytes(SALT_BYTES)).size
     identities = sum(len(part.identity.pack()) for part in parts if part.identity is not None)
     blocks = sum(max(1, -(-part.nbytes // BLOCK_BYTES)) for part in parts)
-    return len(parts) * (header + FOOTER_BYTES) + identities + blocks * (BLOCK_HEAD_BYTES + _INDEX_ENTRY_BYTES)
+    each = BLOCK_HEAD_BYTES + _ENTRY_BYTES + DIGEST_BYTES * hashed
+    return len(parts) * (header + FOOTER_BYTES) + identities + blocks * each
 
 
 def choose(estimates: Sequence[Estimate]) -> int:
@@ -125,8 +117,7 @@ def choose(estimates: Sequence[Estimate]) -> int:
 def reason(estimates: Sequence[Estimate], chosen: int) -> str:
     """Why `choose` took that one, in words and figures."""
     best = estimates[chosen]
-    coders = f"{best.workers} worker{'s' if best.workers > 1 else ''}" if best.chain else "torch.save"
-    coding = f"{coders} need{'s' if best.workers == 1 else ''} {best.encode_seconds:.3g} s to encode"
+    coding = f"{many(best.workers, 'worker')} need{'s' * (best.workers == 1)} {best.encode_seconds:.3g} s to encode"
     transfer = f"writing {size_text(best.stored_bytes)} takes {best.transfer_seconds:.3g} s"
     if best.transfer_seconds >= best.encode_seconds:
         text = f"storage is the limit: {transfer}, while {coding}"

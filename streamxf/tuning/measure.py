@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from streamxf.chain import Chain
 from streamxf.errors import CodecError, located
 from streamxf.progress import Progress
-from streamxf.tuning.bench import Bench, Clock, Coding, Plain
-from streamxf.tuning.sample import Block
+from streamxf.tuning.bench import ChainRun, Clock, PlainRun
+from streamxf.tuning.sample import Sample
 
 REPEATS = 3
 MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
@@ -18,94 +18,64 @@ MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
 
 @dataclass(frozen=True)
 class Measured:
-    """What one chain does to the whole source, by what it did to the sample.
-
-    Attributes
-    ----------
-    chain : Chain
-    payload_bytes : float
-        What the blocks take when encoded, without the containers around them.
-    encode_seconds, decode_seconds : float
-        By one thread.
-    """
+    """Figures of one chain for the whole source, extrapolated from the sample; seconds are those of one thread."""
 
     chain: Chain
-    payload_bytes: float
+    payload_bytes: float  # of the encoded blocks, without the containers around them
     encode_seconds: float
     decode_seconds: float
 
 
-class _Best:
-    """The shortest times for one block."""
-
-    def __init__(self) -> None:
-        self.stored = 0
-        self.encode = self.decode = float("inf")
-
-    def add(self, stored: int, encode: float, decode: float) -> None:
-        self.stored = stored
-        self.encode = min(self.encode, max(encode, MIN_SECONDS))
-        self.decode = min(self.decode, max(decode, MIN_SECONDS))
-
-
 def measure(
     chains: Sequence[Chain],
-    blocks: Sequence[Block],
+    blocks: Sequence[Sample],
     clock: Clock = time.perf_counter,
     repeats: int = REPEATS,
     progress: Progress | None = None,
 ) -> list[Measured]:
-    """Time chains on blocks.
+    """Time chains on blocks, of which there is at least one, and none is empty.
 
     The chains take turns, so that a machine that slows down meanwhile does so for all of them; of each block the
     shortest time counts. Each turn goes through all blocks, because then they come from memory, as in a save, and not
     from the cache.
-
-    Parameters
-    ----------
-    chains : sequence of Chain
-    blocks : sequence of Block
-        At least one, and none of them empty.
-    clock : callable
-        Gives seconds.
-    repeats : int
-    progress : Progress, optional
-        Is told of the bytes of blocks, each as often as it is coded.
 
     Raises
     ------
     CodecError
         If a codec fails, or a block does not come back as it was.
     """
-    benches = [Coding(chain, blocks, clock) if len(chain) else Plain(clock) for chain in chains]
-    best = [[_Best() for _ in blocks] for _ in chains]
+    benches = [ChainRun(chain, blocks, clock) if len(chain) else PlainRun(clock) for chain in chains]
+    memory = memoryview(bytearray(max(len(block.data) for block in blocks)))
     sampled = sum(len(block.data) for block in blocks)
     if progress is not None:
         progress.expect(repeats * len(chains) * sampled)
     for chain, bench in zip(chains, benches, strict=True):
-        _checked_run(chain, bench, blocks[0], 0)  # makes contexts and scratch memory, which is not timed
+        _run(chain, bench, blocks[0], 0, memory)  # makes contexts and scratch memory, which is not timed
+    turns: list[list[list[tuple[int, float, float]]]] = [[] for _ in chains]
     for _ in range(repeats):
-        for chain, bench, times in zip(chains, benches, best, strict=True):
-            for number, block in enumerate(blocks):
-                times[number].add(*_checked_run(chain, bench, block, number))
+        for chain, bench, done in zip(chains, benches, turns, strict=True):
+            done.append([_run(chain, bench, block, number, memory) for number, block in enumerate(blocks)])
             if progress is not None:
                 progress.advance(sampled)
-    return [_whole(chain, blocks, times) for chain, times in zip(chains, best, strict=True)]
+    return [_whole(chain, blocks, done) for chain, done in zip(chains, turns, strict=True)]
 
 
-def _checked_run(chain: Chain, bench: Bench, block: Block, number: int) -> tuple[int, float, float]:
-    with located(item=block.item):
-        result = bench.run(block, number)
-        if bench.out(block) != block.data:
-            raise CodecError(f"the chain {str(chain)!r} does not give back what it was given; do not save with it")
+def _run(
+    chain: Chain, bench: ChainRun | PlainRun, block: Sample, number: int, memory: memoryview
+) -> tuple[int, float, float]:
+    out = memory[: len(block.data)]
+    with located(item=block.part.name):
+        result = bench.run(block, number, out)
+        if out != block.data:
+            raise CodecError(f"the chain {str(chain)!r} does not reproduce its input; do not save with it")
     return result
 
 
-def _whole(chain: Chain, blocks: Sequence[Block], times: list[_Best]) -> Measured:
-    each = [(block.weight / len(block.data), best) for block, best in zip(blocks, times, strict=True)]
-    return Measured(
-        chain,
-        sum(factor * best.stored for factor, best in each),
-        sum(factor * best.encode for factor, best in each),
-        sum(factor * best.decode for factor, best in each),
-    )
+def _whole(chain: Chain, blocks: Sequence[Sample], turns: list[list[tuple[int, float, float]]]) -> Measured:
+    stored = encode = decode = 0.0
+    for block, *runs in zip(blocks, *turns, strict=True):
+        weight = block.weight / len(block.data)
+        stored += weight * runs[-1][0]
+        encode += weight * max(MIN_SECONDS, min(seconds for _, seconds, _ in runs))
+        decode += weight * max(MIN_SECONDS, min(seconds for _, _, seconds in runs))
+    return Measured(chain, stored, encode, decode)

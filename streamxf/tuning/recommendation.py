@@ -87,6 +87,6 @@ def _row(mark: str, each: Estimate) -> tuple[str, ...]:
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    texts = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
+    left = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
     numbers = [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-    return f"{texts[0]} {'  '.join([texts[1], *numbers])}".rstrip()
+    return f"{left[0]} {'  '.join([left[1], *numbers])}".rstrip()

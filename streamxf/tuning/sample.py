@@ -1,4 +1,4 @@
-"""Which pieces of a source stand for all of it, and what each of them weighs."""
+"""Which pieces of a source represent all of it, and with what weight."""
 
 from __future__ import annotations
 
@@ -7,43 +7,34 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from streamxf.container.header import Identity
-from streamxf.container.limits import DEFAULT_BLOCK_LOG2
+import numpy as np
+
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.header import Identity, Kind
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
+Ints = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Part:
     """A piece of a source that a save turns into a stream of its own: a tensor, a shard or a file.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the state dict, or the file's path.
-    dtype : str or None
-        The name of its torch dtype, as `StreamInfo` has it; None for a file.
-    shape : tuple of int
-        In elements.
-    itemsize : int
-        Bytes of an element.
-    identity : Identity or None
-        What its container is bound to; None for a file.
-    row : int or None
-        Elements in a row, as `StreamInfo` has it.
+    `name` is its name in the state dict, or the file's path; `identity`, what its container is bound to, is None for a
+    file.
     """
 
     name: str
-    dtype: str | None
-    shape: tuple[int, ...]
+    shape: Ints
     itemsize: int
     identity: Identity | None = None
-    row: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,84 +42,50 @@ class Part:
         return math.prod(self.shape) * self.itemsize
 
 
-@dataclass(frozen=True)
-class Box:
-    """A box of elements that are neighbours in row-major order.
-
-    Attributes
-    ----------
-    offsets, lengths : tuple of int
-        Where it begins and how far it reaches, in elements, for each dimension.
-    """
-
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
+def identity_of(name: str, dtype: str, offset: Ints, shape: Ints, tensor_shape: Ints) -> Identity:
+    """The identity that a save would give a shard, up to the writer's id."""
+    kind = Kind.TENSOR if dtype in ITEMSIZES else Kind.FRAMED
+    return Identity(bytes(WRITER_ID_BYTES), kind, name, dtype, offset, shape, tensor_shape)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A block of the sample.
+class Span(NamedTuple):
+    """A block of the sample: elements that are neighbours in row-major order, at most `BLOCK_BYTES` of them."""
 
-    Attributes
-    ----------
-    part : int
-        The part's number in its source.
-    box : Box
-        At most `BLOCK_BYTES`.
-    weight : float
-        How many bytes of the source it stands for.
-    """
-
-    part: int
-    box: Box
-    weight: float
+    part: int  # its number in the source
+    offset: Ints
+    lengths: Ints
+    weight: float  # how many bytes of the source it represents
 
 
 @dataclass(frozen=True)
-class Block:
-    """A block that was read.
+class Sample:
+    """A block that was read, with the weight of its `Span`."""
 
-    Attributes
-    ----------
-    item : str
-        The name of its part.
-    dtype, row
-        As in `Part`.
-    data : bytes
-    weight : float
-        As in `Place`.
-    """
-
-    item: str
-    dtype: str | None
+    part: Part
     data: bytes
     weight: float
-    row: int | None = None
 
 
-class Source(Protocol):
+class Sampled(Protocol):
     """What a sample is taken from."""
 
     @property
     def parts(self) -> Sequence[Part]:
         """In the order in which they are saved, as far as that is known."""
 
-    def read(self, places: Sequence[Place]) -> list[bytes]:
-        """The bytes at `places`; nothing else is read, or copied from another device."""
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """The bytes of `spans`; nothing else is read, or copied from another device."""
 
 
-def take_sample(source: Source) -> list[Block]:
+def take_sample(source: Sampled) -> list[Sample]:
     """Read the sample of a source; it is the same each time, and empty where the source has no bytes."""
-    places = places_in(source.parts)
-    parts = [source.parts[place.part] for place in places]
-    return [
-        Block(part.name, part.dtype, data, place.weight, part.row)
-        for part, place, data in zip(parts, places, source.read(places), strict=True)
-    ]
+    spans = spans_in(source.parts)
+    read = zip(spans, source.read(spans), strict=True)
+    return [Sample(source.parts[span.part], data, span.weight) for span, data in read]
 
 
-def places_in(parts: Sequence[Part]) -> list[Place]:
-    """Up to `BLOCKS` places, spread evenly over the bytes of all parts.
+def spans_in(parts: Sequence[Part]) -> list[Span]:
+    """Up to `BLOCKS` spans, spread evenly over the bytes of all parts.
 
     The source is cut into `BLOCKS` stretches of the same length, and a position in each of them finds a block. A small
     tensor gives a small block, and one that several positions meet weighs as much as all of them.
@@ -137,31 +94,22 @@ def places_in(parts: Sequence[Part]) -> list[Place]:
     total = ends[-1] if ends else 0
     if not total:
         return []
-    hits: dict[tuple[int, Box], int] = {}
+    hits: dict[tuple[int, Ints, Ints], int] = {}
     for number in range(BLOCKS):
         # Not the middle of each stretch: in a model of 24 equal layers that would be the same tensor every time.
         within = (number + 1) * _GOLDEN % 1
         position = min(int((number + within) / BLOCKS * total), total - 1)
         index = bisect_right(ends, position)
         part = parts[index]
-        box = box_at(
-            part.shape, (position - (ends[index] - part.nbytes)) // part.itemsize, BLOCK_BYTES // part.itemsize
-        )
-        hits[index, box] = hits.get((index, box), 0) + 1
-    return [Place(index, box, count * total / BLOCKS) for (index, box), count in hits.items()]
+        element = (position - (ends[index] - part.nbytes)) // part.itemsize
+        hit = (index, *box_at(part.shape, element, BLOCK_BYTES // part.itemsize))
+        hits[hit] = hits.get(hit, 0) + 1
+    return [Span(*hit, count * total / BLOCKS) for hit, count in hits.items()]
 
 
-def box_at(shape: tuple[int, ...], element: int, limit: int) -> Box:
-    """The box that holds an element, of those that a tensor is cut into.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        No dimension is zero.
-    element : int
-        Counted in row-major order.
-    limit : int
-        The most elements in a box; at least 1.
+def box_at(shape: Ints, element: int, limit: int) -> tuple[Ints, Ints]:
+    """The offset and the lengths of the box that holds an element, of those of at most `limit` elements that a tensor
+    is cut into. Elements are counted in row-major order, and no dimension is zero.
     """
     inner = math.prod(shape)
     for dim, length in enumerate(shape):
@@ -170,15 +118,7 @@ def box_at(shape: tuple[int, ...], element: int, limit: int) -> Box:
             step = min(limit // inner, length)
             before, row = divmod(element // inner, length)
             start = row // step * step
-            lead = _unravel(before, shape[:dim])
+            lead = map(int, np.unravel_index(before, shape[:dim])) if dim else ()
             rest = len(shape) - dim - 1
-            return Box((*lead, start, *[0] * rest), (*[1] * dim, min(step, length - start), *shape[dim + 1 :]))
-    return Box((), ())
-
-
-def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    found: list[int] = []
-    for length in reversed(shape):
-        index, position = divmod(index, length)
-        found.append(position)
-    return tuple(reversed(found))
+            return (*lead, start, *[0] * rest), (*[1] * dim, min(step, length - start), *shape[dim + 1 :])
+    return (), ()

@@ -10,28 +10,14 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from streamxf.container.header import WRITER_ID_BYTES, Identity, Kind
-from streamxf.dcp.save.datafile import row_length
-from streamxf.dcp.tensors.payload import dense_order
 from streamxf.errors import ParameterError, UnsupportedError
-from streamxf.tuning.sample import Box, Part, Place
+from streamxf.tuning.sample import Part, Span, identity_of
 
 
 class StateDict:
-    """The tensors of a state dict, which may be nested; of sharded ones, what lies on this rank.
+    """The tensors of a state dict, which may be nested; of sharded ones, the shards on this rank.
 
-    Anything that is no tensor is left out: beside the tensors it takes next to nothing.
-
-    Parameters
-    ----------
-    state : mapping
-
-    Raises
-    ------
-    UnsupportedError
-        If it holds a tensor that DCP cannot save.
-    ParameterError
-        If it holds a tensor without data.
+    Anything else is left out: compared with the tensors it is negligible.
     """
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
@@ -39,16 +25,13 @@ class StateDict:
         self.parts: list[Part] = []
         for name, tensor in _tensors_in(state, ""):
             for piece in _memory_of(tensor, name):
-                # A tensor without gaps is sampled in the order of its memory, which is how it is stored.
-                flat = piece if dense_order(piece) is None else _as_bytes(piece)
-                identity = Identity(bytes(WRITER_ID_BYTES), Kind.TENSOR, (0,) * tensor.ndim, name)
-                self._tensors.append(flat)
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                row = row_length(piece.shape, tensor.dtype)
-                self.parts.append(Part(name, dtype, tuple(flat.shape), flat.element_size(), identity, row))
+                dtype, shape = str(piece.dtype).removeprefix("torch."), tuple(piece.shape)
+                identity = identity_of(name, dtype, (0,) * len(shape), shape, shape)
+                self._tensors.append(piece)
+                self.parts.append(Part(name, shape, piece.element_size(), identity))
 
-    def read(self, places: Sequence[Place]) -> list[bytes]:
-        return [_bytes_at(self._tensors[place.part], place.box) for place in places]
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        return [_bytes_at(self._tensors[span.part], span) for span in spans]
 
 
 def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -85,16 +68,9 @@ def _memory_of(tensor: Any, name: str) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor without gaps, as bytes on its device, without a copy; conj, neg and the like are flags
-    beside it, and stay away.
-    """
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    start = tensor.storage_offset() * tensor.element_size()
-    return whole[start : start + tensor.nbytes]
-
-
-def _bytes_at(tensor: torch.Tensor, box: Box) -> bytes:
-    slices = tuple(slice(start, start + length) for start, length in zip(box.offsets, box.lengths, strict=True))
-    block: bytes = _as_bytes(tensor[slices].contiguous()).cpu().numpy().tobytes()
+def _bytes_at(tensor: torch.Tensor, span: Span) -> bytes:
+    """Elements as they are stored: row-major, with the conj and neg bits resolved."""
+    slices = tuple(slice(start, start + length) for start, length in zip(span.offset, span.lengths, strict=True))
+    box = tensor[slices].resolve_conj().resolve_neg().contiguous()
+    block: bytes = (box.int_repr() if box.is_quantized else box).reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     return block

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.storage import Storage
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
@@ -17,16 +19,15 @@ from streamxf.codecs.lz4 import LZ4
 from streamxf.codecs.zstd import ZStandard
 from streamxf.engine import usable_cpus
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
 from streamxf.tuning.bench import Clock
-from streamxf.tuning.checkpoint import Checkpoint
 from streamxf.tuning.estimate import choose, estimate, reason
-from streamxf.tuning.file import File
 from streamxf.tuning.measure import measure
 from streamxf.tuning.recommendation import Recommendation
-from streamxf.tuning.sample import Source, take_sample
-from streamxf.tuning.state import StateDict
+from streamxf.tuning.sample import Sampled, take_sample
+from streamxf.tuning.sources import RawFile, StoredTensors
 
 #: What is tried unless the caller names candidates.
 CANDIDATES: tuple[tuple[Codec, ...], ...] = (
@@ -51,32 +52,32 @@ def tune(
 ) -> Recommendation:
     """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
 
-    About 24 blocks of a mebibyte, spread evenly over the data, are encoded and decoded in one thread, and each has to
+    About 24 blocks of 1 MiB, spread evenly over the data, are encoded and decoded in one thread, and each has to
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
-    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the one whose save is
-    the fastest; among those within 5 % of it, the one that stores least. It takes a few seconds, and no more memory for
-    a large source than for a small one, except that tensors which torch's own writer compressed are decoded whole, one
-    at a time.
+    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the smallest of
+    those whose save is within 5 % of the fastest. It takes a few seconds, and no more memory for
+    a large source than for a small one, except that tensors which passed a stream transform are decoded whole, one at a
+    time.
 
     Parameters
     ----------
     source : mapping or path
-        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank, and
-        nothing that is no tensor. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
+        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank.
+        Other objects are ignored. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
         URL of one. Or any other file, taken as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
-        The candidates, each a Chain, codecs, one codec or the text form. The default is no chain, `LZ4`, `ZStandard` at
+        The candidates, each a Chain, codecs, one codec or a string. The default is no chain, `LZ4`, `ZStandard` at
         levels -1, 1, 3 and 9, and `FloatZip`, each followed by `Encrypt` if there is a key. Either all of them encrypt
         or none does: encryption is not a matter of cost.
     keys : Key, bytes, several of them or a KeyRing
-        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in text forms,
+        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in strings,
         where it has to be a single one.
     workers : int, optional
         Threads that share the coding; by default the CPUs that this process may run on.
     progress : Progress, optional
-        Is told of the sample's bytes as they are coded, over and over.
+        Receives the sample's bytes each time they are coded.
 
     Returns
     -------
@@ -85,35 +86,35 @@ def tune(
     Raises
     ------
     ParameterError
-        If an argument cannot be used, or the source has no bytes; the message says what to do.
+        If an argument is invalid, or the source is empty; the message says what to do.
     ChainError
         If a candidate is not a chain.
     CodecError
-        If a candidate fails, or does not give back what it was given.
+        If a candidate fails, or does not reproduce its input.
     OSError, StreamxfError
-        If the source cannot be read, as `FileSystemReader` says.
+        If the source cannot be read, as for `FileSystemReader`.
 
     Notes
     -----
-    Not in the estimate: fsync, opening and closing files, ``.metadata``, torch.save's framing of about 1.5 KiB for each
-    tensor, what each of many small tensors costs beside its bytes, copies from a GPU, and workers that share the
-    memory's bandwidth or a core. It compares chains; what a save really takes is in its `SaveReport`.
+    Not in the estimate: fsync, opening and closing files, ``.metadata``, what each of many small tensors costs besides
+    its bytes, copies from a GPU, and workers that share the memory's bandwidth or a core. It compares chains; what a
+    save really takes is in its `SaveReport`.
     """
     rate = _check_bandwidth(bandwidth)
     candidates = _candidates(chains, keys)
     threads = _check_workers(workers)
-    return recommend(open_source(source, keys), candidates, rate, threads, progress=progress)
+    return recommend(source_of(source, keys), candidates, rate, threads, progress=progress)
 
 
 def recommend(
-    source: Source,
+    source: Sampled,
     chains: list[Chain],
     bandwidth: float,
     workers: int,
     clock: Clock = time.perf_counter,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """What `tune` does once its arguments are checked; `clock` gives seconds."""
+    """What `tune` does once its arguments are checked; `clock` returns seconds."""
     blocks = take_sample(source)
     if not blocks:
         raise ParameterError(
@@ -134,9 +135,11 @@ def recommend(
     )
 
 
-def open_source(source: object, keys: KeysLike) -> Source:
+def source_of(source: object, keys: KeysLike) -> Sampled:
     """The source that `tune` was given, ready to be sampled; raises as `tune` does."""
     if isinstance(source, Mapping):
+        from streamxf.tuning.state import StateDict  # needs torch
+
         return StateDict(source)
     if not isinstance(source, str | os.PathLike):
         raise ParameterError(
@@ -145,13 +148,13 @@ def open_source(source: object, keys: KeysLike) -> Source:
         )
     path = os.fspath(source)
     if not isinstance(path, str):
-        raise ParameterError(f"tune takes paths as text, not {type(path).__name__}; os.fsdecode makes one of it")
+        raise ParameterError(f"tune takes paths as strings, not {type(path).__name__}; os.fsdecode makes one of it")
     try:
-        return Checkpoint(path, keys)
+        return StoredTensors(open_source(Storage.of(path), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
         if not os.path.isfile(path):
             raise
-        return File(path)
+        return RawFile(path)
 
 
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:
@@ -163,7 +166,7 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
     texts = [str(chain) for chain in made]
     for text in texts:
         if texts.count(text) > 1:
-            raise ParameterError(f"the candidate {text or 'no chain'!r} stands twice in chains=")
+            raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
     if len({chain.encryption is None for chain in made}) > 1:
         raise ParameterError(
             "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "

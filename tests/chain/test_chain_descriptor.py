@@ -61,13 +61,17 @@ def test_any_text_is_a_descriptor_or_a_descriptor_error(text):
         "a.b/1?k=v&k=w",
         "a.b/1#k=v&k=w",
         "a.b/1?w=1&w=2",
+        "a.b/1#w=1&w=2",
+        "streamxf.encrypt/1#dek=1&dek=2",
+        "a.b/1?l=v&k=v",
+        "a.b/1?k_=v&k=v",
         "a.b/1?K=v",
         "a.b/1?k=a b",
         "a.b/1?k=a/b",
         "a.b/1?k=v#k=v#k=v",
         "a." + "b" * 63 + "/1",
-        "a.b/1?k=" + "v" * 4096,
-        "a.b/1#k=" + "v" * 32768,
+        "a.b/1?k=" + "v" * (1024 - 7),
+        "a.b/1#k=" + "v" * (32768 - 1),
     ],
 )
 def test_refused(text):
@@ -76,11 +80,17 @@ def test_refused(text):
 
 
 def test_only_wrapped_keys_repeat():
-    assert Descriptor.parse("a.b/1#w=1&w=2").fragment == (("w", "1"), ("w", "2"))
+    assert Descriptor.parse("streamxf.encrypt/1#w=1&w=2").fragment == (("w", "1"), ("w", "2"))
+
+
+def test_only_what_is_bound_is_sorted():
+    assert Descriptor.parse("a.b/1?k=1&l=0#l=1&k=2") == Descriptor(
+        "a.b", 1, (("k", "1"), ("l", "0")), (("l", "1"), ("k", "2"))
+    )
 
 
 def test_lengths_up_to_the_limits_pass():
-    assert len(Descriptor.parse("a.b/1?k=" + "v" * (4096 - 8)).bound) == 4096
+    assert len(Descriptor.parse("a.b/1?k=" + "v" * (1024 - 8)).bound) == 1024
     assert Descriptor.parse("a.b/1#k=" + "v" * (32768 - 2)).fragment
     assert check_name("a." + "b" * 62)
 

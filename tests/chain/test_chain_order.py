@@ -56,9 +56,9 @@ def test_all_chains_of_a_size(size):
         ([Encrypt(KEY), Encrypt(Key.generate())], "at most once"),
         ([Encrypt(KEY), Checksum(), Encrypt(KEY)], "at most once"),
         ([Checksum()] * 9, "at most 8"),
-        (["zstd"], "'zstd' is none"),
-        ([ZStandard], "is none"),
-        (b"zstd", "is none"),
+        (["zstd"], "'zstd' is not one"),
+        ([ZStandard], "is not one"),
+        (b"zstd", "is not one"),
     ],
 )
 def test_reasons(codecs, reason):

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from samples import KEY, chains
 
-from streamxf import LZ4, Chain, Checksum, Encrypt, Key, ZStandard
-from streamxf.errors import ChainError, ParameterError, UnknownCodecError
+from streamxf import LZ4, Chain, Checksum, CodecRegistry, Encrypt, Key, KeyRing, ZStandard
+from streamxf.descriptor import Descriptor
+from streamxf.errors import ChainError, DescriptorError, KeyMissingError, ParameterError, UnknownCodecError
+
+
+def rebuilt(texts, keys):
+    return Chain(CodecRegistry().build(Descriptor.parse(text), keys) for text in texts)
 
 
 @given(codecs=chains())
@@ -17,10 +22,36 @@ def test_round_trip(codecs):
 
 @given(codecs=chains())
 def test_descriptors_round_trip(codecs):
+    """As torch's writers record them; and as an index does, which has the wrapped data key in another place."""
     chain = Chain(codecs)
-    again = Chain.from_descriptors([str(item) for item in chain.descriptors], keys=KEY)
-    assert again.descriptors == chain.descriptors
-    assert [type(codec) for codec in again] == [type(codec) for codec in chain]
+    opener = chain.encryption.data_key if chain.encryption is not None else None
+    for again in (
+        rebuilt([codec.get_descriptor() for codec in chain], KeyRing.of(KEY)),
+        rebuilt([str(item) for item in chain.descriptors], opener),
+    ):
+        assert again.descriptors == chain.descriptors
+        assert [type(codec) for codec in again] == [type(codec) for codec in chain]
+        assert (again.encryption is None) or again.encryption.data_key == opener
+
+
+def test_descriptors_of_an_index_have_no_keys():
+    chain = Chain([ZStandard(5), Encrypt(KEY), Checksum("sha256")])
+    texts = [str(item) for item in chain.descriptors]
+    assert texts == ["streamxf.zstd/1#level=5", "streamxf.encrypt/1", "streamxf.checksum/1?algorithm=sha256"]
+    assert chain.bound == ("streamxf.zstd/1", *texts[1:])
+    for keys in (None, KeyRing.of(KEY)):
+        with pytest.raises((DescriptorError, KeyMissingError)):
+            rebuilt(texts, keys)
+    with pytest.raises(DescriptorError, match="one where none belongs"):
+        rebuilt([codec.get_descriptor() for codec in chain], chain.encryption.data_key)
+
+
+def test_the_text_form_wraps_no_data_key():
+    """A key service would be called for it."""
+    codec = Encrypt(KEY)
+    assert str(Chain([codec])) == "encrypt"
+    assert Chain([codec]).bound == ("streamxf.encrypt/1",)
+    assert codec._session is None
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ CASES = [
     Case("verify  encrypted  --key  right.key", 2, "did you mean 'file:right.key'?"),
     Case("verify  encrypted  --key  prompt", 2, "no terminal"),
     Case("verify  plain  --key  file:right.key", 1, "not encrypted"),
-    Case("verify  encrypted  --trust  file:signing.key", 2, "key"),
+    Case("verify  encrypted  --trust  file:signing.key", 2, "SigningKey"),
     Case("keygen  right.key", 2, "never overwritten"),
     Case("keygen  no/such/folder/new.key", 2, "does not exist"),
     Case("keygen  new.key  --public  new.pub", 2, "no public half"),

@@ -89,7 +89,7 @@ def test_with_a_key(run: Run, encrypted: Path, key_file: Path):
 def test_what_is_no_time(run: Run, littered: Path, age: str):
     done = run("clean", littered, "--yes", "--min-age", age)
     assert done.code == 2
-    assert "is no time" in done.err
+    assert "is not a time" in done.err
     assert (littered / LEFTOVER).exists()
 
 

@@ -110,7 +110,7 @@ def test_inspect(run: Run, open_file: Path):
 def test_inspect_of_what_is_encrypted(run: Run, sealed_file: Path, key: Key, key_file: Path, tmp_path: Path):
     found = run("inspect", sealed_file, "--json").json
     assert found["key_ids"] == [f"aeskw:{key.id}"]
-    assert "nobody has vouched" in found["notes"][0]
+    assert "not authenticated" in found["notes"][0]
     assert not run("inspect", sealed_file, "--key", f"file:{key_file}", "--json").json["notes"]
     write_key(tmp_path / "other.key", Key.generate())
     assert run("inspect", sealed_file, "--key", f"file:{tmp_path / 'other.key'}").code == 2

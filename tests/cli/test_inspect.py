@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from summary.parsed import Page
+from tools.inspect.parsed import Page
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -43,7 +43,7 @@ def test_everything_at_a_glance(run: Run, layered: Path):
     assert lines[0].startswith(f"{layered}: streamxf, 2 files, ")
     assert "5 tensors, 80,384 elements" in lines
     assert any(line.startswith("189.0 KiB in memory, ") for line in lines)
-    assert any(line.startswith("1 object that is no tensor: ") for line in lines)
+    assert any(line.startswith("1 non-tensor object: ") for line in lines)
     assert any(line.startswith("float32 4 64.0 KiB ") for line in lines)
     assert any(line.startswith("zstd 6 189.0 KiB ") for line in lines)
     assert any(line.startswith("model.embed.weight bfloat16 1000 x 64 125.0 KiB ") for line in lines)
@@ -87,9 +87,9 @@ def test_an_encrypted_checkpoint_needs_no_key(run: Run, encrypted: Path, key_fil
     assert done.code == 0
     assert done.json["by_chain"][0]["descriptors"][-1] == "streamxf.encrypt/1"
     assert done.json["key_ids"][0].startswith("aeskw:")
-    assert any("vouched" in note for note in done.json["notes"])
+    assert any("not authenticated" in note for note in done.json["notes"])
     with_key = run("inspect", encrypted, "--json", "--key", f"file:{key_file}")
-    assert not any("vouched" in note for note in with_key.json["notes"])
+    assert not any("not authenticated" in note for note in with_key.json["notes"])
 
 
 @pytest.mark.parametrize("kind", ["stock DCP", "safetensors", "torch.save"])
@@ -147,7 +147,7 @@ def test_only_a_page_is_written_over(run: Run, layered: Path, tmp_path: Path, te
     file.write_text(text)
     done = run("inspect", layered, "--html", file)
     assert done.code == 2
-    assert "left as it is" in done.err
+    assert "not an HTML page" in done.err
     assert file.read_text() == text
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from cli.command import Run
-from streamxf.dcp.verify import verify
+from streamxf.tools.verify import verify
 
 LIMIT = 60.0
 SLOW = ["--chain", "zstd:level=19+checksum"]  # some seconds for a few MiB
@@ -43,6 +43,8 @@ def interrupted(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts jobs in the background with SIGINT ignored
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     try:
         end = time.monotonic() + LIMIT
@@ -132,6 +134,7 @@ def test_while_torch_is_imported(weights: Path, wait: float):
 def test_an_interrupt_that_a_library_swallowed_is_one(run: Run, weights: Path, monkeypatch: pytest.MonkeyPatch):
     """As torch does while it imports numpy; what half of numpy is good for is no verdict."""
     real = verify.verify
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def swallowing(*arguments: Any, **options: Any) -> Any:
         with suppress(KeyboardInterrupt):
@@ -139,7 +142,10 @@ def test_an_interrupt_that_a_library_swallowed_is_one(run: Run, weights: Path, m
         return real(*arguments, **options)
 
     monkeypatch.setattr(verify, "verify", swallowing)
-    done = run("verify", weights)
+    try:
+        done = run("verify", weights)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (done.code, done.err) == (130, one_line("verify"))
 
 
@@ -151,6 +157,7 @@ def test_a_process_that_ignores_hangups_goes_on_ignoring_them(weights: Path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts jobs in the background with SIGINT ignored
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     while process.poll() is None:

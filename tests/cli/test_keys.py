@@ -117,7 +117,7 @@ def test_another_key(run: Run, encrypted: Path, key_file: Path, tmp_path: Path):
     refused = run("verify", encrypted, "--key", f"file:{key_file}")
     assert refused.code == 2
     again = run("rekey", encrypted, "--key", f"file:{tmp_path / 'new.key'}", "--to", f"file:{tmp_path / 'new.key'}")
-    assert (again.code, again.out) == (0, "nothing had to change: it was for these keys alone already\n")
+    assert (again.code, again.out) == (0, "nothing changed: it is already for these keys alone\n")
 
 
 def test_a_recipient_comes_and_goes(run: Run, encrypted: Path, key: Key, key_file: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What commands print is bounded by what is stored, and so is what they make of it, unless they are told otherwise."""
+"""What commands decode and print is bounded by what is stored, unless they are told otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def zeros(tmp_path: Path, little: None) -> Path:
 def test_an_error_names_the_option_and_the_option_helps(run: Run, tmp_path: Path, zeros: Path) -> None:
     done = run("salvage", zeros, tmp_path / "out")
     assert done.code == 1
-    assert "raise --max-expansion" in done.out
+    assert "(max_expansion)" in done.out
     done = run("salvage", zeros, tmp_path / "out", "--max-expansion", 10_000)
     assert (done.code, done.err) == (0, "")
     assert "1 item salvaged" in done.out
@@ -54,7 +54,7 @@ def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, littl
     done = run("salvage", path, tmp_path / "out", "--json")
     assert done.code == 1
     assert "the output would take" in json.loads(done.out)["error"]["message"]
-    assert "--max-expansion" in done.err
+    assert "max_expansion" in done.err
     done = run("salvage", path, tmp_path / "out")
     assert done.code == 1
     assert "0 items salvaged" in done.out
@@ -73,11 +73,9 @@ def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, littl
         {"a": [[1, 2], [3]], "b": True, "long": ["x" * 2**18] * 5},
     ],
 )
-@pytest.mark.parametrize("kept", [0, 2**26])
 def test_json_is_the_same_however_it_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], kept: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(show, "_KEPT", kept)
     monkeypatch.setattr(show, "_INDENTED", 0)
     show.as_json(facts)
     assert capsys.readouterr().out == json.dumps({"json_version": show.JSON_VERSION, **facts}) + "\n"
@@ -92,9 +90,8 @@ def test_json_that_is_too_long_prints_nothing(capsys: pytest.CaptureFixture[str]
 
 
 def test_what_is_stored_is_what_is_in_a_folder_or_file(tmp_path: Path, little: None) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "file").write_bytes(bytes(150 * KIB))
-    for path in (str(tmp_path), str(tmp_path / "below" / "file"), f"local://{tmp_path}"):
+    (tmp_path / "file").write_bytes(bytes(150 * KIB))
+    for path in (str(tmp_path), str(tmp_path / "file"), f"local://{tmp_path}"):
         show.budget_for(1, path).spend(150 * KIB, "it")
         with pytest.raises(PolicyError):
             show.budget_for(1, path).spend(150 * KIB + 1, "it")

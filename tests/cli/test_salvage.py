@@ -86,7 +86,7 @@ def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path
     opens = ["--key", f"file:{key_file}"]
     refused = run("salvage", encrypted, tmp_path / "new", *opens)
     assert refused.code == 2
-    assert "--encrypt-to" in refused.err
+    assert "(encrypt_to)" in refused.err
     assert not (tmp_path / "new").exists()
     flip_bit(encrypted)
     done = run("salvage", encrypted, tmp_path / "new", *opens, "--encrypt-to", f"file:{key_file}", "--json")
@@ -149,11 +149,12 @@ def sharded_checkpoint(path: Path, parts: dict[int, torch.Tensor]) -> None:
 
 
 def flip_in_chunk(path: Path, row: int) -> None:
-    metadata = streamxf.FileSystemReader(path).read_metadata()
-    (place,) = (place for index, place in metadata.storage_data.items() if index.offset[0] == row)
-    file = path / place.relative_path
+    with streamxf.Checkpoint(path) as checkpoint:
+        (item,) = checkpoint.items.values()
+    (place,) = (chunk.place for chunk in item.chunks if chunk.offset[0] == row)
+    file = path / place.file
     data = bytearray(file.read_bytes())
-    data[place.offset + place.length // 2] ^= 1
+    data[place.at + place.size // 2] ^= 1
     file.write_bytes(data)
 
 
@@ -166,7 +167,7 @@ def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
 
 
 def test_a_disk_that_fails_meanwhile_publishes_nothing(run: Run, plain: Path, tmp_path: Path, monkeypatch):
-    from streamxf.dcp.salvage.fill import Filler
+    from streamxf.tools.salvage.fill import Filler
 
     check = Filler.check
 
@@ -182,15 +183,15 @@ def test_a_disk_that_fails_meanwhile_publishes_nothing(run: Run, plain: Path, tm
     assert not (tmp_path / "new" / ".metadata").exists()
 
 
-def test_a_copy_is_gone_on_with(run: Run, plain: Path, tmp_path: Path, monkeypatch):
+def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     """A call that could not be finished leaves what it has, and the next one takes it up."""
-    from streamxf.dcp.writer import FileSystemWriter
+    from streamxf.tools.convert import session
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error", "somewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileSystemWriter, "finish", refuse)
+        patch.setattr(session, "publish", refuse)
         assert run("salvage", plain, tmp_path / "new").code == 1
     done = run("salvage", plain, tmp_path / "new", "--json")
     assert done.json["written"]["kept_files"] == 1

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from typer import BadParameter
 
 from cli.command import Done, Run
-from streamxf.cli import chart, portion, timing, units
+from streamxf.cli import portion, show, timing, units
 from streamxf.cli.__main__ import main
+from streamxf.cli.candidates import chart
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
 
@@ -141,7 +142,7 @@ def test_a_load_that_gives_something_else_is_a_failure(run: Run, tmp_path: Path,
     monkeypatch.setattr(timing, "same_bits", lambda *_: False)
     done = run("bench", "--at", tmp_path, "--size", "1MiB", "--runs", 1, "--chain", "lz4")
     assert done.code == 1
-    assert "NOT GIVEN BACK BIT FOR BIT by lz4:level=0" in done.out
+    assert "NOT IDENTICAL AFTER A LOAD by lz4:level=0" in done.out
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_rates(text: str, value: float):
 def test_a_rate_needs_a_unit(run: Run, weights: Path, text: str):
     done = run("tune", weights, "--bandwidth", text)
     assert done.code == 2
-    assert f"{text!r} has no unit; write {text.removesuffix('/s')}MB/s, say" in done.err
+    assert f"{text!r} has no unit; write {text.removesuffix('/s')}MB/s or 2GB/s" in done.err
 
 
 @pytest.mark.parametrize("text", ["", "GB/s", "-1", "1e", "2 parsecs", "inf", "nan"])
@@ -216,8 +217,7 @@ def test_what_is_no_quantity(text: str):
 
 
 def test_a_chart_keeps_to_its_width_and_to_scale():
-    bars = [chart.Bar("a" * 50, 4.0, "4.00"), chart.Bar("b", 2.0, "2.00"), chart.Bar("c\n", 0.0, "0.00")]
-    title, first, second, third = chart.lines("title", bars, 60)
+    title, first, second, third = chart("title", [("a" * 50, 4.0), ("b", 2.0), ("c\n", 0.0)], 60)
     assert title == "title"
     assert max(map(len, (first, second, third))) == 60
     assert first.count("█") == pytest.approx(2 * second.count("█"), abs=1)
@@ -229,8 +229,8 @@ def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch
     class Ascii:
         encoding = "ascii"
 
-    monkeypatch.setattr(chart, "sys", type("module", (), {"stdout": Ascii}))
-    _, line = chart.lines("title", [chart.Bar("a", 1.0, "1")], 40)
+    monkeypatch.setattr(show, "sys", type("module", (), {"stdout": Ascii}))
+    _, line = chart("title", [("a", 1.0)], 40)
     assert line.isascii()
     assert "#" in line
 

@@ -11,7 +11,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
 
 STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)
-PLAIN = b"what nobody may see" * 10
+PLAIN = b"a secret message   " * 10
 
 
 def block_info(codec: Encrypt, index: int = 0, last: bool = True, limit: int = 1 << 16, taken: list | None = None):

@@ -17,7 +17,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs.floatzip.coding import pack_into, unpack
 from streamxf.codecs.floatzip.levels import level_into, unlevel
 from streamxf.codecs.floatzip.planes import Workspace
-from streamxf.coder import stage_limit
+from streamxf.format.limits import stage_limit
 from streamxf.testing import CodecConformance
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ SHARE = {"bfloat16": 0.668, "float16": 0.852, "float32": 0.832}
 
 
 class TestFloatZip(CodecConformance):
-    examples = 40
+    examples = 20
     codec = streamxf.FloatZip()
 
 

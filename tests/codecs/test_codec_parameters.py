@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from samples import KEY, codecs
 
-from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, KeyRing, ZStandard
+from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, KeyRing, PrivateKey, SigningKey, ZStandard
 from streamxf.descriptor import Descriptor
-from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, UnknownCodecError
+from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, PolicyError, UnknownCodecError
 
 
 @pytest.mark.parametrize("level", [-8, 23, 1.5, True, "3", None, 10**30])
@@ -71,6 +71,11 @@ def test_descriptors_say_what_a_decoder_needs():
         ("streamxf.zstd/1#level=3.0", DescriptorError),
         ("streamxf.zstd/1#level=+3", DescriptorError),
         ("streamxf.zstd/1#level=03", DescriptorError),
+        ("streamxf.lz4/1#level=-0", DescriptorError),
+        ("streamxf.zstd/1?level=5", DescriptorError),
+        ("streamxf.zstd/1?level=3", DescriptorError),
+        ("streamxf.checksum/1?algorithm=crc32c", DescriptorError),
+        ("streamxf.checksum/1#algorithm=crc32c", DescriptorError),
         ("streamxf.zstd/1#level=" + "9" * 5000, DescriptorError),
         ("streamxf.zstd/1#speed=3", DescriptorError),
         ("streamxf.zstd/2", UnknownCodecError),
@@ -80,26 +85,58 @@ def test_descriptors_say_what_a_decoder_needs():
         ("streamxf.checksum/1?algorithm=sha256#algorithm=crc32c", DescriptorError),
         ("streamxf.zstd/1?level=3#level=4", DescriptorError),
         ("streamxf.encrypt/1", DescriptorError),
+        ("streamxf.encrypt/1#dek=x", DescriptorError),
         ("streamxf.encrypt/1?a=1#dek=x", DescriptorError),
     ],
 )
 def test_descriptors_that_are_refused(text, error):
+    name, _, rest = text.partition("/")
     with pytest.raises(error):
         CodecRegistry().build(Descriptor.parse(text), KeyRing([KEY]))
+    if error is not UnknownCodecError and name != Encrypt.name:
+        with pytest.raises(error):
+            CodecRegistry().find(name).from_descriptor(rest)
 
 
-@pytest.mark.parametrize(
-    ("text", "codec"),
-    [
-        ("streamxf.zstd/1?level=5", ZStandard(5)),
-        ("streamxf.zstd/1#level=5", ZStandard(5)),
-        ("streamxf.checksum/1?algorithm=crc32c", Checksum()),
-    ],
-)
-def test_spellings_that_no_writer_uses_but_that_do_no_harm(text, codec):
-    assert CodecRegistry().build(Descriptor.parse(text), KeyRing()) == codec
+def test_encrypt_is_rebuilt_with_a_data_key_or_with_keys_for_one():
+    codec = Encrypt(KEY)
+    bare, full = Descriptor.parse("streamxf.encrypt/1"), Descriptor.parse(codec.get_descriptor())
+    assert str(codec.descriptor()) == "streamxf.encrypt/1"
+    assert codec.get_descriptor() == f"streamxf.encrypt/1#{codec.wrapped}"
+    for made in (
+        Encrypt.rebuild(full, KeyRing(KEY)),
+        Encrypt.rebuild(bare, codec.data_key),
+        Encrypt.reading(codec.data_key),
+    ):
+        assert made.data_key == codec.data_key
+        assert made.descriptor() == bare
+        assert not made.hashed
+        for write in (lambda made=made: made.wrapped, made.get_descriptor, lambda made=made: made.vouch(bytes(32))):
+            with pytest.raises(KeyMissingError, match="made to read"):
+                write()
+    for descriptor in (bare, full):
+        with pytest.raises(KeyMissingError, match=r"use streamxf\.Registry"):
+            Encrypt.rebuild(descriptor)
+        with pytest.raises(KeyMissingError, match=r"use streamxf\.Registry"):
+            Encrypt.from_descriptor(str(descriptor).partition("/")[2])
+    with pytest.raises(DescriptorError, match="has none"):
+        Encrypt.rebuild(bare, KeyRing(KEY))
+    with pytest.raises(DescriptorError, match="where none belongs"):
+        Encrypt.rebuild(full, codec.data_key)
+    with pytest.raises(KeyMissingError, match="keys given: none"):
+        Encrypt.rebuild(full, KeyRing())
 
 
-def test_encrypt_is_not_made_without_keys():
-    with pytest.raises(KeyMissingError):
-        Encrypt.from_descriptor("1#dek=x")
+def test_nothing_vouches_for_what_is_rebuilt_with_keys():
+    """The descriptor is from a checkpoint without an index."""
+    pair, signer = PrivateKey.generate("hpke-x25519"), SigningKey.generate()
+    descriptor = Descriptor.parse(Encrypt([KEY, pair.public], signer=signer).get_descriptor())
+    for ring in (
+        KeyRing(KEY, trust=signer.verify_key),
+        KeyRing(pair),
+        KeyRing(pair, trust=signer.verify_key),
+    ):
+        with pytest.raises(PolicyError, match="without an index cannot be signed"):
+            CodecRegistry().build(descriptor, ring)
+    for ring in (KeyRing(KEY), KeyRing(pair, allow_unsigned=True)):
+        assert CodecRegistry().build(descriptor, ring).name == "streamxf.encrypt"

@@ -19,28 +19,28 @@ KEY = streamxf.Key(bytes(range(32)))
 
 
 class TestZStandard(CodecConformance):
-    examples = 40
+    examples = 20
 
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [streamxf.ZStandard(level) for level in (-7, 3, 22)]
 
 
 class TestLZ4(CodecConformance):
-    examples = 40
+    examples = 20
 
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [streamxf.LZ4(level) for level in (-64, 0, 12)]
 
 
 class TestChecksum(CodecConformance):
-    examples = 40
+    examples = 20
 
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [streamxf.Checksum(algorithm) for algorithm in ("crc32c", "sha256")]
 
 
 class TestEncrypt(CodecConformance):
-    examples = 40
+    examples = 20
     codec = streamxf.Encrypt(KEY)
     keys = KEY
 
@@ -48,7 +48,7 @@ class TestEncrypt(CodecConformance):
 class TestSound(CodecConformance):
     """The toy from which the faulty ones differ by one thing."""
 
-    examples = 40
+    examples = 20
 
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [broken.Sound(), broken.Sound(mask=1)]

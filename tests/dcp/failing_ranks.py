@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.dcp.publish import commit
+from streamxf.checkpoint.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
-from .helpers import KEY, full_chain, manifest_of
+from .helpers import KEY, full_chain, index_of
 from .rank_scenarios import join_group, start_ranks
 
 
@@ -85,13 +85,13 @@ def failing_saves(folder: Path) -> Any:
     rank = dist.get_rank()
     writer = writer_for(path)
     dcp.save(state_of(1), storage_writer=writer)
-    first = manifest_of(path).save_id
+    first = index_of(path).save_id
     found: dict[str, Any] = {}
 
     def attempt(name: str, who: set[int], act: Callable[[], None], **options: Any) -> None:
         planner = Planner(act if rank in who else None, **options)
         found[name] = failures_of(lambda: dcp.save(state_of(2), storage_writer=writer, planner=planner))
-        found[f"{name}: published"] = manifest_of(path).save_id != first
+        found[f"{name}: published"] = index_of(path).save_id != first
         dist.barrier()
 
     attempt("data of one", {1}, Raise("put", 1))
@@ -99,17 +99,15 @@ def failing_saves(folder: Path) -> Any:
     attempt("data of two", {1, 2}, Raise("put", rank))
     attempt("plan of one", {2}, _fail_with_value_error, in_plan=True)
 
-    original = commit.publish
+    put = Storage.put
     if rank == 0:
-        import streamxf.dcp.writer as module
 
         def fail(*_: Any, **__: Any) -> None:
             raise StoreError(503)
 
-        module.publish = fail  # type: ignore[attr-defined]
+        Storage.put = fail  # type: ignore[method-assign]
     attempt("publishing", set(), Raise())
-    if rank == 0:
-        module.publish = original  # type: ignore[attr-defined]
+    Storage.put = put  # type: ignore[method-assign]
 
     found["report of the rank that publishes"] = rank != 0 or writer.report is None
     mine = writer_for(path)
@@ -121,7 +119,7 @@ def failing_saves(folder: Path) -> Any:
     dcp.save(state_of(2), storage_writer=writer)
     found["new loads"] = loads(path, 2)
     dist.barrier()
-    found["leftovers"] = sorted({file.name for file in path.iterdir()} - {".metadata", *manifest_of(path).files})
+    found["leftovers"] = sorted({file.name for file in path.iterdir()} - {".metadata", *index_of(path).files})
     return found
 
 
@@ -144,36 +142,28 @@ def cached_plans(folder: Path) -> Any:
     return {"right": found, "cached": bool(SavePlanner._cached_save_plan)}
 
 
-class BadKeys:
-    """A source of keys that fails in a way of its own; for the reader's side."""
-
-    def __init__(self, path: Path) -> None:
-        self.reader = streamxf.FileSystemReader(path, keys=KEY)
-        if dist.get_rank() == 1:
-            self.reader.fs.create_stream = self.create_stream  # type: ignore[method-assign]
-
-    def create_stream(self, path: Any, mode: str) -> Any:
-        raise NeedsTwo("get", 1)
-
-
 def failing_loads(folder: Path) -> Any:
     """Metadata, or a data file, that one rank cannot read, because of an error that cannot be sent."""
     path = folder / "read"
     dcp.save(state_of(3), storage_writer=writer_for(path))
-    reader = BadKeys(path).reader
-    whole = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    reader = streamxf.FileSystemReader(path, keys=KEY)
-    if dist.get_rank() == 2:
-        create = reader.fs.create_stream
 
-        def create_stream(path: Any, mode: str) -> Any:
-            if str(path).endswith(".distcp"):
-                raise NeedsTwo("get", 2)
-            return create(path, mode)
+    def load_without(what: str, rank: int) -> Any:
+        opened = Storage.open
 
-        reader.fs.create_stream = create_stream  # type: ignore[method-assign]
-    data = failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
-    return {"metadata": whole, "data": data}
+        def fails(storage: Storage, name: str = "", **options: Any) -> Any:
+            if name.endswith(what):
+                raise NeedsTwo("get", rank)
+            return opened(storage, name, **options)
+
+        if dist.get_rank() == rank:
+            Storage.open = fails  # type: ignore[method-assign]
+        reader = streamxf.FileSystemReader(path, keys=KEY)
+        try:
+            return failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
+        finally:
+            Storage.open = opened  # type: ignore[method-assign]
+
+    return {"metadata": load_without(".metadata", 1), "data": load_without(".distcp", 2)}
 
 
 def failing_in_the_background(folder: Path) -> Any:
@@ -267,16 +257,14 @@ def dies_after_publishing(path: Path) -> None:
 
 def _with_publish(path: Path, before: bool) -> None:
     """The coordinator, of rank 0, dies in `finish`."""
-    import streamxf.dcp.writer as module
+    put = Storage.put
 
-    original = commit.publish
-
-    def publish(*arguments: Any, **options: Any) -> None:
+    def put_and_die(*arguments: Any, **options: Any) -> None:
         if not before:
-            original(*arguments, **options)
+            put(*arguments, **options)
         _die()
 
-    module.publish = publish  # type: ignore[attr-defined]
+    Storage.put = put_and_die  # type: ignore[method-assign]
     dcp.save(state_of(2), storage_writer=writer_for(path))
 
 

@@ -9,7 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.dcp.metadata.manifest import split
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.storage import Storage
 
 from .helpers import KEY, assert_same, full_chain, load_with
 
@@ -33,12 +35,12 @@ def check_round_trips(url: str, state: dict[str, Any], storage: dict[str, Any] |
         state["step"] = step
         dcp.save(state, storage_writer=writer)
         assert_same(load_from(url, state, storage), state)
-        assert_only_the_manifest_remains(url, storage)
+        assert_only_the_save_remains(url, storage)
     before = fsspec_files(url, storage)
     other = url + "-other"
     state["step"] = 2
     dcp.save(state, checkpoint_id=other, storage_writer=writer)
-    assert_only_the_manifest_remains(other, storage)
+    assert_only_the_save_remains(other, storage)
     assert fsspec_files(url, storage) == before
     reader = streamxf.FsspecReader(url, keys=KEY, **(storage or {}))
     found = {"step": None}
@@ -56,10 +58,9 @@ def fsspec_files(url: str, storage: dict[str, Any] | None = None) -> dict[str, i
     return {name.rpartition("/")[2]: int(facts["size"]) for name, facts in found.items()}
 
 
-def assert_only_the_manifest_remains(url: str, storage: dict[str, Any] | None = None) -> None:
-    filesystem, path = fsspec.core.url_to_fs(url, **(storage or {}))
-    manifest = split(filesystem.cat_file(path + "/.metadata")).manifest
-    assert manifest is not None
+def assert_only_the_save_remains(url: str, storage: dict[str, Any] | None = None) -> None:
+    """The files that the metadata names are there, as long as it says, and no others."""
+    files = read_metadata(Storage.of(url, storage), ".metadata", Access(), listing=True).files
     sizes = fsspec_files(url, storage)
     sizes.pop(".metadata")
-    assert sizes == {name: facts.size for name, facts in manifest.files.items()}
+    assert sizes == {name: file.size for name, file in files.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import sys
+import json
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +13,19 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import zstandard
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata.manifest import append_trailer, split
-from streamxf.descriptor import Descriptor
+from streamxf.format.index import Index
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.vouchers import Vouchers
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -55,12 +58,6 @@ def load_with(state: dict[str, Any], reader: Any) -> dict[str, Any]:
 
 def data_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.distcp"))
-
-
-def manifest_of(path: Path, name: str = ".metadata") -> Any:
-    manifest = split((path / name).read_bytes()).manifest
-    assert manifest is not None
-    return manifest
 
 
 # -- state dicts ---------------------------------------------------------------------------------
@@ -154,26 +151,50 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 # -- metadata, taken apart and put together again by somebody who has the key --------------------
 
 
+def sections_of(path: Path, name: str = ".metadata") -> tuple[bytes, Sections]:
+    """The pickle of a metadata file, and its index and keys as they are stored."""
+    data = (path / name).read_bytes()
+    trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
+    assert trailer is not None
+    begin = len(data) - trailer.size
+    return data[:begin], trailer.split(data[begin:])
+
+
+def index_of(path: Path, name: str = ".metadata") -> Index:
+    return Index.parse(sections_of(path, name)[1].index)
+
+
 def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:
-    described = manifest_of(path, name).key
-    return None if described is None else KeyRing.of(key).unwrap(Descriptor.parse(described).fragment)
+    """The data key of the process that published; None if nothing is encrypted."""
+    lines = sections_of(path, name)[1].key_lines()
+    return None if lines is None else KeyRing.of(key).unwrap(lines[0])
 
 
-def rewrite_metadata(
-    path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata", rank: int | None = None
-) -> None:
-    """Let `change` alter DCP's metadata, and give it a tag that matches."""
-    file = path / name
-    manifest = manifest_of(path, name)
-    content = metadata_file.load(file.read_bytes(), KeyRing.of(key), rank=rank)
-    vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
+def rewrite_index(path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata") -> None:
+    """Let `change` alter the index, which is JSON, and vouch for what comes of it."""
+    pickled, sections = sections_of(path, name)
+    content = json.loads(zstandard.ZstdDecompressor().decompress(sections.index))
     change(content)
-    file.write_bytes(metadata_file.dump(content, manifest, data_key_of(path, key, name)))
+    index = zstandard.ZstdCompressor().compress(json.dumps(content).encode())
+    (path / name).write_bytes(pack(pickled, index, revouched(sections, index, key)))
 
 
-def retagged(path: Path, pickled: bytes, manifest: Any = None, key: Key = KEY) -> bytes:
-    """A metadata file with another pickle, or another manifest, and a tag that matches."""
-    return append_trailer(pickled, manifest or manifest_of(path), data_key_of(path, key))
+def revouched(sections: Sections, index: bytes, key: Key = KEY) -> bytes:
+    """The keys of a metadata file, with vouchers for another index."""
+    lines = sections.key_lines()
+    if lines is None:
+        return b""
+    digest = Sections(memoryview(index), memoryview(b"")).digest
+    vouchers = Vouchers.make(digest, lines[0], KeyRing.of(key).unwrap(lines[0]), [key])
+    return pack_keys(lines[0], str(vouchers), sections.other_key_lines())
+
+
+def rewrite_pickle(path: Path, change: Callable[[Metadata], Any], *, name: str = ".metadata") -> None:
+    """Let `change` alter the metadata of torch's own writer, or of an attached one."""
+    file = path / name
+    content = pickle.loads(file.read_bytes())
+    change(content)
+    file.write_bytes(pickle.dumps(content))
 
 
 # -- extensions from elsewhere -------------------------------------------------------------------
@@ -234,18 +255,3 @@ class _XorReader(io.RawIOBase):
         data = self._input.read(len(buffer))
         buffer[: len(data)] = data.translate(self._table)
         return len(data)
-
-
-# -- the second decoder --------------------------------------------------------------------------
-
-
-def reference_decoder() -> Any:
-    """tests/reference_decoder.py, which is no part of any package."""
-    path = Path(__file__).parents[1] / "reference_decoder.py"
-    spec = importlib.util.spec_from_file_location("streamxf_reference_decoder", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name while it is being executed
-    spec.loader.exec_module(module)
-    return module

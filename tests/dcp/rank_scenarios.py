@@ -183,7 +183,7 @@ def wrong_key_on_the_coordinator(folder: Path) -> Any:
 def damaged_item_on_one_rank(folder: Path) -> Any:
     """Each rank has a tensor of its own; that of rank 1 is damaged, and only rank 1 reads it."""
     rank = dist.get_rank()
-    state = {f"of rank {rank}": torch.full((50,), float(rank))}
+    state = {f"of rank {rank}": torch.randn(2000)}
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "damaged", _extensions=full_chain()))
     if rank == 1:
         (file,) = (folder / "damaged").glob("__1_*.distcp")

@@ -38,20 +38,20 @@ def test_a_damaged_block(saved: Path) -> None:
     (file,) = data_files(saved)
     flip_bit(file, file.stat().st_size // 2)
     told = told_by(saved)
-    assert f"[file {file}, item w, block 0]\nnext: streamxf.verify(path, keys) lists" in told
+    assert f"[file {file}, item w, block 0]\nnext: `streamxf verify` lists" in told
     assert told.count("next: ") == 1
 
 
 def test_a_file_that_is_missing(saved: Path) -> None:
     data_files(saved)[0].unlink()
-    assert "next: streamxf.verify(path, keys)" in told_by(saved)
+    assert "next: `streamxf verify`" in told_by(saved)
 
 
 def test_damaged_metadata(saved: Path) -> None:
-    flip_bit(saved / ".metadata", 100)
+    flip_bit(saved / ".metadata", -100)
     told = told_by(saved)
-    assert f"[file {saved / '.metadata'}]\nnext: put back a copy of this file" in told
-    assert "without_metadata=True" in told
+    assert f"[file {saved / '.metadata'}]\nnext: restore this file from a copy" in told
+    assert "`streamxf salvage --without-metadata`" in told
 
 
 def test_what_is_not_damage_has_no_such_advice(saved: Path) -> None:
@@ -83,6 +83,6 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
     def listed(*_: Any) -> Any:
         raise PermissionError("somebody forbids it")
 
-    monkeypatch.setattr("streamxf.dcp.reader.list_files", listed)
+    monkeypatch.setattr("streamxf.checkpoint.storage.Storage.names", listed)
     (saved / ".metadata").unlink()
     assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)

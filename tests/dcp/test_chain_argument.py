@@ -32,7 +32,7 @@ CHAINS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 def stored_chains(path: object) -> set[tuple[str, ...]]:
     contents = streamxf.inspect(str(path)).contents
-    return {part.chain for entry in contents.entries.values() for part in entry.parts}
+    return {place.chain for item in contents.items.values() for place in item.places}
 
 
 @pytest.mark.parametrize(("arguments", "chain"), CHAINS, ids=lambda value: str(value)[:60])

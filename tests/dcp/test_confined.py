@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import MetadataError
 
-from .helpers import assert_same, data_files, load_with, refused, save
+from .helpers import assert_same, data_files, load_with, refused, rewrite_index, rewrite_pickle, save
 
 STATE = {"w": torch.arange(20.0)}
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -104,17 +103,25 @@ def test_a_sibling_whose_name_begins_alike_is_outside(tmp_path: Path, reader_of:
         "a\x7fb",
     ],
 )
-def test_a_path_that_leads_out_by_name(tmp_path: Path, reader_of: Callable[[Path], Any], path: str) -> None:
+@pytest.mark.parametrize("stock", [True, False], ids=["pickle", "index"])
+def test_a_path_that_leads_out_by_name(
+    tmp_path: Path, reader_of: Callable[[Path], Any], path: str, stock: bool
+) -> None:
     folder = tmp_path / "checkpoint"
-    dcp.save(STATE, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
+    if stock:
+        dcp.save(STATE, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
+        change_paths(folder, path)
+    else:
+        save(STATE, folder, [Checksum()])
+        rewrite_index(folder, lambda index: index["files"][0].update(path=path))
     (tmp_path / "elsewhere").write_bytes(data_files(folder)[0].read_bytes())
-    change_paths(folder, path)
-    with refused(MetadataError, "outside of the checkpoint"):
+    with refused(MetadataError, "outside the checkpoint"):
         load_with(STATE, reader_of(folder))
 
 
 def change_paths(folder: Path, path: str) -> None:
-    metadata: Any = pickle.loads((folder / ".metadata").read_bytes())
-    for info in metadata.storage_data.values():
-        info.relative_path = path
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    def change(metadata: Any) -> None:
+        for info in metadata.storage_data.values():
+            info.relative_path = path
+
+    rewrite_pickle(folder, change)

@@ -46,7 +46,7 @@ def test_a_replayed_checkpoint_is_noticed(tmp_path: Path, reader_of: Callable[..
     assert reader.save_id == new
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "kept by somebody", tmp_path / "checkpoint")
-    with refused(IdentityError, f"this is the save {old}", f"expected is {new}", ".metadata"):
+    with refused(IdentityError, f"this is the save {old}", f"{new} was expected", ".metadata"):
         load_with(state, reader)
     assert reader.save_id is None
     unaware = reader_of(tmp_path / "checkpoint", keys=KEY)
@@ -55,10 +55,10 @@ def test_a_replayed_checkpoint_is_noticed(tmp_path: Path, reader_of: Callable[..
     assert unaware.save_id == old
 
 
-def test_a_checkpoint_without_a_manifest_is_no_save_at_all(checkpoint: Path, reader_of: Callable[..., Any]) -> None:
+def test_a_checkpoint_without_an_index_is_no_save_at_all(checkpoint: Path, reader_of: Callable[..., Any]) -> None:
     state = {"w": torch.zeros(5)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, sync_files=False))
-    with refused(PolicyError, "no manifest", "leave expect_save_id= out"):
+    with refused(PolicyError, "has no index", "leave expect_save_id out"):
         load_with(state, reader_of(checkpoint, expect_save_id="0" * 32))
     reader = reader_of(checkpoint)
     assert_same(load_with(state, reader), state)
@@ -95,10 +95,10 @@ def test_every_rank_looks_for_itself(checkpoint: Path, reader_of: Callable[..., 
     save(checkpoint, 1.0)
     reader = reader_of(checkpoint, keys=KEY, expect_save_id="0" * 32)
     metadata = reader.read_metadata()
-    with refused(IdentityError, "expected is " + "0" * 32):
+    with refused(IdentityError, "0" * 32 + " was expected"):
         reader.set_up_storage_reader(metadata, False)
     other = reader_of(checkpoint, keys=KEY)
-    with refused(IdentityError, "expected is " + "0" * 32):
+    with refused(IdentityError, "0" * 32 + " was expected"):
         reader.set_up_storage_reader(other.read_metadata(), False)
 
 

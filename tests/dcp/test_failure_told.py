@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 import streamxf
 from streamxf import Checksum
-from streamxf.dcp.publish import commit
+from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import assert_same, full_chain, load, manifest_of, save, unwrapped
+from .helpers import assert_same, full_chain, index_of, load, save, unwrapped
 
 ITEMS = 8
 
@@ -83,7 +83,7 @@ def failure_of(action: Callable[[], Any]) -> BaseException:
 def assert_only(path: Path, state: dict[str, Any]) -> None:
     """The checkpoint loads, and nothing else is there."""
     assert_same(load(state, path), state)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
 
 
 # -- anything, in any thread -----------------------------------------------------------------------
@@ -225,13 +225,14 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
 
 
 class Unclosable(FileSystem):
-    """Nothing can be closed, and nothing removed."""
+    """Nothing can be closed."""
 
     def create_stream(self, path: Any, mode: str) -> Any:
         return _Unclosable(super().create_stream(path, mode))
 
-    def rm_file(self, path: Any) -> None:
-        raise PermissionError(errno.EPERM, "may not be removed")
+
+def may_not_be_removed(path: Any) -> None:
+    raise PermissionError(errno.EPERM, "may not be removed")
 
 
 class _Unclosable:
@@ -247,9 +248,12 @@ class _Unclosable:
 
 
 @pytest.mark.parametrize("filters", ["default", "error"])
-def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(checkpoint: Path, filters: Any) -> None:
+def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, filters: Any
+) -> None:
     old, new = states()
     save(old, checkpoint)
+    monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint, 2)
     writer.fs = Unclosable()
     planner = Planner(raising(3, ValueError("the cause")))
@@ -348,11 +352,7 @@ def test_clean_up_that_fails_never_fails_a_published_save(
     """Not even where filters make errors of warnings: the log has them then."""
     old, new = states()
     save(old, checkpoint)
-
-    def rm_file(self: Any, path: Any) -> None:
-        raise PermissionError(errno.EPERM, "may not be removed")
-
-    monkeypatch.setattr(FileSystem, "rm_file", rm_file)
+    monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(filters)
@@ -360,7 +360,7 @@ def test_clean_up_that_fails_never_fails_a_published_save(
         dcp.save(new, storage_writer=writer)
     assert_same(load(new, checkpoint), new)
     assert writer.report is not None
-    assert writer.save_id == manifest_of(checkpoint).save_id
+    assert writer.save_id == index_of(checkpoint).save_id
     told = [str(warning.message) for warning in caught] if filters == "default" else caplog.messages
     assert any("is saved, but" in message for message in told)
 
@@ -390,12 +390,12 @@ def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
         made.append("tried")
         raise NeedsTwo("publish", 1)
 
-    monkeypatch.setattr(commit, "_replace_local", fail)
+    monkeypatch.setattr(Storage, "put", fail)
     found = failure_of(lambda: dcp.save(new, storage_writer=writer))
     assert made
     assert "publish failed with 1" in str(found)
     assert writer.report is None
-    assert writer.save_id == first == manifest_of(checkpoint).save_id
+    assert writer.save_id == first == index_of(checkpoint).save_id
     assert_only(checkpoint, old)
 
 
@@ -406,7 +406,7 @@ def test_what_was_not_published_has_no_id(checkpoint: Path) -> None:
     failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer))
     assert writer.save_id is None
     dcp.save(states()[0], storage_writer=writer)
-    assert writer.save_id == manifest_of(checkpoint).save_id
+    assert writer.save_id == index_of(checkpoint).save_id
     failure_of(lambda: dcp.save({"w": threading.Lock()}, storage_writer=writer, checkpoint_id=str(checkpoint)))
     assert writer.save_id is None
     remote = streamxf.FsspecWriter("memory://no-id")

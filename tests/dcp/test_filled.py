@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import streamxf
 from streamxf.dcp.load.filled import check_filled
 from streamxf.errors import MetadataError
+from streamxf.format.items import Chunk, Place, TensorItem
 
 from .helpers import KEY
 
@@ -44,8 +40,9 @@ PLANNERS: list[Any] = [Whole(), Asked(), OwnState()]
 
 
 def described(*chunks: tuple[torch.Size, torch.Size]) -> dict[str, Any]:
-    made = [ChunkStorageMetadata(*chunk) for chunk in chunks]
-    return {"w": TensorStorageMetadata(TensorProperties(torch.float32), SIZE, made)}
+    place = Place("file", 0, 16, ())
+    made = tuple(Chunk(tuple(offset), tuple(shape), place, framed=True) for offset, shape in chunks)
+    return {"w": TensorItem("w", "float32", tuple(SIZE), made)}
 
 
 def reads(*chunks: tuple[torch.Size, torch.Size]) -> LoadPlan:

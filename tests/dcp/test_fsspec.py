@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
 
-from .fsspec_checks import assert_only_the_manifest_remains, check_round_trips, load_from, save_to
+from .fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
 from .helpers import KEY, assert_same, error_of, full_chain, refused
 
 
@@ -58,7 +58,7 @@ def test_damage_is_found(url: str, state: dict[str, Any]) -> None:
     with refused(StreamxfError, file.rpartition("/")[2]):
         load_from(url, state)
     filesystem.pipe_file(file, whole[:-1])
-    with refused(ContainerError, "the manifest says"):
+    with refused(ContainerError, "the metadata says"):
         load_from(url, state)
     filesystem.rm(file)
     with refused(MetadataError, "missing"):
@@ -88,7 +88,7 @@ def test_a_save_that_fails_leaves_the_old_one(url: str, state: dict[str, Any], m
     monkeypatch.undo()
     assert isinstance(error, OSError)
     assert_same(load_from(url, state), state)
-    assert_only_the_manifest_remains(url)
+    assert_only_the_save_remains(url)
 
 
 def test_policy(url: str, state: dict[str, Any]) -> None:

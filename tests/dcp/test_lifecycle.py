@@ -22,7 +22,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AbortedError, KeyMissingError
 
-from .helpers import KEY, full_chain, load_with, manifest_of, refused
+from .helpers import KEY, full_chain, index_of, load_with, refused
 
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 
@@ -105,7 +105,7 @@ def test_an_ordinary_pickle_leaves_the_key_behind(tmp_path: Path, writer: str) -
     pickled = pickle.dumps(WRITERS[writer](tmp_path))
     assert KEY.reveal() not in pickled
     there = pickle.loads(pickled)
-    with refused(KeyMissingError, f"key {KEY.id} did not travel"):
+    with refused(KeyMissingError, f"key {KEY.id} was left out when this Encrypt was pickled"):
         dcp.save(STATE, storage_writer=there)
     assert not (tmp_path / ".metadata").exists()
 
@@ -129,7 +129,7 @@ def test_planners_are_told_the_save_that_is_published(tmp_path: Path) -> None:
     for _ in range(3):
         planner = Told()
         dcp.save(STATE, storage_writer=writer, planner=planner)
-        assert planner.meta.save_id == writer.save_id == manifest_of(tmp_path).save_id
+        assert planner.meta.save_id == writer.save_id == index_of(tmp_path).save_id
         assert planner.meta.checkpoint_id == tmp_path
         ids.append(writer.save_id)
     assert len(set(ids)) == 3

@@ -22,7 +22,7 @@ import streamxf
 from streamxf import Checksum, Encrypt
 from streamxf.dcp.load import loader as load_module
 from streamxf.errors import BlockError, MetadataError, StreamxfError
-from streamxf.fileio.blocks import BlockReader
+from streamxf.stream.container import BlockReader
 
 from .helpers import KEY, data_files, error_of, load, refused, save
 from .test_loads_like_stock import Into
@@ -41,12 +41,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         return decode(self, index, *rest)
 
     monkeypatch.setattr(BlockReader, "decode_stored", counted)
+    monkeypatch.setattr(load_module, "INLINE_BYTES", 0)
     return found
 
 
-def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], keys: Any = None) -> Any:
+def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], keys: Any = None, **options: Any) -> Any:
     """Load boxes of the only tensor of a checkpoint, each given by its offsets, into targets."""
-    reader = streamxf.FileSystemReader(path, keys=keys)
+    reader = streamxf.FileSystemReader(path, keys=keys, **options)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
     (index,) = metadata.storage_data
@@ -67,16 +68,16 @@ def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], ke
 
 @pytest.mark.parametrize("keys", [None, KEY])
 def test_rows_take_their_own_blocks_only(checkpoint: Path, decoded: list[Any], keys: Any) -> None:
-    """And the first and the last, which hold torch's framing; once for all requests, and the rest in workers."""
+    """Those that hold a wanted element and no others, with a key too: the size of a tensor stands in its header."""
     stored = torch.randint(0, 99, (32, MIB), dtype=torch.int8)
     save({"t": stored}, checkpoint, [Checksum(), Encrypt(KEY)] if keys else [Checksum()])
     first, second = torch.empty(2, MIB, dtype=torch.int8), torch.empty(1, MIB, dtype=torch.int8)
     report = read_boxes(checkpoint, [((10, 0), first), ((20, 0), second)], keys)
     assert torch.equal(first, stored[10:12])
     assert torch.equal(second, stored[20:21])
-    assert sorted(index for index, _ in decoded) == [0, 10, 11, 12, 20, 21, 32]
-    assert {index for index, in_worker in decoded if not in_worker} == {0, 32}
-    assert (report.items, report.raw_bytes) == (2, 5 * MIB)
+    assert sorted(index for index, _ in decoded) == [10, 11, 20]
+    assert all(in_worker for _, in_worker in decoded)
+    assert (report.items, report.raw_bytes) == (2, 3 * MIB)
     assert report.raw_bytes < report.stored_bytes < report.raw_bytes + 1000
 
 
@@ -91,21 +92,43 @@ def test_every_block_is_decoded_once(checkpoint: Path, decoded: list[Any], keys:
     assert all(in_worker for _, in_worker in decoded)
 
 
+@pytest.mark.parametrize("keys", [None, KEY])
+def test_rows_of_a_tensor_of_torchs_writer(checkpoint: Path, decoded: list[Any], keys: Any) -> None:
+    """The first block and the last hold torch's frame; they are decoded once for all requests."""
+    stored = torch.randint(0, 99, (32, MIB), dtype=torch.int8)
+    chain = [Checksum(), Encrypt(KEY)] if keys else [Checksum()]
+    dcp.save({"t": stored}, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), chain))
+    first, second = torch.empty(2, MIB, dtype=torch.int8), torch.empty(1, MIB, dtype=torch.int8)
+    read_boxes(checkpoint, [((10, 0), first), ((20, 0), second)], keys, require="bound" if keys else None)
+    assert torch.equal(first, stored[10:12])
+    assert torch.equal(second, stored[20:21])
+    ends = [index for index, in_worker in decoded if not in_worker]
+    assert set(ends) == {0, 32}
+    assert sorted(index for index, in_worker in decoded if in_worker) == [10, 11, 12, 20, 21]
+
+
 def test_with_keys_the_last_block_is_decoded_even_for_the_first_row(checkpoint: Path) -> None:
+    """Unless the header says how large the stream is, as it does for the elements of a tensor."""
     stored = torch.randint(0, 99, (8, MIB), dtype=torch.int8)
-    save({"t": stored}, checkpoint, [Encrypt(KEY)])
+    writer = streamxf.attach(dcp.FileSystemWriter(checkpoint, sync_files=False), [Encrypt(KEY)])
+    dcp.save({"t": stored}, storage_writer=writer)
     (path,) = data_files(checkpoint)
     data = bytearray(path.read_bytes())
     data[-200] ^= 1  # in the payload of the last block
     path.write_bytes(data)
     with refused(StreamxfError):
-        read_boxes(checkpoint, [((0, 0), torch.empty(1, MIB, dtype=torch.int8))], KEY)
+        read_boxes(checkpoint, [((0, 0), torch.empty(1, MIB, dtype=torch.int8))], KEY, require="bound")
 
 
-def test_a_tensor_that_is_stored_in_another_order(checkpoint: Path) -> None:
-    """Its frame is not the usual one, so torch.load has the last word."""
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_tensor_whose_memory_is_in_another_order(checkpoint: Path, attached: bool) -> None:
+    """torch.save keeps that order, streamxf's writer does not."""
     stored = torch.arange(600 * 1000, dtype=torch.int32).reshape(600, 1000)
-    save({"t": stored.t()}, checkpoint, [Checksum()])
+    if attached:
+        writer = streamxf.attach(dcp.FileSystemWriter(checkpoint, sync_files=False), [Checksum()])
+        dcp.save({"t": stored.t()}, storage_writer=writer)
+    else:
+        save({"t": stored.t()}, checkpoint, [Checksum()])
     target = torch.zeros(1000, 600, dtype=torch.int32)
     read_boxes(checkpoint, [((0, 0), target)])
     assert torch.equal(target, stored.t())

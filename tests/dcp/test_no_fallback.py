@@ -12,13 +12,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Encrypt, Key, KeyProvider
-from streamxf.dcp.metadata.file import UnreadableMetadata
-from streamxf.dcp.metadata.manifest import split
-from streamxf.descriptor import Descriptor
+from streamxf import Encrypt, KeyProvider
+from streamxf.checkpoint import metadata
+from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.errors import KeyServiceError, MetadataError, StreamxfError
 
-from .helpers import KEY, blank, error_of, manifest_of, refused, retagged, save
+from .helpers import KEY, blank, error_of
 
 STATE = {"w": torch.full((4,), 2.0)}
 OLDER = {"w": torch.full((4,), 1.0)}
@@ -29,7 +28,7 @@ class Flaky(KeyProvider):
     """Fails the first time that it unwraps, as a service does."""
 
     kind = "acme-flaky"
-    authenticates_writer = True
+    vouches = True
     id = "b" * 16
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -77,7 +76,7 @@ def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
     def fails(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("streamxf.dcp.metadata.file.load", fails)
+    monkeypatch.setattr(metadata.Trailer, "parse", fails)
     reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
     found = reader.read_metadata()
     assert isinstance(found, UnreadableMetadata)
@@ -95,22 +94,3 @@ def test_only_metadata_that_is_not_there_gives_way_to_a_ranks_own(with_older: Pa
         reader.read_metadata()
     dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Flaky()), no_dist=True)
     assert torch.equal(target["w"], OLDER["w"])
-
-
-# -- what reads and what changes recipients agree ------------------------------------------------------
-
-
-def test_a_manifests_key_with_parameters_is_refused_by_readers_and_by_rekey(tmp_path: Path) -> None:
-    save(STATE, tmp_path)
-    manifest = manifest_of(tmp_path)
-    assert Descriptor.parse(manifest.key).bound == "streamxf.encrypt/1"
-    changed = type(manifest)(**{**vars(manifest), "key": manifest.key.replace("encrypt/1#", "encrypt/1?x=1#")})
-    data = (tmp_path / ".metadata").read_bytes()
-    (tmp_path / ".metadata").write_bytes(retagged(tmp_path, bytes(split(data).pickled), changed))
-    for action in (
-        lambda: dcp.load(blank(STATE), storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY)),
-        lambda: streamxf.rekey(tmp_path, KEY, Key.generate()),
-        lambda: streamxf.recipients(tmp_path),
-    ):
-        with refused(MetadataError, "descriptor"):
-            action()

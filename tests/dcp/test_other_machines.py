@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.dcp import mounts
+from streamxf.checkpoint import mounts
+from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.publish import lock
-from streamxf.dcp.publish.settled import DAY, settled
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 
-from .helpers import assert_same, data_files, error_of, load, manifest_of, refused, save
+from .helpers import assert_same, data_files, error_of, index_of, load, refused, save
 from .shards import Planner, save_shards
 
 LEFT = f"__0_0_{'a' * 32}.distcp"
@@ -123,18 +119,6 @@ def test_disks_of_their_own_are_copied_together_later(
     assert_same(loaded(checkpoint), {"of 0": torch.zeros(9), "of 1": torch.ones(9)})
 
 
-def test_places() -> None:
-    here = Place("a", "nfs4", "server:/export", 7)
-    assert not here.is_other_than(replace(here, inode=8))  # what one host sees is looked at
-    assert not here.is_other_than(replace(here, host="b"))
-    assert not here.is_other_than(replace(here, host="b", source="alias:/export", inode=8))
-    assert here.is_other_than(replace(here, host="b", inode=8))
-    assert here.is_other_than(Place("b", "ext4", "/dev/sda", 7))
-    assert Place("b", "ext4", "/dev/sda", 7).is_other_than(here)
-    assert Place("b", "ext4", "/dev/sda", 7).is_other_than(Place("a", "ext4", "/dev/sda", 7))
-    assert not Place("a", "fuse.x", "x", 7).is_other_than(Place("b", "fuse.x", "x", 8))
-
-
 def test_a_listing_that_is_older_than_the_files(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
@@ -156,14 +140,6 @@ def test_a_listing_that_is_older_than_the_files(checkpoint: Path, monkeypatch: p
 # -- no lock ---------------------------------------------------------------------------------------
 
 
-def test_a_lock_on_a_network_file_system_is_one_machines(checkpoint: Path, network: None) -> None:
-    filesystem = streamxf.FileSystemReader(checkpoint).fs
-    checkpoint.mkdir()
-    with lock.locked(filesystem, checkpoint) as alone:
-        assert not alone
-        assert lock._open(str(checkpoint)) is not None
-
-
 def test_files_that_another_machine_may_be_about_to_publish_stay(checkpoint: Path, network: None) -> None:
     save(state_of(0), checkpoint, [])
     names = [LEFT, f"__5_0_{'b' * 32}.distcp", ".metadata.0123abcd.tmp", ".metadata.fedcba98.tmp", "__7_0.distcp"]
@@ -173,7 +149,7 @@ def test_files_that_another_machine_may_be_about_to_publish_stay(checkpoint: Pat
         os.utime(checkpoint / name, (OLD, OLD))
     save(state_of(1), checkpoint, [])
     kept = {LEFT, ".metadata.0123abcd.tmp"}
-    assert set(os.listdir(checkpoint)) == kept | {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == kept | {".metadata", *index_of(checkpoint).files}
     report = streamxf.clean(checkpoint)
     assert (report.removed, set(report.recent), report.kept) == ((), kept, ())
     assert f"may be writing it: {LEFT}" in str(report)
@@ -201,14 +177,14 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
     """The save has found all its files, and puts its metadata when `clean` has listed them as leftovers."""
     url = "memory://beside"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    publish = writer_module.publish
+    put = Storage.put
     report: list[Any] = []
 
     def late(*arguments: Any, **options: Any) -> None:
         report.append(streamxf.clean(url))
-        publish(*arguments, **options)
+        put(*arguments, **options)
 
-    monkeypatch.setattr(writer_module, "publish", late)
+    monkeypatch.setattr(Storage, "put", late)
     dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
     assert len(report[0].recent) == 1
     target = state_of(-1)
@@ -219,7 +195,7 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
 def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://meanwhile"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    clean_module = streamxf.dcp.clean
+    clean_module = import_module("streamxf.tools.clean")
     settled = clean_module.settled
 
     def late(*arguments: Any) -> Any:
@@ -233,31 +209,6 @@ def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.M
     target = state_of(-1)
     dcp.load(target, storage_reader=streamxf.FsspecReader(url), no_dist=True)
     assert_same(target, state_of(1))
-
-
-def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filesystem = streamxf.FileSystemReader(checkpoint).fs
-    checkpoint.mkdir()
-    flock = lock.fcntl.flock
-    locked: list[tuple[int, int]] = []
-
-    def note(descriptor: int, operation: int) -> None:
-        flock(descriptor, operation)
-        if operation != lock.fcntl.LOCK_UN:
-            if not locked:  # now that it is locked
-                checkpoint.rename(tmp_path / "moved away")
-                checkpoint.mkdir()
-            facts = os.fstat(descriptor)
-            locked.append((facts.st_dev, facts.st_ino))
-
-    monkeypatch.setattr(lock.fcntl, "flock", note)
-    with lock.locked(filesystem, checkpoint) as alone:
-        assert alone
-        facts = checkpoint.stat()
-        assert locked[-1] == (facts.st_dev, facts.st_ino)
-    assert len(locked) == 2
 
 
 def test_a_failed_rename_on_a_network_file_system_costs_no_files(
@@ -283,14 +234,14 @@ def test_a_failed_rename_on_a_network_file_system_costs_no_files(
 
 
 def published_meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], Any]) -> None:
-    dump = writer_module.metadata_file.dump
+    prepare = writer_module.prepare
 
-    def late(*arguments: Any) -> bytes:
+    def late(*arguments: Any) -> Any:
         monkeypatch.undo()
         other()
-        return dump(*arguments)
+        return prepare(*arguments)
 
-    monkeypatch.setattr(writer_module.metadata_file, "dump", late)
+    monkeypatch.setattr(writer_module, "prepare", late)
 
 
 def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +249,7 @@ def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch:
     with refused(AbortedError, "overwrite=False"):
         save(state_of(2), checkpoint, [], overwrite=False)
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
-    assert {file.name for file in data_files(checkpoint)} == set(manifest_of(checkpoint).files)
+    assert {file.name for file in data_files(checkpoint)} == set(index_of(checkpoint).files)
 
 
 def test_a_ranks_own_metadata_beside_a_global_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,65 +276,3 @@ def test_the_first_cause_is_told_where_a_draft_stays(checkpoint: Path, monkeypat
     assert "fault injected" in str(error)
     assert any("could not be removed: PermissionError: second fault" in note for note in error.__notes__)  # type: ignore[union-attr]
     assert_same(load(state_of(1), checkpoint, None), state_of(0))
-
-
-def test_two_threads_wait_for_each_other(checkpoint: Path) -> None:
-    """The lock belongs to an opened folder, not to the process."""
-    filesystem = streamxf.FileSystemReader(checkpoint).fs
-    checkpoint.mkdir()
-    inside: list[int] = []
-    most: list[int] = []
-
-    def hold() -> None:
-        for _ in range(20):
-            with lock.locked(filesystem, checkpoint):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-
-    threads = [threading.Thread(target=hold) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(most) == 1
-    assert len(most) == 80
-
-
-@pytest.mark.parametrize(
-    "listed",
-    [
-        lambda at: {"LastModified": datetime.fromtimestamp(at, UTC)},
-        lambda at: {"last_modified": datetime.fromtimestamp(at, UTC)},
-        lambda at: {"mtime": at},
-        lambda at: {"updated": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")},
-        lambda at: {},
-        lambda at: {"updated": "some time ago"},
-    ],
-)
-def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, Any]]) -> None:
-    """In the listing; where it is not there each file is asked for, and if that tells nothing, the file stays."""
-
-    class Inner:
-        def ls(self, path: str, detail: bool) -> list[dict[str, Any]]:
-            return [{"name": f"bucket/{name}", "size": 1, **listed(at)} for name, at in written.items()]
-
-        def modified(self, path: str) -> datetime:
-            asked.append(path)
-            if path.endswith("old"):
-                return datetime.fromtimestamp(OLD, UTC)
-            raise NotImplementedError
-
-    class Outer:
-        fs = Inner()
-
-        def concat_path(self, folder: str, name: str) -> str:
-            return f"{folder}/{name}"
-
-    written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
-    asked: list[str] = []
-    told = listed(OLD)
-    found = settled(Outer(), "bucket", written, DAY)
-    assert found == (set() if told.get("updated") == "some time ago" else {"old"})
-    assert bool(asked) == (not told)
-    assert settled(Outer(), "bucket", written, 0) == set(written)

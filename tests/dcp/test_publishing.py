@@ -17,11 +17,12 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 import streamxf
+from streamxf.checkpoint.publish import commit, lock
+from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
-from streamxf.dcp.publish import durable, lock
 from streamxf.errors import AbortedError, ContainerError
 
-from .helpers import assert_same, data_files, error_of, full_chain, load, manifest_of, refused, save
+from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
 
 ROUNDS = 20
 
@@ -74,7 +75,7 @@ def test_a_save_removes_what_earlier_ones_left(checkpoint: Path, before: str) ->
     plant(checkpoint, LEFTOVERS + NOT_OURS)
     save(state_of(1), checkpoint)
     assert_same(load(state_of(0), checkpoint), state_of(1))
-    named = {".metadata", *manifest_of(checkpoint).files}
+    named = {".metadata", *index_of(checkpoint).files}
     assert set(os.listdir(checkpoint)) == named | set(NOT_OURS)
 
 
@@ -87,7 +88,7 @@ def test_nothing_goes_before_the_new_one_is_published(checkpoint: Path, monkeypa
         assert before <= set(os.listdir(checkpoint))
         raise OSError(errno.EIO, "fault injected")
 
-    monkeypatch.setattr(writer_module, "publish", fail)
+    monkeypatch.setattr(Storage, "put", fail)
     assert isinstance(error_of(lambda: save(state_of(1), checkpoint)), OSError)
     assert set(os.listdir(checkpoint)) == before  # and the failed save's own files are gone
 
@@ -116,11 +117,11 @@ def test_names_that_look_like_patterns(tmp_path: Path) -> None:
 def test_leftovers_that_cannot_be_removed_are_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(checkpoint, [f"__{rank}_0.distcp" for rank in range(9)])
 
-    def unlink(self: Path, *_: Any, **__: Any) -> None:
+    def unlink(path: Any) -> None:
         raise PermissionError(errno.EPERM, "fault injected")
 
-    monkeypatch.setattr(Path, "unlink", unlink)
-    with pytest.warns(UserWarning, match=r"unencrypted.*__0_0\.distcp.* and 4 more .*streamxf\.clean"):
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.warns(UserWarning, match=r"unencrypted.*__0_0\.distcp.* and 4 more .*streamxf clean"):
         save(state_of(1), checkpoint, full_chain())
     assert_same(load(state_of(0), checkpoint), state_of(1))
 
@@ -156,14 +157,14 @@ def test_saves_of_several_processes_into_one_folder(checkpoint: Path) -> None:
     assert loaded
     target = load(state_of(-1), checkpoint, keys=None)
     assert len({float(value[0]) for value in target.values()}) == 1
-    assert set(os.listdir(checkpoint)) == {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == {".metadata", *index_of(checkpoint).files}
 
 
 def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one publishes while the other is between its last look and its put, and cleans up after that put."""
     url = "memory://overlap"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    publish, remove = writer_module.publish, writer_module.remove_leftovers
+    publish, remove = Storage.put, writer_module.remove_leftovers
     looked, cleaning, put = threading.Event(), threading.Event(), threading.Event()
 
     def publish_late(*args: Any, **options: Any) -> None:
@@ -180,7 +181,7 @@ def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> No
             assert put.wait(30)
         remove(*args)
 
-    monkeypatch.setattr(writer_module, "publish", publish_late)
+    monkeypatch.setattr(Storage, "put", publish_late)
     monkeypatch.setattr(writer_module, "remove_leftovers", remove_later)
     errors: list[BaseException | None] = []
 
@@ -206,10 +207,11 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     save(state_of(0), checkpoint)
-    dump = writer_module.metadata_file.dump
+    prepare = writer_module.prepare
 
-    def then_damage(metadata: Any, manifest: Any, key: Any) -> bytes:
-        file = checkpoint / max(manifest.files)
+    def then_damage(*args: Any) -> Any:
+        made = prepare(*args)
+        file = checkpoint / max(made.index.files)
         content = file.read_bytes()
         if damage in ("gone", "a link"):
             file.unlink()
@@ -217,9 +219,9 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
             file.symlink_to(data_files(checkpoint)[0])
         if damage in ("shorter", "longer"):
             file.write_bytes(content[:-1] if damage == "shorter" else content + b"x")
-        return dump(metadata, manifest, key)
+        return made
 
-    monkeypatch.setattr(writer_module.metadata_file, "dump", then_damage)
+    monkeypatch.setattr(writer_module, "prepare", then_damage)
     kind = AbortedError if damage == "gone" else ContainerError
     with refused(kind, "not published"):
         save(state_of(1), checkpoint, thread_count=2)
@@ -230,7 +232,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
 def test_a_lock_that_somebody_keeps(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint)
     monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    with lock.locked(streamxf.FileSystemReader(checkpoint).fs, checkpoint) as alone:
+    with lock.locked(Storage.of(checkpoint)) as alone:
         assert alone
         with refused(AbortedError, "another process"):
             save(state_of(1), checkpoint)
@@ -270,7 +272,7 @@ def test_file_systems_that_cannot_sync_folders(
             raise OSError(number, "fault injected")
         fsync(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", refuse)
+    monkeypatch.setattr(commit.os, "fsync", refuse)
     error = error_of(lambda: save(state_of(0), checkpoint, sync_files=True))
     assert isinstance(error, OSError) == fails
     assert (checkpoint / ".metadata").exists() != fails
@@ -281,7 +283,7 @@ def test_storage_that_may_not_replace_in_one_step_is_warned_of(tmp_path: Path) -
         protocol = "ftpmemory"
 
     fsspec.register_implementation("ftpmemory", Ftp, clobber=True)
-    with pytest.warns(UserWarning, match="whether ftpmemory replaces a file in one step"):
+    with pytest.warns(UserWarning, match="ftpmemory is not known to replace a file in one step"):
         streamxf.FsspecWriter("ftpmemory://x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import streamxf
 from streamxf.errors import KeyMissingError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, load, manifest_of, refused
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, refused
 from .rank_scenarios import run_ranks
 
 pytestmark = [
@@ -28,9 +28,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = run_ranks(2, folder, "save_model", "load_model")
     for report in reports:
         check_loaded(report["load_model"])
-    manifest = manifest_of(folder / "model")
-    assert reports[0]["save_model"]["files"] == sorted([".metadata", *manifest.files])
-    assert len({facts.writer for facts in manifest.files.values()}) == 2
+    index = index_of(folder / "model")
+    assert reports[0]["save_model"]["files"] == sorted([".metadata", *index.files])
+    assert len({file.writer for file in index.files.values()}) == len(index.writers) == 2
+    assert len({writer.dek for writer in index.writers}) == 2
     return folder
 
 

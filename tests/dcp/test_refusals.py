@@ -25,7 +25,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 
-from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_metadata, save
+from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_index, save
 
 # -- extensions that do not fit -------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ def stock_save(state: dict[str, Any], path: Path, extensions: list[Any] | None) 
 
 def test_no_key(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
-    with refused(KeyMissingError, KEY.id, "keys="):
+    with refused(KeyMissingError, KEY.id, "Pass the right key"):
         load(state, checkpoint, None)
-    with refused(KeyMissingError, KEY.id, "keys="):
+    with refused(KeyMissingError, KEY.id, "Pass the right key"):
         load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry()))
     with refused(KeyMissingError):
         load_with(state, streamxf.attach(dcp.FileSystemReader(checkpoint)))
@@ -172,7 +172,7 @@ def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
     assert len(folders) == 6
     for folder in folders:
         for require in ("bound", "encrypted"):
-            with refused(PolicyError, "not encrypted", "leave keys= out if you know that it was not encrypted"):
+            with refused(PolicyError, "not encrypted", "leave the keys out if you know that it was not encrypted"):
                 load(state, folder, KEY, require=require)
         with refused(PolicyError):
             load(state, folder, KEY)
@@ -181,7 +181,7 @@ def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
 
 def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> None:
     stock_save(state, checkpoint, full_chain())
-    with refused(PolicyError, "does not end in a manifest", "require='encrypted' (or 'bound'"):
+    with refused(PolicyError, "does not end in an index", "require='encrypted' (or 'bound'"):
         load(state, checkpoint, KEY)
     with refused(PolicyError, "not bound to its place", "require='encrypted'"):
         load(state, checkpoint, KEY, require="bound")
@@ -192,7 +192,7 @@ def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> N
 
 def test_items_of_an_attached_writer(checkpoint: Path, state: dict[str, Any]) -> None:
     dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), full_chain()))
-    with refused(PolicyError, "does not end in a manifest", "(or 'bound'"):
+    with refused(PolicyError, "does not end in an index", "(or 'bound'"):
         load(state, checkpoint, KEY)
     assert_same(load(state, checkpoint, KEY, require="bound"), state)
     assert_same(load(state, checkpoint, KEY, require="encrypted"), state)
@@ -204,14 +204,14 @@ def test_require_needs_keys_and_a_known_word(checkpoint: Path) -> None:
         lambda **options: streamxf.FsspecReader(str(checkpoint), **options),
         lambda **options: streamxf.attach(dcp.FileSystemReader(checkpoint), **options),
     ):
-        with refused(ParameterError, "needs keys="):
+        with refused(ParameterError, "needs keys"):
             make(require="bound")
         with refused(ParameterError, "'published', 'bound', 'encrypted'"):
             make(keys=KEY, require="anything")
 
 
 def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) -> None:
-    with refused(ParameterError, "does not see the manifest", "require='bound'"):
+    with refused(ParameterError, "does not see the index", "require='bound'"):
         streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY, require="published")
 
 
@@ -227,7 +227,7 @@ def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
         half = distribute_tensor(
             torch.ones(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
         )  # of which this is rank 0, and nobody is rank 1
-        with refused(UnsupportedError, "not be whole", "no_dist=False", "use_collectives=False"):
+        with refused(UnsupportedError, "incomplete", "no_dist=False", "use_collectives=False"):
             dcp.save({"w": half}, storage_writer=streamxf.FileSystemWriter(tmp_path), no_dist=True)
     finally:
         dist.destroy_process_group()
@@ -238,14 +238,13 @@ def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
 
 
 def test_an_unknown_codec_is_named_with_its_package(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, [ZStandard()])
+    class Shuffle(Checksum):
+        name = "acme.shuffle"
 
-    def change(metadata: Any) -> None:
-        for info in metadata.storage_data.values():
-            info.transform_descriptors = ["acme.shuffle/1", "streamxf.zstd/1"]
-        metadata.storage_meta.modules = ["acme.shuffle=acme-codecs==2.1", "nonsense"]
-
-    rewrite_metadata(checkpoint, change)
+    save(state, checkpoint, [ZStandard(), Shuffle()])
+    with refused(UnknownCodecError, "acme.shuffle", "does not say which package"):
+        load(state, checkpoint, None)
+    rewrite_index(checkpoint, lambda index: index.update(modules=["acme.shuffle=acme-codecs==2.1", "nonsense"]))
     with refused(UnknownCodecError, "acme.shuffle", "acme-codecs==2.1"):
         load(state, checkpoint, None)
     with refused(UnknownCodecError, "acme.shuffle"):

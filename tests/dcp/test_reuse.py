@@ -10,10 +10,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.descriptor import Descriptor
 from streamxf.errors import UnsupportedError
 
-from .helpers import KEY, assert_same, data_files, full_chain, load, load_with, manifest_of, refused, save
+from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save
 
 
 def states(count: int) -> list[dict[str, Any]]:
@@ -28,28 +27,27 @@ def make_planner(cached: bool) -> Any:
     return dcp.DefaultSavePlanner(enable_plan_caching=True) if cached else None
 
 
-def assert_only_the_manifest_remains(path: Path) -> None:
-    manifest = manifest_of(path)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest.files}
-    for name, facts in manifest.files.items():
+def assert_only_the_save_remains(path: Path) -> None:
+    index = index_of(path)
+    assert {file.name for file in path.iterdir()} == {".metadata", *index.files}
+    for name, facts in index.files.items():
         assert (path / name).stat().st_size == facts.size
 
 
-def ids_of(path: Path) -> tuple[str, set[str], str]:
+def ids_of(path: Path) -> tuple[str, set[bytes], bytes | None]:
     """The save's id, its writers' ids, and the id of its data key."""
-    manifest = manifest_of(path)
-    fragment = dict(Descriptor.parse(manifest.key).fragment)
-    return manifest.save_id, {facts.writer for facts in manifest.files.values()}, fragment["dek"]
+    index = index_of(path)
+    return index.save_id, {writer.id for writer in index.writers}, index.dek
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["planned anew", "cached plans"])
 def test_many_saves_into_one_folder(checkpoint: Path, cached: bool) -> None:
     writer, planner = make_writer(checkpoint), make_planner(cached)
-    seen: list[tuple[str, set[str], str]] = []
+    seen: list[tuple[str, set[bytes], bytes | None]] = []
     for state in states(4):
         dcp.save(state, storage_writer=writer, planner=planner)
         assert_same(load(state, checkpoint), state)
-        assert_only_the_manifest_remains(checkpoint)
+        assert_only_the_save_remains(checkpoint)
         seen.append(ids_of(checkpoint))
     assert len({save_id for save_id, _, _ in seen}) == 4
     assert len({writer_id for _, writers, _ in seen for writer_id in writers}) == 4
@@ -64,7 +62,7 @@ def test_many_saves_into_other_folders(tmp_path: Path, cached: bool) -> None:
         dcp.save(state, checkpoint_id=tmp_path / str(state["step"]), storage_writer=writer, planner=planner)
     for state in kept:
         assert_same(load(state, tmp_path / str(state["step"])), state)
-        assert_only_the_manifest_remains(tmp_path / str(state["step"]))
+        assert_only_the_save_remains(tmp_path / str(state["step"]))
     assert not (tmp_path / "unused").exists()
 
 
@@ -84,7 +82,7 @@ def test_state_dicts_that_shrink_and_grow(checkpoint: Path) -> None:
         state = {name: torch.full((9,), float(ord(name))) for name in names}
         dcp.save(state, storage_writer=writer)
         assert_same(load(state, checkpoint), state)
-        assert_only_the_manifest_remains(checkpoint)
+        assert_only_the_save_remains(checkpoint)
 
 
 @pytest.mark.parametrize("previous", ["stock", "stock with codecs", "unkeyed", "other key", "rank-local files"])
@@ -100,7 +98,7 @@ def test_a_save_over_another_kind_of_checkpoint(checkpoint: Path, previous: str)
         save(old, checkpoint, [streamxf.ZStandard()], single_file_per_rank=previous != "rank-local files")
     dcp.save(new, storage_writer=make_writer(checkpoint))
     assert_same(load(new, checkpoint), new)
-    assert_only_the_manifest_remains(checkpoint)
+    assert_only_the_save_remains(checkpoint)
 
 
 def test_files_of_others_stay(checkpoint: Path) -> None:
@@ -122,7 +120,7 @@ def test_a_previous_checkpoint_that_is_damaged_does_not_hinder_a_save(checkpoint
     file.write_bytes(b"\x80\x04junk" + file.read_bytes()[:-100])
     dcp.save(new, storage_writer=make_writer(checkpoint))
     assert_same(load(new, checkpoint), new)
-    assert_only_the_manifest_remains(checkpoint)
+    assert_only_the_save_remains(checkpoint)
 
 
 def test_overwrite_false(checkpoint: Path) -> None:
@@ -132,7 +130,7 @@ def test_overwrite_false(checkpoint: Path) -> None:
     with refused(RuntimeError, "already exists"):
         dcp.save(new, storage_writer=writer)
     assert_same(load(old, checkpoint), old)
-    assert_only_the_manifest_remains(checkpoint)
+    assert_only_the_save_remains(checkpoint)
 
 
 @pytest.mark.parametrize("single_file", [True, False], ids=["file per thread", "file per item"])
@@ -144,7 +142,7 @@ def test_files_and_threads(
     for _ in range(2):
         save(state, checkpoint, single_file_per_rank=single_file, thread_count=threads, sync_files=sync)
         assert_same(load(state, checkpoint), state)
-        assert_only_the_manifest_remains(checkpoint)
+        assert_only_the_save_remains(checkpoint)
     items = len(dcp.FileSystemReader(checkpoint).read_metadata().storage_data)
     assert len(data_files(checkpoint)) == (min(threads, items) if single_file else items)
 
@@ -181,8 +179,8 @@ def test_rank_local_metadata(checkpoint: Path) -> None:
     for state in (old, new):
         dcp.save(state, storage_writer=make_writer(checkpoint), use_collectives=False)
         assert not (checkpoint / ".metadata").exists()
-        manifest = manifest_of(checkpoint, "__0.metadata")
-        assert {file.name for file in checkpoint.iterdir()} == {"__0.metadata", *manifest.files}
+        index = index_of(checkpoint, "__0.metadata")
+        assert {file.name for file in checkpoint.iterdir()} == {"__0.metadata", *index.files}
         assert_same(load_with(state, streamxf.FileSystemReader(checkpoint, keys=KEY)), state)
 
 
@@ -192,7 +190,7 @@ def test_ranks_leave_each_others_files_alone(checkpoint: Path) -> None:
     save_locally(second, checkpoint, rank=1)
     save_locally(third, checkpoint, rank=0)
     files = {"__0.metadata", "__1.metadata"}
-    files |= {*manifest_of(checkpoint, "__0.metadata").files, *manifest_of(checkpoint, "__1.metadata").files}
+    files |= {*index_of(checkpoint, "__0.metadata").files, *index_of(checkpoint, "__1.metadata").files}
     assert {file.name for file in checkpoint.iterdir()} == files
     assert len(files) == 4
 
@@ -203,4 +201,4 @@ def test_rank_local_metadata_beside_global_is_refused(checkpoint: Path) -> None:
     with refused(UnsupportedError, "global metadata", "another folder"):
         dcp.save(new, storage_writer=make_writer(checkpoint), use_collectives=False)
     assert_same(load(old, checkpoint), old)
-    assert_only_the_manifest_remains(checkpoint)
+    assert_only_the_save_remains(checkpoint)

@@ -15,7 +15,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import KeyMissingError, MetadataError
 
-from .fsspec_checks import assert_only_the_manifest_remains, check_round_trips, fsspec_files, load_from, save_to
+from .fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, refused
 from .s3_server import serving, storage
 
@@ -99,7 +99,7 @@ def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None
     assert isinstance(error, ValueError)
     assert begun, "no upload had begun when the save failed, so this shows nothing"
     assert not uploads_begun(options)
-    assert_only_the_manifest_remains(url, options)
+    assert_only_the_save_remains(url, options)
     assert_same(load_from(url, old, options), old)
 
 

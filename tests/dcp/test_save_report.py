@@ -45,14 +45,18 @@ def test_bytes_and_items(tmp_path: Path, chain: str, threads: int) -> None:
     assert isinstance(report, SaveReport)
     assert report.items == 3
     assert report.stored_bytes == sum(file.stat().st_size for file in data_files(tmp_path / "own"))
+    raw = torch_bytes(make_state(), tmp_path / "stock")
+    if chain == "full chain":  # tensors are their elements
+        step = torch_bytes({"step": 3}, tmp_path / "object")
+        raw = step + sum(tensor.nbytes for tensor in make_state().values() if isinstance(tensor, torch.Tensor))
     # torch pads its zip files a little differently when it writes a CRC behind the data
-    assert report.raw_bytes == pytest.approx(torch_bytes(make_state(), tmp_path / "stock"), abs=200)
+    assert report.raw_bytes == pytest.approx(raw, abs=200)
     assert report.ratio == report.stored_bytes / report.raw_bytes
     assert 0 < report.io_seconds <= report.wall_seconds * threads
     names = {codec.name for codec in extensions if isinstance(codec, streamxf.Codec)}
     assert set(report.codec_seconds) == names
     assert all(seconds > 0 for seconds in report.codec_seconds.values())
-    assert (report.peak_blocks > 1) == bool(names)
+    assert (report.peak_blocks > 0) == bool(names)
     json.dumps(report.to_dict(), allow_nan=False)
     assert "3" in str(report).splitlines()[1]
 
@@ -90,9 +94,9 @@ def test_a_failed_save_has_none(tmp_path: Path, call: str) -> None:
 def test_nor_has_one_that_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=[Checksum()])
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("streamxf.dcp.writer.publish", fail)
+    monkeypatch.setattr("streamxf.checkpoint.storage.Storage.put", fail)
     assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
     assert writer.report is None

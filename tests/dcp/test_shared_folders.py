@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.errors import MetadataError, UnsupportedError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, error_of, full_chain, load, manifest_of, save
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, error_of, full_chain, index_of, load, save
 from .shards import save_shards
 
 OTHERS = [
@@ -110,7 +110,7 @@ def test_snapshots_made_of_links(tmp_path: Path, checkpoint: Path, link: Callabl
     assert everything(tmp_path / "old") == before
     assert_same(load(state_of(0), tmp_path / "old", None), state_of(1))
     assert_same(load(state_of(0), checkpoint, None), state_of(2))
-    assert set(os.listdir(checkpoint)) == {".metadata", *manifest_of(checkpoint).files}
+    assert set(os.listdir(checkpoint)) == {".metadata", *index_of(checkpoint).files}
 
 
 def test_a_folder_that_is_a_link(tmp_path: Path, checkpoint: Path) -> None:

@@ -17,10 +17,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
+from streamxf.checkpoint.mounts import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save import space
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
-from streamxf.dcp.save.volume import Volume
 from streamxf.errors import NoSpaceError
 
 from .helpers import KEY

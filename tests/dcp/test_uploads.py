@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 import streamxf
 
 from .foreign_errors import NeedsTwo
-from .fsspec_checks import assert_only_the_manifest_remains, load_from
+from .fsspec_checks import assert_only_the_save_remains, load_from
 from .helpers import assert_same, error_of, full_chain
 
 PART = 1 << 16
@@ -94,7 +94,7 @@ def save_to(url: str, state: dict[str, Any], threads: int, planner: Any = None) 
     return error_of(lambda: dcp.save(state, storage_writer=writer, planner=planner))
 
 
-@pytest.mark.filterwarnings("ignore:nobody knows")
+@pytest.mark.filterwarnings("ignore:.* is not known to replace a file")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("fails", ["planner", "initiate", "part", "complete"])
 def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int) -> None:
@@ -105,11 +105,11 @@ def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int
     Store.fails = None
     assert f"{fails} failed with" in str(error)
     assert not Store.pending, "an upload was begun, and neither completed nor aborted"
-    assert_only_the_manifest_remains(url)
+    assert_only_the_save_remains(url)
     assert_same(load_from(url, state_of(1)), state_of(1))
 
 
-@pytest.mark.filterwarnings("ignore:nobody knows")
+@pytest.mark.filterwarnings("ignore:.* is not known to replace a file")
 def test_an_upload_that_cannot_be_aborted_does_not_hide_the_cause(url: str) -> None:
     assert save_to(url, state_of(1), 1) is None
     Store.fails = "abort"
@@ -117,5 +117,5 @@ def test_an_upload_that_cannot_be_aborted_does_not_hide_the_cause(url: str) -> N
     Store.fails = None
     assert "planner failed with" in str(error)
     assert "could not be aborted" in "".join(getattr(error, "__notes__", ()))
-    assert_only_the_manifest_remains(url)
+    assert_only_the_save_remains(url)
     assert_same(load_from(url, state_of(1)), state_of(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
-from streamxf.dcp.publish import commit as publish
+from streamxf.checkpoint.publish import commit as publish
 
-from .helpers import KEY, assert_same, error_of, full_chain, load, manifest_of, save
+from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
 
 CHAINS = {"full chain": full_chain, "no codec": list, "checksum": lambda: [streamxf.Checksum()]}
 
@@ -86,14 +87,17 @@ def save_faulty(
 def assert_unharmed(path: Path, state: dict[str, Any], keys: Any) -> None:
     """The checkpoint loads, and nothing is left of a save that failed."""
     assert_same(load(state, path, keys), state)
-    assert {file.name for file in path.iterdir()} == {".metadata", *manifest_of(path).files}
+    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("points", ["some", pytest.param("all", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("call", ["open", "write", "flush", "fsync", "close"])
 @pytest.mark.parametrize("once", [True, False], ids=["once", "for good"])
-def test_a_failing_call_fails_the_save(checkpoint: Path, call: str, chain: str, threads: int, once: bool) -> None:
+def test_a_failing_call_fails_the_save(
+    checkpoint: Path, call: str, chain: str, threads: int, once: bool, points: str
+) -> None:
     old, new = states()
     codecs = CHAINS[chain]
     keys = KEY if chain == "full chain" else None
@@ -101,8 +105,8 @@ def test_a_failing_call_fails_the_save(checkpoint: Path, call: str, chain: str, 
     probe = FaultyFileSystem(call, at=10**9)
     assert save_faulty(old, checkpoint, probe, codecs, threads) is None
     assert probe.calls > 0
-    tried = sorted({*range(1, min(8, probe.calls) + 1), probe.calls // 2 + 1, probe.calls})
-    for at in tried:
+    tried = range(1, probe.calls + 1) if points == "all" else {1, probe.calls // 2 + 1, probe.calls}
+    for at in sorted(tried):
         system = FaultyFileSystem(call, at, errno.ENOSPC if at % 2 else errno.EIO, once)
         error = save_faulty(new, checkpoint, system, codecs, threads)
         assert isinstance(error, OSError), (at, error)
@@ -142,10 +146,10 @@ def test_clean_up_that_fails_only_warns(checkpoint: Path, monkeypatch: pytest.Mo
     old, new = states()
     save(old, checkpoint)
 
-    def rm_file(self: Any, path: Any) -> None:
+    def unlink(path: Any) -> None:
         raise PermissionError(errno.EPERM, "fault injected")
 
-    monkeypatch.setattr(FileSystem, "rm_file", rm_file)
+    monkeypatch.setattr(os, "unlink", unlink)
     with pytest.warns(UserWarning, match="is saved, but"):
         save(new, checkpoint)
     assert_same(load(new, checkpoint), new)
@@ -162,36 +166,16 @@ class ShortFileSystem(FaultyFileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         with FileSystem.create_stream(self, path, mode) as stream:
-            yield ShortStream(stream, self) if "w" in mode else ShortReads(stream)
-
-
-class ShortReads:
-    """Gives at most 1000 bytes at a time."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        return bytes(self._stream.read(size if size < 0 else min(size, 1000)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+            yield ShortStream(stream, self)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("threads", [1, 4])
-def test_short_writes_and_reads_are_made_good(checkpoint: Path, chain: str, threads: int) -> None:
+def test_short_writes_are_made_good(checkpoint: Path, chain: str, threads: int) -> None:
     old, _ = states()
     system = ShortFileSystem("", 0)
     assert save_faulty(old, checkpoint, system, CHAINS[chain], threads) is None
-    keys = KEY if chain == "full chain" else None
-    assert_unharmed(checkpoint, old, keys)
-    if chain != "no codec":  # a bare item is read by torch.load itself
-        reader = streamxf.FileSystemReader(checkpoint, keys=keys)
-        reader.fs = system
-        found = {name: torch.zeros(300, 100) for name in old if name != "step"} | {"step": None}
-        dcp.load(found, storage_reader=reader)
-        assert_same(found, old)
+    assert_unharmed(checkpoint, old, KEY if chain == "full chain" else None)
 
 
 class StuckStream(FaultyStream):

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Budget, Engine, Job, Pipeline
+from streamxf.engine import Engine, Job, JobBudget, Pipeline
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -32,53 +34,87 @@ def fail(error: BaseException) -> None:
     raise error
 
 
+def taken(pipeline: Pipeline[Any], calls: Iterable[Callable[[], Any]], size: int = 1) -> list[Any]:
+    """What comes of calls, in the order in which it comes."""
+    results = []
+    for call in calls:
+        results += pipeline.submit(call, size)
+    return [*results, *pipeline.results()]
+
+
 @given(pauses=st.lists(st.sampled_from([0, 0, 0, 0.001]), max_size=30))
 def test_results_come_in_the_order_of_submission(pauses):
-    results: list[int] = []
-    pipeline = Pipeline(results.append)
-    for number, pause in enumerate(pauses):
-        pipeline.submit(partial(lambda number, pause: time.sleep(pause) or number, number, pause), 1)
-    pipeline.settle()
-    assert results == list(range(len(pauses)))
+    calls = [partial(lambda number, pause: time.sleep(pause) or number, *pair) for pair in enumerate(pauses)]
+    assert taken(Pipeline(), calls) == list(range(len(pauses)))
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from([0, 0, 0.001])), max_size=40))
+def test_what_is_put_takes_its_turn(steps):
+    pipeline: Pipeline[int] = Pipeline()
+    results = []
+    for number, (there, pause) in enumerate(steps):
+        if there:
+            results += pipeline.put(number, 1)
+        else:
+            results += pipeline.submit(partial(lambda number, pause: time.sleep(pause) or number, number, pause), 1)
+    assert [*results, *pipeline.results()] == list(range(len(steps)))
+    assert len(pipeline) == 0
+    assert pipeline.put(-1, 1) == [-1]  # at once, where nothing is before it
+
+
+def test_what_is_put_behind_a_job_that_takes_long_is_bounded(own_engine):
+    gate = threading.Event()
+    pipeline: Pipeline[int] = Pipeline()
+    pipeline.submit(lambda: gate.wait(60) and 0, 1)
+    size = engine.MAX_BYTES_IN_FLIGHT // 4
+    for number in range(1, 4):
+        assert not pipeline.put(number, size)
+    threading.Timer(0.1, gate.set).start()
+    results = pipeline.put(4, size)  # waits
+    assert results
+    assert [*results, *pipeline.results()] == [0, 1, 2, 3, 4]
+
+
+def test_narrow_waits_until_few_are_left():
+    pipeline: Pipeline[int] = Pipeline()
+    results = []
+    for number in range(6):
+        results += pipeline.submit(partial(int, number), 1)
+    results += pipeline.narrow(2)
+    assert len(pipeline) <= 2
+    assert results == list(range(6 - len(pipeline)))
+    assert [*results, *pipeline.narrow(0)] == list(range(6))
 
 
 def test_what_is_there_is_collected_without_waiting(own_engine):
-    results: list[int] = []
-    pipeline = Pipeline(results.append)
-    assert pipeline.collect()
+    pipeline: Pipeline[Any] = Pipeline()
+    assert pipeline.collect() == []
     go = threading.Event()
-    pipeline.submit(lambda: 0, 1)
-    pipeline.submit(lambda: go.wait(60) and 1, 1)
-    pipeline.submit(lambda: 2, 1)
+    results = pipeline.submit(lambda: 0, 1)
+    results += pipeline.submit(lambda: go.wait(60) and 1, 1)
+    results += pipeline.submit(lambda: 2, 1)
     while not results:
-        assert not pipeline.collect()
+        results += pipeline.collect()
     assert results == [0]
     go.set()
-    while not pipeline.collect():
-        time.sleep(0.001)
+    while len(pipeline):
+        results += pipeline.collect()
     assert results == [0, 1, 2]
     pipeline.submit(partial(fail, ValueError("of the job")), 1)
     with pytest.raises(ValueError, match="of the job"):
-        while not pipeline.collect():
-            time.sleep(0.001)
+        while len(pipeline):
+            pipeline.collect()
 
 
 def test_in_flight_is_bounded(own_engine):
-    pipeline = Pipeline(lambda result: None)
-    for _ in range(100):
-        pipeline.submit(lambda: None, 1)
-    pipeline.settle()
+    taken(Pipeline(), [lambda: None] * 100)
     assert 1 < own_engine.budget.peak_jobs <= LIMIT
 
 
 def test_bytes_in_flight_are_bounded(own_engine):
-    pipeline = Pipeline(lambda result: None)
-    for _ in range(40):
-        pipeline.submit(partial(time.sleep, 0.001), engine.MAX_BYTES_IN_FLIGHT // 3)
-    pipeline.settle()
+    taken(Pipeline(), [partial(time.sleep, 0.001)] * 40, engine.MAX_BYTES_IN_FLIGHT // 3)
     assert own_engine.budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT
-    pipeline.submit(lambda: None, 2 * engine.MAX_BYTES_IN_FLIGHT)  # alone, a job of any size is let in
-    pipeline.settle()
+    taken(Pipeline(), [lambda: None], 2 * engine.MAX_BYTES_IN_FLIGHT)  # alone, a job of any size is let in
 
 
 def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own_engine):
@@ -87,11 +123,8 @@ def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own
     together = threading.Barrier(streams)
 
     def run(stream: int) -> None:
-        pipeline = Pipeline(results[stream].append)
         together.wait()
-        for number in range(50):
-            pipeline.submit(partial(int, number), 1)
-        pipeline.settle()
+        results[stream] += taken(Pipeline(), [partial(int, number) for number in range(50)])
 
     threads = [threading.Thread(target=run, args=(stream,), daemon=True) for stream in range(streams)]
     for thread in threads:
@@ -105,39 +138,34 @@ def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), MemoryError(), KeyboardInterrupt(), SystemExit(3)], ids=repr)
-@pytest.mark.parametrize("place", ["job", "sink"])
-def test_the_first_error_surfaces_and_cancels_the_rest(error, place):
+def test_the_first_error_surfaces_and_cancels_the_rest(error):
     ran: list[int] = []
     results: list[int] = []
     blocker = threading.Event()
-
-    def sink(number: int) -> None:
-        results.append(number)
-        if place == "sink" and number == 1:
-            raise error
 
     def job(number: int) -> int:
         ran.append(number)
         if number > 1:
             blocker.wait(10)
-        if place == "job" and number == 1:
+        if number == 1:
             raise error
         return number
 
-    pipeline = Pipeline(sink)
-    # the later jobs wait until somebody takes the error out; cancel lets those that run come to their end
+    pipeline: Pipeline[int] = Pipeline()
+    # the later jobs wait until the error is taken out; cancel lets those that run come to their end
     threading.Timer(0.2, blocker.set).start()
     with pytest.raises(type(error)) as caught:
         for number in range(LIMIT):
-            pipeline.submit(partial(job, number), 1)
-        pipeline.settle()
+            results += pipeline.submit(partial(job, number), 1)
+        for number in pipeline.results():
+            results.append(number)
     assert caught.value is error
-    assert results == ([0] if place == "job" else [0, 1])
+    assert results in ([], [0])  # what was there in the call that raised is dropped with the rest
     after = list(ran)
     time.sleep(0.05)
     assert ran == after, "jobs went on after the error"
     assert len(ran) < LIMIT
-    pipeline.settle()
+    assert [*pipeline.results()] == []
 
 
 def test_cancel_waits_for_what_runs():
@@ -148,7 +176,7 @@ def test_cancel_waits_for_what_runs():
         time.sleep(0.1)
         done.set()
 
-    pipeline = Pipeline(lambda result: None)
+    pipeline = Pipeline()
     pipeline.submit(job, 1)
     begun.wait(10)
     pipeline.cancel()
@@ -166,7 +194,7 @@ def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
         holder.pop().abandon()
         finished.set()
 
-    pipeline: Pipeline[None] = Pipeline(lambda result: None)
+    pipeline: Pipeline[None] = Pipeline()
     holder.append(pipeline)
     pipeline.submit(job, 1)
     pipeline.submit(lambda: None, 1)
@@ -185,7 +213,7 @@ def job_of(size: int) -> Job[None]:
 
 def test_the_budget_may_be_given_back_while_it_is_taken():
     """The collector may come in the middle of `take`."""
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     job = job_of(1)
     with budget._lock:
         thread_took = budget.take(job, always=False)
@@ -195,7 +223,7 @@ def test_the_budget_may_be_given_back_while_it_is_taken():
 
 
 def test_budget():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     six, five, none = job_of(6), job_of(5), job_of(0)
     assert budget.take(six, always=False)
     assert not budget.take(five, always=False)
@@ -210,7 +238,7 @@ def test_budget():
 
 
 def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
-    budget = Budget(1, 10)
+    budget = JobBudget(1, 10)
     done, next_one = job_of(6), job_of(4)
     assert budget.take(done, always=False)
     done.run(budget.finished)
@@ -222,14 +250,14 @@ def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():
 
 
 def test_a_job_that_everybody_forgot_holds_nothing():
-    budget = Budget(2, 10)
+    budget = JobBudget(2, 10)
     budget.take(job_of(6), always=False)
     assert (budget.jobs, budget.bytes) == (0, 0)
 
 
 def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
     """Its finished results wait; they must not count as work in flight."""
-    idle = Pipeline(lambda result: None)
+    idle = Pipeline()
     for _ in range(LIMIT):
         idle.submit(lambda: None, 1)
     deadline = time.monotonic() + 10
@@ -237,13 +265,12 @@ def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
         time.sleep(0.001)
     assert (own_engine.budget.jobs, own_engine.budget.bytes) == (0, LIMIT)
     gate = threading.Event()
-    busy = Pipeline(lambda result: None)
+    busy = Pipeline()
     for _ in range(LIMIT):
         busy.submit(gate.wait, 1)  # with the idle stream in the way, the second would wait for the first
     assert own_engine.budget.jobs == LIMIT == busy.peak_jobs
     gate.set()
-    busy.settle()
-    idle.settle()
+    assert [*busy.results(), *idle.results()] == [True] * LIMIT + [None] * LIMIT
 
 
 def test_a_job_that_was_cancelled_before_it_began_never_runs():
@@ -260,7 +287,7 @@ def test_an_error_does_not_keep_its_job_alive(own_engine):
     """The collector may be switched off, and what a job held must be returned all the same."""
     gc.disable()
     try:
-        pipeline: Pipeline[None] = Pipeline(lambda result: None)
+        pipeline: Pipeline[None] = Pipeline()
         pipeline.submit(partial(fail, ValueError()), 1)
         pipeline.abandon()
         deadline = time.monotonic() + 10
@@ -282,9 +309,9 @@ from streamxf import engine
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
 results = []
-old = Pipeline(results.append)
+old = Pipeline()
 for number in range(20):
-    old.submit(lambda number=number: number, 1)
+    results += old.submit(lambda number=number: number, 1)
 pid = os.fork()
 if not pid:
     try:
@@ -296,13 +323,13 @@ if not pid:
     old.cancel()
     old.abandon()
     inner = []
-    new = Pipeline(inner.append)
+    new = Pipeline()
     for number in range(100):
-        new.submit(lambda number=number: number, 1)
-    new.settle()
+        inner += new.submit(lambda number=number: number, 1)
+    inner += new.results()
     os._exit(0 if inner == list(range(100)) and engine.shared().pid == os.getpid() else 2)
 assert os.waitpid(pid, 0)[1] == 0
-old.settle()
+results += old.results()
 assert results == list(range(20))
 """
 
@@ -314,7 +341,7 @@ def test_a_forked_child_makes_its_own():
 
 def test_dropped_pipelines_leave_nothing_behind(own_engine):
     for _ in range(20):
-        pipeline: Pipeline[None] = Pipeline(lambda result: None)
+        pipeline: Pipeline[None] = Pipeline()
         for _ in range(3):
             pipeline.submit(lambda: None, 1)
         pipeline.abandon()

@@ -45,7 +45,8 @@ def work():
     gc.collect()
 def writes():
     with streamxf.open(io.BytesIO(), "wb", chain=[Busy()], block_size=65536) as file:
-        file.write_owned(bytes(3 * 65536))
+        for _ in range(7):  # in pieces that the stream puts together, so that it does not wait for them
+            file.write(bytes(30_000))
         yield
 class Box: pass
 box = Box()

@@ -42,7 +42,7 @@ def killed_s3(subject: Subject, scratch: Path, every: int = 1) -> Tally:
         requests = len(counted.value)
         publishing = max(number for number, method in enumerate(counted.value) if method in PUTS)
         points = [(number, moment) for number in range(requests) for moment in MOMENTS]
-        sampled = [point for place, point in enumerate(points) if place % every == 0 or point[0] == publishing]
+        sampled = [point for place, point in enumerate(points) if place % every == 0 or point[0] >= publishing]
         stands = "new"
         for number, moment in sampled:
             if stands != "old":

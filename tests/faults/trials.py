@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from forge import split_metadata
+
 from faults import forks
 from faults.forks import Outcome
 from faults.shim import ALL, Fault, Kind, Shim
@@ -191,15 +193,11 @@ class Bench:
 
     def leftovers(self) -> set[str]:
         """Files in the checkpoint's folder that none of its metadata names."""
-        from streamxf.dcp.metadata.manifest import split
-
         names = {file.name for file in self.path.iterdir()}
         metadata = {name for name in names if name.endswith(".metadata")}
         known = set(metadata)
         for name in metadata:
-            manifest = split((self.path / name).read_bytes()).manifest
-            assert manifest is not None
-            known |= set(manifest.files)
+            known |= {file["path"] for file in split_metadata((self.path / name).read_bytes()).index["files"]}
         return names - known
 
     def save_all(self, seed: int) -> list[Outcome]:

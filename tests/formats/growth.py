@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from streamxf.checkpoint.reading import Box, boxes_of
+from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
-from streamxf.formats.source import Box, boxes_of
 
 
 def peak() -> int:
@@ -15,11 +17,12 @@ def peak() -> int:
 
 
 def main() -> None:
-    with open_source(sys.argv[1]) as source:
-        entry = source.contents.entries["t"]
-        list(source.read([Box(entry, (0, 0), (1, 1))]))  # now codecs and threads are there
+    with open_source(Storage.of(sys.argv[1])) as reader:
+        item = reader.items["t"]
+        assert isinstance(item, TensorItem)
+        list(reader.read_boxes([Box(item, (0, 0), (1, 1))]))  # now codecs and threads are there
         before = peak()
-        for _ in source.read(boxes_of(entry, 4)):
+        for _ in reader.read_boxes(boxes_of(item)):
             pass
         print(peak() - before)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import streamxf
-from streamxf.formats.contents import Entry
-from streamxf.formats.source import Box
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
+from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import TensorItem
+from streamxf.formats import opening
+from streamxf.formats.contents import Contents
+from streamxf.formats.opening import Source
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -63,16 +68,65 @@ def states() -> st.SearchStrategy[State]:
 
 
 @st.composite
-def boxes(draw: st.DrawFn, entry: Entry) -> Box:
-    offsets = [draw(st.integers(0, size)) for size in entry.shape]
-    lengths = [draw(st.integers(0, size - at)) for at, size in zip(offsets, entry.shape, strict=True)]
-    return Box(entry, tuple(offsets), tuple(lengths))
+def boxes(draw: st.DrawFn, item: TensorItem) -> Box:
+    offset = [draw(st.integers(0, size)) for size in item.shape]
+    lengths = [draw(st.integers(0, size - at)) for at, size in zip(offset, item.shape, strict=True)]
+    return Box(item, tuple(offset), tuple(lengths))
 
 
 def part_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    for dim, (start, length) in enumerate(zip(box.offsets, box.lengths, strict=True)):
+    for dim, (start, length) in enumerate(zip(box.offset, box.lengths, strict=True)):
         tensor = tensor.narrow(dim, start, length)
     return tensor
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def open_at(path: Path | str, *, listing: bool = False, **access: Any) -> Source:
+    """Open a checkpoint of any format; `access` as `Access.of` takes it."""
+    return opening.open_source(Storage.of(path), Access.of(**access), listing=listing)
+
+
+def contents_at(path: Path | str, **access: Any) -> Contents:
+    with open_at(path, listing=True, **access) as source:
+        return opening.contents_of(source)
+
+
+def tensor_item(reader: BoxReader, name: str) -> TensorItem:
+    item = reader.items[name]
+    assert isinstance(item, TensorItem)
+    return item
+
+
+def as_tensor(array: Any, item: TensorItem) -> torch.Tensor:
+    """What a box was read as, with the item's dtype."""
+    dtype: torch.dtype = getattr(torch, item.dtype)
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    assert array.flags.c_contiguous
+    return torch.from_numpy(array.reshape(-1).view("u1")).view(dtype).view(array.shape)
+
+
+def read_boxes(reader: BoxReader, boxes: Iterable[Box]) -> Iterator[torch.Tensor]:
+    """`BoxReader.read_boxes` as tensors."""
+    kept = list(boxes)
+    for box, array in zip(kept, reader.read_boxes(kept), strict=True):
+        yield as_tensor(array, box.item)
+
+
+def whole(reader: BoxReader, name: str) -> torch.Tensor:
+    """A tensor, read in one box."""
+    item = tensor_item(reader, name)
+    (found,) = read_boxes(reader, [Box(item, (0,) * len(item.shape), item.shape)])
+    return found
+
+
+def in_pieces(reader: BoxReader, name: str, limit: int) -> torch.Tensor:
+    """A tensor, read in boxes of `limit` bytes."""
+    item = tensor_item(reader, name)
+    found = [part.reshape(-1) for part in read_boxes(reader, boxes_of(item, limit))]
+    return torch.cat([torch.empty(0, dtype=getattr(torch, item.dtype)), *found]).reshape(item.shape)
 
 
 # -- writers ---------------------------------------------------------------------------------------

@@ -94,10 +94,10 @@ def test_a_file_of_another_size_is_not_what_was_saved(tmp_path: Path) -> None:
     with data_of(tmp_path).open("ab") as file:
         file.write(b"more")
     assert not streamxf.is_complete(tmp_path)
-    assert any("another size" in note for note in streamxf.inspect(tmp_path).notes)
+    assert any("Not of the size" in note for note in streamxf.inspect(tmp_path).notes)
 
 
-def test_where_each_rank_has_metadata_of_its_own_somebody_has_to_say_how_many(tmp_path: Path) -> None:
+def test_rank_local_metadata_needs_the_number_of_ranks(tmp_path: Path) -> None:
     dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(tmp_path), use_collectives=False)
     assert not streamxf.is_complete(tmp_path)
     assert streamxf.is_complete(tmp_path, ranks=1)
@@ -126,7 +126,7 @@ def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
     assert not streamxf.is_complete(tmp_path)
 
 
-def test_storage_that_does_not_answer_is_no_answer() -> None:
+def test_storage_that_does_not_answer_raises() -> None:
     pytest.importorskip("s3fs")
     from botocore.exceptions import EndpointConnectionError
 
@@ -170,7 +170,7 @@ def test_numbers_are_compared_one_after_the_other(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path) == str(tmp_path / "epoch-2-step-100")
 
 
-def test_there_is_none(tmp_path: Path) -> None:
+def test_no_complete_checkpoint(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path / "nothing") is None
     assert streamxf.latest(tmp_path) is None
     save(tmp_path / "best")

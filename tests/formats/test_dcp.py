@@ -14,22 +14,13 @@ from dcp.shards import Shard, rows, save_shards
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, PrivateKey, SigningKey, ZStandard
-from streamxf.errors import MetadataError, PolicyError
-from streamxf.formats import dcp_item
-from streamxf.formats.contents import Format, Part
-from streamxf.formats.opening import contents_of, open_source
-from streamxf.formats.source import Box, Source, boxes_of
+from streamxf.checkpoint.reading import Box
+from streamxf.errors import MetadataError, PolicyError, UnsupportedError
+from streamxf.format.items import ObjectItem
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import contents_of
 
-from .samples import noise
-
-MIB = 2**20
-
-
-def whole(source: Source, name: str) -> torch.Tensor:
-    entry = source.contents.entries[name]
-    (found,) = source.read([Box(entry, (0,) * len(entry.shape), entry.shape)])
-    return found
-
+from .samples import contents_at, in_pieces, noise, open_at, read_boxes, tensor_item, whole
 
 # -- contents --------------------------------------------------------------------------------------
 
@@ -37,20 +28,20 @@ def whole(source: Source, name: str) -> torch.Tensor:
 def test_what_metadata_tells(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     save(small_state(), path, [FloatZip(), Checksum()])
-    contents = contents_of(path)
+    contents = contents_at(path)
     assert contents.format is Format.STREAMXF
-    assert list(contents.entries) == [
+    assert list(contents.items) == [
         "weight", "half", "nested.list.0", "nested.list.1", "nested.text", "nested.raw", "nested.none", "step",
     ]  # fmt: skip
-    half = contents.entries["half"]
-    assert (half.dtype, half.shape, half.raw_bytes) == ("bfloat16", (33,), 66)
-    (part,) = half.parts
+    half = contents.tensors["half"]
+    assert (half.dtype, half.shape, half.size) == ("bfloat16", (33,), 66)
+    (chunk,) = half.chunks
     (file,) = path.glob("*.distcp")
-    assert part == Part((0,), (33,), file.name, part.start, part.stored_bytes, ("streamxf.floatzip/1", part.chain[1]))
-    assert file.read_bytes()[part.start :].startswith(b"\xd3SXF")
-    text = contents.entries["nested.text"]
-    assert (text.is_tensor, text.raw_bytes, text.parts[0].offsets) == (False, None, ())
-    assert sum(entry.stored_bytes for entry in contents.entries.values()) == file.stat().st_size
+    assert (chunk.offset, chunk.shape, chunk.place.file) == ((0,), (33,), file.name)
+    assert chunk.place.chain == ("streamxf.floatzip/1", "streamxf.checksum/1")
+    assert file.read_bytes()[chunk.place.at :].startswith(b"\xd3SXF")
+    assert isinstance(contents.items["nested.text"], ObjectItem)
+    assert sum(item.stored_bytes for item in contents.items.values()) == file.stat().st_size
     assert contents.packages.keys() >= {"streamxf", "torch"}
     assert len(contents.save_ids) == 1
     assert (contents.key_ids, contents.signers, contents.notes) == ((), (), ())
@@ -58,46 +49,47 @@ def test_what_metadata_tells(tmp_path: Path) -> None:
 
 def test_stock(tmp_path: Path) -> None:
     dcp.save(small_state(), storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False))
-    contents = contents_of(tmp_path)
+    contents = contents_at(tmp_path)
     assert contents.format is Format.DCP
     assert (contents.packages, contents.save_ids) == ({}, ())
-    assert contents.entries["weight"].parts[0].chain == ()
+    assert contents.items["weight"].places[0].chain == ()
     assert contents.notes == ("Its metadata names no versions, and nothing shows whether it was damaged or altered.",)
 
 
 def test_who_can_read_and_who_signed(tmp_path: Path) -> None:
     reader, signer = PrivateKey(bytes(range(64, 96))), SigningKey(bytes(range(115, 147)))
     save(small_state(), tmp_path, [Encrypt([KEY, reader.public], signer=signer)])
-    contents = contents_of(tmp_path)
+    contents = contents_at(tmp_path)
     assert contents.key_ids == (f"{KEY.kind}:{KEY.id}", f"{reader.kind}:{reader.id}")
     assert contents.signers == (signer.id,)
-    assert "nobody has vouched" in contents.notes[0]
+    assert "not authenticated" in contents.notes[0]
     assert contents.notes[1:] == ("The signatures were not checked.",)
-    assert contents_of(tmp_path, keys=reader, trust=signer.verify_key).entries == contents.entries
+    opened = contents_at(tmp_path, keys=reader, trust=signer.verify_key)
+    assert (opened.items, opened.notes) == (contents.items, ())
 
 
 def test_keys_of_an_attached_writer(tmp_path: Path) -> None:
     writer = dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[ZStandard(), Encrypt(KEY)])
     dcp.save(small_state(), storage_writer=writer)
-    contents = contents_of(tmp_path)
+    contents = contents_at(tmp_path)
     assert contents.key_ids == (f"{KEY.kind}:{KEY.id}",)
     assert contents.format is Format.STREAMXF
-    with open_source(tmp_path, keys=KEY, require="encrypted") as source:
-        assert_same(whole(source, "weight"), small_state()["weight"])
+    with open_at(tmp_path, keys=KEY, require="encrypted") as reader:
+        assert_same(whole(reader, "weight"), small_state()["weight"])
 
 
 def test_files_that_are_missing_and_files_beside(tmp_path: Path) -> None:
     save(small_state(), tmp_path, [])
     (file,) = tmp_path.glob("*.distcp")
     file.rename(tmp_path / "__0_0.distcp")
-    contents = contents_of(tmp_path)
+    contents = contents_at(tmp_path)
     assert file.name not in contents.files
     assert contents.notes == (
-        f"1 data file that the metadata names, such as {file.name}, is not there.",
-        "1 file of other saves, such as __0_0.distcp, lies beside it; `streamxf clean` removes what is left over.",
+        f"Missing: 1 file that the metadata names, such as {file.name}.",
+        "Not part of it: 1 file of other saves, such as __0_0.distcp; `streamxf clean` removes leftovers.",
     )
-    with open_source(tmp_path) as source, pytest.raises(MetadataError, match="missing from the checkpoint"):
-        whole(source, "weight")
+    with open_at(tmp_path) as reader, pytest.raises(MetadataError, match="missing from the checkpoint"):
+        whole(reader, "weight")
 
 
 def test_objects(tmp_path: Path) -> None:
@@ -112,13 +104,13 @@ def test_objects(tmp_path: Path) -> None:
         path = tmp_path / str(len(chain))
         with pytest.warns(UserWarning, match="PosixPath"):
             save(state, path, chain)
-        with open_source(path) as source:
+        with open_at(path) as reader:
             for name in ("ordered.a", "bytes", "pair"):
                 wanted = 1 if name == "ordered.a" else state[name]
-                assert source.load_object(source.contents.entries[name]) == wanted
+                assert reader.load_object(name) == wanted
             with pytest.raises(PolicyError, match="PosixPath"):
-                source.load_object(source.contents.entries["unsafe"])
-            assert source.paths["ordered.a"] == ("ordered", "a")
+                reader.load_object("unsafe")
+            assert reader.items["ordered.a"].path == ("ordered", "a")
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -127,11 +119,11 @@ def test_objects(tmp_path: Path) -> None:
 def test_shards_of_several_ranks(tmp_path: Path) -> None:
     tensor = noise(torch.float32, 7, 4)
     save_shards(tmp_path, [{"t": rows(tensor, rank, 3)} | ({"step": 5} if not rank else {}) for rank in range(3)])
-    contents = contents_of(tmp_path)
-    assert [part.offsets for part in contents.entries["t"].parts] == [(0, 0), (3, 0), (6, 0)]
-    with open_source(tmp_path) as source:
-        assert_same(whole(source, "t"), tensor)
-        assert source.load_object(contents.entries["step"]) == 5
+    contents = contents_at(tmp_path)
+    assert [chunk.offset for chunk in contents.tensors["t"].chunks] == [(0, 0), (3, 0), (6, 0)]
+    with open_at(tmp_path) as reader:
+        assert_same(whole(reader, "t"), tensor)
+        assert reader.load_object("step") == 5
 
 
 def ranks(path: Path, states: list[dict[str, Any]]) -> list[str]:
@@ -143,19 +135,19 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
     tensor, own = noise(torch.float32, 7, 4), [noise(torch.int16, 5) for _ in range(3)]
     states = [{"t": rows(tensor, rank, 3), "own": own[rank], "step": rank, f"only.{rank}": rank} for rank in range(3)]
     ids = ranks(tmp_path, states)
-    with open_source(tmp_path) as source:
-        contents = source.contents
-        assert contents == contents_of(tmp_path)
+    with open_at(tmp_path) as reader:
+        contents = contents_of(reader)
+        assert contents == contents_at(tmp_path)
         assert sorted(contents.save_ids) == sorted(ids)
-        assert len(contents.entries["t"].parts) == 3
-        assert_same(whole(source, "t"), tensor)
+        assert len(contents.items["t"].places) == 3
+        assert_same(whole(reader, "t"), tensor)
         for rank, name in enumerate(("", " (rank 1)", " (rank 2)")):
-            assert_same(whole(source, f"own{name}"), own[rank])
-            assert source.load_object(contents.entries[f"step{name}"]) == rank
-            assert source.load_object(contents.entries[f"only.{rank}"]) == rank
+            assert_same(whole(reader, f"own{name}"), own[rank])
+            assert reader.load_object(f"step{name}") == rank
+            assert reader.load_object(f"only.{rank}") == rank
     assert contents.notes == (
-        "It was saved without collectives: 3 ranks with metadata of their own.",
-        "4 items of a name that lower ranks use, too: the rank stands behind these names.",
+        "It was saved without collectives: 3 ranks, each with its own metadata.",
+        "4 items of a name that lower ranks use, too: the rank is appended to these names.",
     )
 
 
@@ -163,29 +155,29 @@ def test_copies_of_shards(tmp_path: Path) -> None:
     """As hybrid sharding has them: ranks 0 and 2 one shard, 1 and 3 the other."""
     tensor = noise(torch.float32, 6, 4)
     ranks(tmp_path, [{"t": rows(tensor, rank % 2, 2)} for rank in range(4)])
-    with open_source(tmp_path) as source:
-        assert list(source.contents.entries) == ["t", "t (rank 2)"]
+    with open_at(tmp_path) as reader:
+        assert list(reader.items) == ["t", "t (rank 2)"]
         for name in ("t", "t (rank 2)"):
-            assert_same(whole(source, name), tensor)
+            assert_same(whole(reader, name), tensor)
 
 
 def test_ranks_that_disagree_about_a_shape(tmp_path: Path) -> None:
     tensors = [noise(torch.float32, 6, 4), noise(torch.float32, 6, 5)]
     ranks(tmp_path, [{"t": tensor} for tensor in tensors])
-    with open_source(tmp_path) as source:
-        assert_same([whole(source, name) for name in ("t", "t (rank 1)")], tensors)
+    with open_at(tmp_path) as reader:
+        assert_same([whole(reader, name) for name in ("t", "t (rank 1)")], tensors)
 
 
 def test_a_rank_is_missing(tmp_path: Path) -> None:
     tensor = noise(torch.float32, 6, 4)
     ranks(tmp_path, [{"t": rows(tensor, rank, 3)} for rank in range(3)])
     (tmp_path / "__1.metadata").unlink()
-    with open_source(tmp_path) as source:
-        entry = source.contents.entries["t"]
-        first, last = source.read([Box(entry, (0, 0), (2, 4)), Box(entry, (4, 1), (2, 3))])
+    with open_at(tmp_path) as reader:
+        item = tensor_item(reader, "t")
+        first, last = read_boxes(reader, [Box(item, (0, 0), (2, 4)), Box(item, (4, 1), (2, 3))])
         assert_same([first, last], [tensor[:2], tensor[4:, 1:]])
-        with pytest.raises(MetadataError, match="no rank that is here") as caught:
-            list(source.read([Box(entry, (1, 0), (2, 4))]))
+        with pytest.raises(MetadataError, match="not stored here") as caught:
+            list(reader.read_boxes([Box(item, (1, 0), (2, 4))]))
         assert caught.value.item == "t"
 
 
@@ -194,74 +186,38 @@ def test_a_tensor_cut_both_ways(tmp_path: Path) -> None:
     cuts = {(0, 0): (100, 50), (0, 50): (100, 150), (100, 0): (200, 50), (100, 50): (200, 150)}
     shards = [Shard(tensor[a : a + m, b : b + n].clone(), (a, b), (300, 200)) for (a, b), (m, n) in cuts.items()]
     save_shards(tmp_path, [{"t": shard} for shard in shards], lambda: [ZStandard()])
-    with open_source(tmp_path) as source:
-        entry = source.contents.entries["t"]
-        found = [part.reshape(-1) for part in source.read(boxes_of(entry, 8, 9_000))]
-        assert_same(torch.cat(found).reshape(300, 200), tensor)
-        (found_part,) = source.read([Box(entry, (90, 40), (30, 20))])
+    with open_at(tmp_path) as reader:
+        assert_same(in_pieces(reader, "t", 9_000), tensor)
+        (found_part,) = read_boxes(reader, [Box(tensor_item(reader, "t"), (90, 40), (30, 20))])
         assert_same(found_part, tensor[90:120, 40:60])
 
 
-# -- tensors that are decoded whole ----------------------------------------------------------------
+# -- framed tensors --------------------------------------------------------------------------------
 
 
-class Decoding:
-    """Counts what is decoded whole."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[int] = []
-        decode = dcp_item._decoded
-
-        def counting(stream: Any, size: int, stored: int) -> torch.Tensor:
-            self.sizes.append(size)
-            return decode(stream, size, stored)
-
-        monkeypatch.setattr(dcp_item, "_decoded", counting)
-
-
-@pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
-    return Decoding(monkeypatch)
+def test_what_only_torch_can_make_is_said_and_the_others_are_read(tmp_path: Path) -> None:
+    state = {"a": noise(torch.complex64, 200, 300).conj(), "b": noise(torch.float32, 200, 200)}
+    for number, writer in enumerate((streamxf.FileSystemWriter, dcp.FileSystemWriter)):
+        path = tmp_path / str(number)
+        dcp.save(state, storage_writer=writer(path, sync_files=False, _extensions=[ZStandard()]))
+        with open_at(path) as reader:
+            assert_same(in_pieces(reader, "b", 50_000), state["b"])
+            if not number:  # streamxf's writer stores a conjugate's elements
+                assert_same(whole(reader, "a"), state["a"].resolve_conj())
+                continue
+            with pytest.raises(UnsupportedError, match="with torch only") as caught:
+                whole(reader, "a")
+            assert caught.value.item == "a"
 
 
-def test_what_only_torch_can_decode_is_decoded_once(tmp_path: Path, decoding: Decoding) -> None:
-    conjugate = noise(torch.complex64, 200, 300).conj()
-    state = {"a": conjugate, "b": noise(torch.float32, 200, 200)}
-    for chain in ([], [ZStandard()]):
-        decoding.sizes.clear()
-        path = tmp_path / str(len(chain))
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False, _extensions=chain))
-        with open_source(path) as source:
-            for name, itemsize in (("a", 8), ("b", 4)):
-                entry = source.contents.entries[name]
-                found = [part.reshape(-1) for part in source.read(boxes_of(entry, itemsize, 50_000))]
-                assert len(found) > 2
-                assert_same(torch.cat(found).reshape(entry.shape), state[name])
-        assert len(decoding.sizes) == 1
-
-
-def test_nothing_out_of_proportion_is_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"a": torch.zeros(2000, 3000, dtype=torch.complex64).conj()}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[ZStandard()]))
-    with open_source(tmp_path) as source:
-        assert_same(whole(source, "a"), state["a"])
-    monkeypatch.setattr("streamxf.proportion.FREE", MIB)
-    with open_source(tmp_path, max_expansion=100_000) as source:
-        assert_same(whole(source, "a"), state["a"])
-    with open_source(tmp_path) as source, pytest.raises(PolicyError, match="out of proportion") as caught:
-        whole(source, "a")
-    assert caught.value.item == "a"
-
-
-def test_the_usual_is_not(tmp_path: Path, decoding: Decoding) -> None:
+def test_other_orders_are_read_in_pieces(tmp_path: Path) -> None:
     state = {"a": noise(torch.float32, 300, 400), "turned": noise(torch.float32, 300, 400).t()}
     for number, writer in enumerate((streamxf.FileSystemWriter, dcp.FileSystemWriter)):
         for chain in ([], [ZStandard()]):
             path = tmp_path / f"{number}{len(chain)}"
             dcp.save(state, storage_writer=writer(path, sync_files=False, _extensions=chain))
-            with open_source(path) as source:
-                assert_same({name: whole(source, name) for name in state}, state)
-    assert not decoding.sizes
+            with open_at(path) as reader:
+                assert_same({name: in_pieces(reader, name, 10_000) for name in state}, state)
 
 
 def test_a_foreign_extension(tmp_path: Path) -> None:
@@ -270,15 +226,13 @@ def test_a_foreign_extension(tmp_path: Path) -> None:
     pytest.importorskip("pyzstd", reason="torch's own extension needs it") if not TorchsOwn.is_available() else None
     state = {"a": noise(torch.float32, 300, 400)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[TorchsOwn()]))
-    with open_source(tmp_path) as source:
-        entry = source.contents.entries["a"]
-        assert entry.parts[0].chain == ("stream.zstd/1",)
-        found = [part.reshape(-1) for part in source.read(boxes_of(entry, 4, 50_000))]
-        assert_same(torch.cat(found).reshape(300, 400), state["a"])
+    with open_at(tmp_path) as reader:
+        assert reader.items["a"].places[0].chain == ("stream.zstd/1",)
+        assert_same(in_pieces(reader, "a", 50_000), state["a"])
 
 
 def test_an_unknown_extension(tmp_path: Path) -> None:
     dcp.save(small_state(), storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[Xor()]))
-    assert contents_of(tmp_path).entries["weight"].parts[0].chain == (Xor().get_descriptor(),)
-    with open_source(tmp_path) as source, pytest.raises(streamxf.StreamxfError, match=r"toy\.xor"):
-        whole(source, "weight")
+    assert contents_at(tmp_path).items["weight"].places[0].chain == (Xor().get_descriptor(),)
+    with open_at(tmp_path) as reader, pytest.raises(streamxf.StreamxfError, match=r"toy\.xor"):
+        whole(reader, "weight")

@@ -13,10 +13,10 @@ import torch
 from dcp.helpers import assert_same
 from safetensors.torch import save_file
 
-from streamxf.errors import ContainerError, StreamxfError, UnsupportedError
+from streamxf.errors import ContainerError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import contents_of, open_source
-from streamxf.formats.source import Box
+
+from .samples import contents_at, open_at, whole
 
 STATE = {"a": torch.arange(6.0), "b": torch.ones(2, 3), "c": torch.tensor(5)}
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -39,19 +39,17 @@ def index(folder: Path, placed: Any, name: str = INDEX) -> None:
 
 
 def check(folder: Path, state: dict[str, torch.Tensor] = STATE) -> None:
-    with open_source(folder) as source:
-        entries = source.contents.entries
-        assert set(entries) == set(state)
-        boxes = [Box(entries[name], (0,) * tensor.ndim, tuple(tensor.shape)) for name, tensor in state.items()]
-        for tensor, found in zip(state.values(), source.read(boxes), strict=True):
-            assert_same(found, tensor)
+    with open_at(folder) as reader:
+        assert set(reader.items) == set(state)
+        for name, tensor in state.items():
+            assert_same(whole(reader, name), tensor)
 
 
 def test_contents(folder: Path) -> None:
-    contents = contents_of(folder)
+    contents = contents_at(folder)
     assert contents.format is Format.HUGGING_FACE
-    assert list(contents.entries) == ["a", "b", "c"]
-    assert {name: entry.parts[0].file for name, entry in contents.entries.items()} == PLACED
+    assert list(contents.items) == ["a", "b", "c"]
+    assert {name: item.places[0].file for name, item in contents.items.items()} == PLACED
     assert contents.files == {name: (folder / name).stat().st_size for name in (ONE, TWO, INDEX, "config.json")}
     assert contents.extra == {"format": "pt", "total_size": "56"}
     assert contents.notes == ()
@@ -81,7 +79,7 @@ def test_shards_in_folders(folder: Path) -> None:
     (folder / ONE).rename(folder / "parts" / ONE)
     index(folder, {**PLACED, "a": f"parts/{ONE}", "c": f"parts/{ONE}"})
     check(folder)
-    assert f"parts/{ONE}" in contents_of(folder).files
+    assert f"parts/{ONE}" in contents_at(folder).files
 
 
 def test_safetensors_come_before_bins(folder: Path) -> None:
@@ -98,7 +96,7 @@ def test_a_lone_bin(tmp_path: Path) -> None:
 def test_a_tensor_that_the_index_does_not_know(folder: Path) -> None:
     index(folder, {name: shard for name, shard in PLACED.items() if name != "c"})
     check(folder)
-    assert contents_of(folder).notes == ("1 tensor of the shards, such as c, is not in the index.",)
+    assert contents_at(folder).notes == ("Not in the index: 1 tensor of the shards, such as c.",)
 
 
 def test_links_to_nowhere_are_nothing(folder: Path) -> None:
@@ -157,10 +155,10 @@ def device(folder: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "a shard is missing": (lose_shard, ContainerError, "names this shard, and it is not there"),
-    "a shard is a folder": (directory, ContainerError, "no file"),
+    "a shard is a folder": (directory, MetadataError, "not a regular file"),
     "a shard is cut": (cut, ContainerError, "it was cut"),
-    "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "in no shard"),
-    "a tensor is in another shard": (placing(ONE), ContainerError, "in no shard"),
+    "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "no shard contains"),
+    "a tensor is in another shard": (placing(ONE), ContainerError, "no shard contains"),
     "a tensor is in two shards": (double, ContainerError, "in this file and in"),
     "and there is no index": (double_without_index, ContainerError, "in this file and in"),
     "several indices": (two_indices, UnsupportedError, "several indices"),
@@ -171,23 +169,23 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
         ContainerError,
         "not JSON|nested too deeply",
     ),
-    "more tables than anybody needs": (as_text('{"":[' + "{}," * 2**20 + "0]}"), ContainerError, "explains"),
-    "a pipe": (pipe, ContainerError, "the index is no file"),
-    "a device": (device, ContainerError, "the index is no file"),
+    "too many tables": (as_text('{"":[' + "{}," * 2**20 + "0]}"), ContainerError, "needs"),
+    "a pipe": (pipe, MetadataError, "not a regular file"),
+    "a device": (device, MetadataError, "not a regular file"),
     "another table": (as_text("{}"), ContainerError, "weight_map"),
     "a list": (as_text("[]"), ContainerError, "weight_map"),
     "an empty map": (as_text('{"weight_map": {}}'), ContainerError, "weight_map"),
-    "a shard that is a number": (placing(3), ContainerError, "no file's name"),
-    "a shard that is a list": (placing([ONE]), ContainerError, "no file's name"),
-    "a shard above": (placing("../" + TWO), ContainerError, "outside of the folder"),
-    "a shard somewhere": (placing("/etc/passwd"), ContainerError, "outside of the folder"),
-    "a shard on the way": (placing(f"a/../../{TWO}"), ContainerError, "outside of the folder"),
-    "a shard at a URL": (placing("https://example.org/a"), ContainerError, "outside of the folder"),
-    "a shard on a drive": (placing("c:/a"), ContainerError, "outside of the folder"),
-    "a shard with the wrong slash": (placing("..\\a"), ContainerError, "outside of the folder"),
-    "a shard without a name": (placing(""), ContainerError, "outside of the folder"),
-    "a shard that is no text": (placing("\ud800"), ContainerError, "outside of the folder"),
-    "a shard with a zero": (placing("a\0"), ContainerError, "outside of the folder"),
+    "a shard that is a number": (placing(3), ContainerError, "not a file's name"),
+    "a shard that is a list": (placing([ONE]), ContainerError, "not a file's name"),
+    "a shard above": (placing("../" + TWO), MetadataError, "outside the checkpoint"),
+    "a shard somewhere": (placing("/etc/passwd"), MetadataError, "outside the checkpoint"),
+    "a shard on the way": (placing(f"a/../../{TWO}"), MetadataError, "outside the checkpoint"),
+    "a shard at a URL": (placing("https://example.org/a"), MetadataError, "outside the checkpoint"),
+    "a shard on a drive": (placing("c:/a"), MetadataError, "outside the checkpoint"),
+    "a shard with the wrong slash": (placing("..\\a"), MetadataError, "outside the checkpoint"),
+    "a shard without a name": (placing(""), MetadataError, "outside the checkpoint"),
+    "a shard that is not valid Unicode": (placing("\ud800"), MetadataError, "outside the checkpoint"),
+    "a shard with a zero": (placing("a\0"), MetadataError, "outside the checkpoint"),
 }
 
 
@@ -195,7 +193,7 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
 def test_a_bad_folder(folder: Path, case: str) -> None:
     spoil, kind, words = BAD[case]
     spoil(folder)
-    for opening in (contents_of, open_source):
+    for opening in (contents_at, open_at):
         with pytest.raises(kind, match=words) as caught:
             opening(folder)
         assert type(caught.value) is kind

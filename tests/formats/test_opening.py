@@ -1,4 +1,4 @@
-"""What a path holds is found out; what is no checkpoint gets one clear error; URLs are paths as well."""
+"""The format of a path is detected; other files get one clear error; URLs are paths as well."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     ContainerError,
     KeyMissingError,
@@ -25,11 +26,8 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.formats.contents import Format
-from streamxf.formats.location import Location
-from streamxf.formats.opening import contents_of, open_source
-from streamxf.formats.source import Box
 
-from .samples import WRITERS, keys_of, noise, written
+from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written
 
 FORMATS = {
     "safetensors": Format.SAFETENSORS,
@@ -50,15 +48,15 @@ STATE = {"a": noise(torch.float32, 40, 30), "b": noise(torch.int8, 9)}
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_format_is_found_out(tmp_path: Path, kind: str) -> None:
     path = written(kind, STATE, tmp_path)
-    contents = contents_of(path)
+    contents = contents_at(path)
     assert contents.format is FORMATS[kind]
     assert contents.path == str(path)
     assert contents.files == {
         str(file.relative_to(path)) if path.is_dir() else path.name: file.stat().st_size
         for file in (path.rglob("*") if path.is_dir() else [path])
     }
-    for entry in contents.tensors:
-        assert all(part.file in contents.files for part in entry.parts)
+    for item in contents.tensors.values():
+        assert all(place.file in contents.files for place in item.places)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -68,27 +66,25 @@ def test_urls(tmp_path: Path, kind: str) -> None:
     url = f"memory://{tmp_path.name}/{path.name}"
     memory.put(str(path), f"/{tmp_path.name}/{path.name}", recursive=True)
     try:
-        local, remote = contents_of(path), contents_of(url)
-        assert remote.entries == local.entries
+        local, remote = contents_at(path), contents_at(url)
+        assert remote.items == local.items
         assert remote.files == local.files
-        with open_source(url, **keys_of(kind)) as source:
-            boxes = [Box(entry, (1,) * len(entry.shape), (8,) * len(entry.shape)) for entry in remote.tensors]
-            for box, found in zip(boxes, source.read(boxes), strict=True):
-                tensor = STATE[box.entry.name]
-                assert_same(found, tensor[tuple(slice(1, 9) for _ in tensor.shape)])
+        with open_at(url, **keys_of(kind)) as reader:
+            for name in reader.items:
+                assert_same(whole(reader, name), STATE[name])
     finally:
         memory.rm(f"/{tmp_path.name}", recursive=True)
 
 
 def test_safetensors_are_known_by_their_header(tmp_path: Path) -> None:
     path = written("safetensors", STATE, tmp_path)
-    assert contents_of(path.rename(tmp_path / "no extension")).format is Format.SAFETENSORS
+    assert contents_at(path.rename(tmp_path / "no extension")).format is Format.SAFETENSORS
 
 
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written("safetensors", STATE, tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert set(contents_of("checkpoint.safetensors").entries) == set(STATE)
+    assert set(contents_at("checkpoint.safetensors").items) == set(STATE)
 
 
 # -- what is none ----------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "an empty file": (empty_file, NoCheckpointError, "begins neither as"),
     "a pickle": (pickle, NoCheckpointError, "begins neither as"),
     "a compressed file": (compressed_file, NoCheckpointError, "begins neither as"),
-    "a plain file of streamxf": (plain_file, UnsupportedError, "streamxf.open reads it"),
+    "a plain file of streamxf": (plain_file, UnsupportedError, "Read it with streamxf.open"),
     "a pipe": (pipe, UnsupportedError, "neither a file nor a folder"),
     "half a checkpoint": (half, MetadataError, "data files and no metadata"),
     "half a stock one": (half_of_stock, MetadataError, "data files and no metadata"),
@@ -186,10 +182,10 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_checkpoint(tmp_path: Path, case: str) -> None:
+def test_not_a_checkpoint(tmp_path: Path, case: str) -> None:
     make, kind, words = BAD[case]
     path = make(tmp_path)
-    for opening in (contents_of, open_source):
+    for opening in (contents_at, open_at):
         with pytest.raises(kind, match=words) as caught:
             opening(path)
         assert type(caught.value) is kind
@@ -199,7 +195,7 @@ def test_what_is_no_checkpoint(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("path", ["memory://nowhere/at/all", "file:///nowhere/at/all"])
 def test_a_url_of_nothing(path: str) -> None:
-    for opening in (contents_of, open_source):
+    for opening in (contents_at, open_at):
         with pytest.raises(FileNotFoundError, match="no such file or folder"):
             opening(path)
 
@@ -212,36 +208,46 @@ def test_what_becomes_no_regular_file_is_not_waited_for(tmp_path: Path, name: st
     """It was a file when it was listed."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(UnsupportedError, match="not a regular file"):
-        Location.of(tmp_path).open(name)
+    for storage, inside in ((Storage.of(tmp_path), name), (Storage.of(tmp_path).child(name), "")):
+        with pytest.raises(MetadataError, match="not a regular file"), storage.open(inside):
+            pass
 
 
 def test_keys(tmp_path: Path) -> None:
     path = written("encrypted", STATE, tmp_path)
-    other = OTHER_KEY
     with pytest.raises(KeyMissingError):
-        open_source(path)
-    for opening in (contents_of, open_source):
+        open_at(path)
+    for opening in (contents_at, open_at):
         with pytest.raises((KeyMissingError, WrongKeyError)):
-            opening(path, keys=other)
-    with open_source(path, keys=[other, KEY]) as source:
-        assert source.contents.key_ids == (f"aeskw:{KEY.id}",)
-        assert source.contents.notes == ()
+            opening(path, keys=OTHER_KEY)
+    found = contents_at(path, keys=[OTHER_KEY, KEY])
+    assert found.key_ids == (f"aeskw:{KEY.id}",)
+    assert found.notes == ()
 
 
-def test_what_is_required(tmp_path: Path) -> None:
+def test_with_keys_nothing_weaker_is_accepted(tmp_path: Path) -> None:
     path = written("compressed", STATE, tmp_path)
-    contents_of(path, keys=KEY)
-    with pytest.raises(PolicyError, match="not encrypted"):
-        open_source(path, keys=KEY)
+    for opening in (contents_at, open_at):
+        with pytest.raises(PolicyError, match="not encrypted"):
+            opening(path, keys=KEY)
 
 
-def test_contents_of_files_need_no_torch(tmp_path: Path) -> None:
-    path = written("Hugging Face", STATE, tmp_path)
-    code = (
-        "import sys; from streamxf.formats.opening import contents_of\n"
-        f"assert len(contents_of({str(path)!r}).entries) == 2 and 'torch' not in sys.modules"
-    )
+@pytest.mark.parametrize("kind", WRITERS)
+def test_reading_tensors_needs_no_torch(tmp_path: Path, kind: str) -> None:
+    path = written(kind, STATE, tmp_path)
+    keys = "streamxf.Key(bytes(range(32)))" if kind == "encrypted" else "None"
+    code = f"""
+import sys, streamxf
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.reading import boxes_of
+from streamxf.checkpoint.storage import Storage
+from streamxf.formats.opening import contents_of, open_source
+with open_source(Storage.of({str(path)!r}), Access.of({keys})) as reader:
+    assert len(contents_of(reader).items) == 2
+    for item in reader.items.values():
+        assert sum(array.size for array in reader.read_boxes(boxes_of(item))) in (1200, 9)
+assert "torch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -249,10 +255,10 @@ def test_damage_in_a_data_file_names_the_item(tmp_path: Path) -> None:
     path = written("compressed", STATE, tmp_path)
     (file,) = path.glob("*.distcp")
     data = bytearray(file.read_bytes())
-    with open_source(path) as source:
-        entry = source.contents.entries["a"]
-        data[entry.parts[0].start + entry.parts[0].stored_bytes // 2] ^= 1
+    with open_at(path) as reader:
+        (place,) = reader.items["a"].places
+        data[place.at + place.size // 2] ^= 1
         file.write_bytes(data)
         with pytest.raises(ContainerError) as caught:
-            list(source.read([Box(entry, (0, 0), entry.shape)]))
+            whole(reader, "a")
     assert (caught.value.item, caught.value.file) == ("a", str(file))

@@ -19,10 +19,14 @@ from archives import saved as saved_bytes
 from dcp.helpers import assert_same
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from streamxf import proportion
+from streamxf.checkpoint.reading import Box
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import contents_of, open_source
-from streamxf.formats.source import Box, boxes_of
+from streamxf.formats.opening import contents_of
+
+from .samples import contents_at, in_pieces, open_at, read_boxes, tensor_item
 
 BASE = torch.randn(64, 50, generator=torch.Generator().manual_seed(7))
 
@@ -38,16 +42,11 @@ def saved(value: Any, path: Path, **options: Any) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     """All items, by their names."""
-    found: dict[str, Any] = {}
-    with open_source(path) as source:
-        for entry in source.contents.entries.values():
-            if not entry.is_tensor:
-                found[entry.name] = source.load_object(entry)
-                continue
-            dtype = getattr(torch, entry.dtype or "")
-            parts = [part.reshape(-1) for part in source.read(boxes_of(entry, dtype.itemsize, 1000))]
-            found[entry.name] = torch.cat([torch.empty(0, dtype=dtype), *parts]).reshape(entry.shape)
-    return found
+    with open_at(path) as reader:
+        return {
+            name: in_pieces(reader, name, 1000) if isinstance(item, TensorItem) else reader.load_object(name)
+            for name, item in reader.items.items()
+        }
 
 
 VIEWS: dict[str, Any] = {
@@ -76,13 +75,27 @@ def test_a_view_is_read_as_it_looks(tmp_path: Path, view: str) -> None:
 def test_a_large_view_is_read_in_pieces(tmp_path: Path) -> None:
     large = torch.arange(9_000_000, dtype=torch.int32).reshape(3000, 3000)
     path = saved({"turned": large.t(), "columns": large[:, 100:200]}, tmp_path)
-    with open_source(path) as source:
+    with open_at(path) as reader:
         for name, wanted in (("turned", large.t()), ("columns", large[:, 100:200])):
-            entry = source.contents.entries[name]
-            found = [part.reshape(-1) for part in source.read(boxes_of(entry, 4, 2**22))]
-            assert_same(torch.cat(found).reshape(wanted.shape), wanted.contiguous())
-            (cut,) = source.read([Box(entry, (1, 2), (2000, 3))])
+            assert_same(in_pieces(reader, name, 2**22), wanted.contiguous())
+            (cut,) = read_boxes(reader, [Box(tensor_item(reader, name), (1, 2), (2000, 3))])
             assert_same(cut, wanted[1:2001, 2:5].contiguous())
+
+
+def test_elements_out_of_proportion_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kilobyte of a file, and no end of elements."""
+    path = saved({"a": torch.ones(100).expand(100_000_000, 100), "b": BASE}, tmp_path)
+    with open_at(path) as reader:
+        with pytest.raises(PolicyError, match="out of proportion") as caught:
+            list(read_boxes(reader, [Box(tensor_item(reader, "a"), (0, 0), (1, 1))]))
+        assert (caught.value.file, caught.value.item) == (str(path), "a")
+        assert_same(in_pieces(reader, "b", 1000), BASE)
+    path = saved({"a": torch.ones(100).expand(64, 100), "b": torch.ones(100).expand(65, 100)}, tmp_path)
+    monkeypatch.setattr(proportion, "FREE", 0)
+    with open_at(path) as reader:
+        assert_same(in_pieces(reader, "a", 1000), torch.ones(64, 100))
+        with pytest.raises(PolicyError, match="out of proportion"):
+            in_pieces(reader, "b", 1000)
 
 
 NESTED = {
@@ -113,20 +126,23 @@ def test_items_are_named_as_dcp_names_them(tmp_path: Path) -> None:
     assert_same(
         found, {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in flat.items()}
     )
-    with open_source(path) as source:
-        assert source.paths == paths
-        assert source.contents.format is Format.TORCH
-        assert source.contents.files == {"model.pt": path.stat().st_size}
-        objects = {entry.name for entry in source.contents.objects}
-    assert objects == {"array", *(name for name, value in flat.items() if not isinstance(value, torch.Tensor))}
+    with open_at(path) as reader:
+        assert {name: item.path for name, item in reader.items.items()} == paths
+        contents = contents_of(reader)
+    assert contents.format is Format.TORCH
+    assert contents.files == {"model.pt": path.stat().st_size}
+    assert contents.items.keys() - contents.tensors.keys() == {
+        "array",
+        *(name for name, value in flat.items() if not isinstance(value, torch.Tensor)),
+    }
 
 
 def test_where_tensors_stand(tmp_path: Path) -> None:
     path = saved({"a": BASE, "b": BASE[3]}, tmp_path)
     data = path.read_bytes()
     for name, wanted in (("a", BASE), ("b", BASE[3])):
-        (part,) = contents_of(path).entries[name].parts
-        assert data[part.start : part.start + part.stored_bytes] == wanted.numpy().tobytes()
+        (place,) = contents_at(path).items[name].places
+        assert data[place.at : place.at + place.size] == wanted.numpy().tobytes()
 
 
 def old_form(path: Path) -> None:
@@ -223,30 +239,19 @@ def deeper_than_the_stack(path: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | None]] = {
     "the old form": (old_form, UnsupportedError, "old form", None),
     "TorchScript": (torchscript, UnsupportedError, "torch.jit.load", None),
-    "another zip file": (other_zip, ContainerError, "no whole file of torch.save", None),
-    "another order of bytes": (other_order, UnsupportedError, "order of bytes", None),
-    "a cut file": (cut, ContainerError, "no whole file of torch.save", None),
-    "a record that is not there": (lying_record, ContainerError, "no whole file of torch.save", None),
-    "a tensor alone": (of(lambda: BASE), UnsupportedError, "no state dict", None),
-    "a list": (of(lambda: [BASE]), UnsupportedError, "no state dict", None),
-    "lists that share their parts": (of(shared_lists), UnsupportedError, "there is no end", None),
-    "names without end": (of(long_keys), UnsupportedError, "there is no end", None),
-    "a dict in itself": (of(inside_itself), UnsupportedError, "there is no end", None),
+    "another zip file": (other_zip, ContainerError, "not an intact file of torch.save", None),
+    "another order of bytes": (other_order, UnsupportedError, "big-endian", None),
+    "a cut file": (cut, ContainerError, "not an intact file of torch.save", None),
+    "a record that is not there": (lying_record, ContainerError, "not an intact file of torch.save", None),
+    "a tensor alone": (of(lambda: BASE), UnsupportedError, "not a state dict", None),
+    "a list": (of(lambda: [BASE]), UnsupportedError, "not a state dict", None),
+    "lists that share their parts": (of(shared_lists), UnsupportedError, "out of proportion", None),
+    "names without end": (of(long_keys), UnsupportedError, "out of proportion", None),
+    "a dict in itself": (of(inside_itself), UnsupportedError, "nested too deeply", None),
     "a dict as deep as a well": (deeper_than_the_stack, UnsupportedError, "nested too deeply", None),
-    "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "do not differ", None),
-    "a sparse tensor": (of(lambda: {"s": sparse()}), UnsupportedError, "layout sparse_coo", "s"),
-    "a quantized one": (of(lambda: {"n": {"q": quantized()}}), UnsupportedError, "quantized", None),
-    "a conjugate": (
-        of(lambda: {"c": torch.ones(3, dtype=torch.complex64).conj()}),
-        UnsupportedError,
-        "another way",
-        "c",
-    ),
-    "no memory": (of(lambda: {"m": torch.ones(3, device="meta")}), UnsupportedError, "another way", "m"),
-    "a subclass": (of(lambda: {"p": BASE.as_subclass(Plain)}), PolicyError, "Plain", None),
-    "a tensor in a tuple": (of(lambda: {"t": (1, BASE)}), UnsupportedError, "holds tensors", "t"),
-    "a tensor in a set": (of(lambda: {"t": {BASE}}), UnsupportedError, "holds tensors", "t"),
-    "a class": (of(lambda: {"o": io.StringIO()}), PolicyError, "StringIO", None),
+    "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "two of the file's items", None),
+    "a key without a name": (of(lambda: {frozenset([1]): BASE}), UnsupportedError, "neither a string", None),
+    "a key of too many digits": (of(lambda: {10**5000: BASE}), UnsupportedError, "key without a name", None),
 }
 
 
@@ -256,32 +261,62 @@ def test_what_cannot_be_read(tmp_path: Path, case: str) -> None:
     spoil, kind, words, item = BAD[case]
     path = tmp_path / "model.pt"
     spoil(path)
-    for opening in (contents_of, open_source):
+    for opening in (contents_at, open_at):
         with pytest.raises(kind, match=words) as caught:
             opening(path)
         assert caught.value.file == str(path)
         assert caught.value.item == item
 
 
+MORE_THAN_ELEMENTS: dict[str, Callable[[], Any]] = {
+    "sparse": sparse,
+    "quantized": quantized,
+    "a conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "no memory": lambda: torch.ones(3, device="meta"),
+    "in a tuple": lambda: (1, BASE),
+    "in a set": lambda: {BASE},
+}
+
+
+@pytest.mark.parametrize("case", MORE_THAN_ELEMENTS)
+def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: str) -> None:
+    value = MORE_THAN_ELEMENTS[case]()
+    path = saved({"a": BASE, "n": {"o": value}}, tmp_path)
+    with open_at(path) as reader:
+        assert isinstance(reader.items["n.o"], ObjectItem)
+        assert_same(in_pieces(reader, "a", 1000), BASE)
+        found = reader.load_object("n.o")
+    assert type(found) is type(value)
+    if case in ("a conjugate", "in a tuple"):
+        assert_same(found, value)
+    else:
+        assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(BASE.as_subclass(Plain), "Plain"), (io.StringIO(), "StringIO")], ids=["subclass", "class"]
+)
+def test_what_torch_would_not_load_is_listed_and_not_loaded(tmp_path: Path, value: Any, words: str) -> None:
+    path = saved({"a": BASE, "o": value}, tmp_path)
+    with open_at(path) as reader:
+        assert isinstance(reader.items["o"], ObjectItem)
+        assert_same(in_pieces(reader, "a", 1000), BASE)
+        with pytest.raises(PolicyError, match=words) as caught:
+            reader.load_object("o")
+    assert (caught.value.file, caught.value.item) == (str(path), "o")
+
+
 def test_nothing_is_called(tmp_path: Path) -> None:
     path = saved({"a": BASE, "o": Calls(tmp_path / "made")}, tmp_path)
-    with pytest.raises(PolicyError, match="mkdir"):
-        contents_of(path)
+    with open_at(path) as reader, pytest.raises(PolicyError, match="mkdir"):
+        reader.load_object("o")
     assert not (tmp_path / "made").exists()
-
-
-def test_what_torch_noted_of_sparse_tensors_is_gone(tmp_path: Path) -> None:
-    """Or the next load of anybody would look at indices that are not there."""
-    with pytest.raises(UnsupportedError):
-        contents_of(saved({"s": sparse()}, tmp_path))
-    assert_same(torch.load(saved({"a": BASE}, tmp_path), weights_only=True), {"a": BASE})
-    assert not torch._utils._sparse_tensors_to_validate
 
 
 def test_damaged_pickles_raise_nothing_else(tmp_path: Path) -> None:
     path = saved({"a": BASE[:2], "n": {"b": [1, 2]}}, tmp_path)
     data = path.read_bytes()
-    begin = contents_of(path).entries["n.b"].parts[0].start
+    begin = contents_at(path).items["n.b"].places[0].at
     for at in range(begin, begin + 300, 3):
         changed = bytearray(data)
         changed[at] ^= 0x55

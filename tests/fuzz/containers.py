@@ -1,27 +1,31 @@
-"""Mutations of a plain file, or of a container alone, by somebody who has the key: all that is computed is right again.
+"""Mutations of a plain file, or of a container alone, by someone who has the key: all that is computed is right again.
 
-A file is taken apart, its encryption is taken off, a few things are changed, and it is packed again with new CRCs, seal
-and tags. Blocks are changed at any depth of their chain: as they are stored, or within their compression.
+A file is taken apart, its encryption is taken off, a few things are changed, and it is packed again with new CRCs,
+seal, tags and vouchers. Blocks are changed at any depth of their chain: as they are stored, or within their
+compression.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forge import Parts, prefix_of, take_apart
+from forge import HASHED, KEYED, Parts, prefix_of, seal_of, take_apart
 from samples import KEY
+from sealing import SIGNER, Vouching, plain_digest
 
 from fuzz.target import Havoc
 from streamxf.buffers import Scratch
 from streamxf.chain import Chain
 from streamxf.codec import Codec, StreamInfo
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import ENCRYPT
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import StreamxfError
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
+from streamxf.registry import CodecRegistry
 
 CHAINS = (
     "",
@@ -35,7 +39,9 @@ CHAINS = (
     "acme.delta/1",
 )
 EXTREMES = (0, 1, 2, 7, 8, 15, 16, 17, 24, 31, 32, 255, 256, 65535, 65536, 65537, 1 << 20, 1 << 31, 1 << 32, 1 << 48)
-_UNPARSED = (struct.error, IndexError, ValueError, OverflowError, StreamxfError)
+UNPARSED = (struct.error, IndexError, ValueError, OverflowError, StreamxfError)
+
+_REGISTRY = CodecRegistry()
 
 Blocks = list[tuple[bool, bytes]]
 
@@ -49,10 +55,9 @@ class _Coding:
 
     @classmethod
     def of(cls, parts: Parts) -> _Coding:
-        fragment = parts.prefix[12:-4].rstrip(b"\0").decode("ascii")
         texts = parts.chain.decode("ascii").split("\n") if parts.chain else []
-        full = [f"{text}#{fragment}" if text.partition("/")[0] == ENCRYPT else text for text in texts]
-        codecs = tuple(Chain.from_descriptors(full, KEY))
+        key = data_key_of(parts)
+        codecs = tuple(_REGISTRY.build(one, key) for one in map(Descriptor.parse, texts))
         at = next((at for at, codec in enumerate(codecs) if codec.name == ENCRYPT), len(codecs))
         return cls(codecs[:at], codecs[at:])
 
@@ -62,16 +67,39 @@ def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     if choose.random() < 0.05:
         return havoc(data)
     try:
-        parts = take_apart(data)
-        if not parts.blocks or choose.random() < 0.05:
-            return _change_fields(parts, choose, havoc).pack()
-        return _change(parts, choose, havoc).pack()
-    except _UNPARSED:
+        return _vouched(change(take_apart(data), choose, havoc)).pack()
+    except UNPARSED:
         return havoc(data)
 
 
+def change(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
+    """Change a container; its prefix has the wrapped data key. Raises one of `UNPARSED` if it is not intact."""
+    if not parts.blocks or choose.random() < 0.05:
+        return _change_fields(parts, choose, havoc)
+    return _change(parts, choose, havoc)
+
+
+def data_key_of(parts: Parts) -> DataKey | None:
+    """The data key that is wrapped in the prefix."""
+    text = parts.prefix[12:-4].decode("ascii")
+    return KeyRing.of(KEY).unwrap(text) if text else None
+
+
+def _vouched(parts: Parts) -> Parts:
+    """With vouchers that are right, and a signature exactly if there are hashes."""
+    try:
+        key = data_key_of(parts) if parts.flags & KEYED else None
+    except UNPARSED:
+        return parts
+    if key is None:
+        return parts
+    signer = SIGNER if parts.flags & HASHED else None
+    vouching = Vouching(parts.prefix[12:-4].decode("ascii"), (KEY.reveal(),), signer, key.secret)
+    return parts.change(tail=seal_of(vouching.vouchers(plain_digest(parts))))
+
+
 def keyless(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change a plain file as somebody does who has no key: CRCs are right again, seal and tags stay."""
+    """Change a plain file without its key: CRCs are right again, seal and tags stay."""
     try:
         parts = take_apart(data)
         for _ in range(choose.choice((1, 1, 2, 3))):
@@ -80,7 +108,7 @@ def keyless(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
             else:
                 parts = _change_fields(parts, choose, havoc)
         return parts.pack()
-    except _UNPARSED:
+    except UNPARSED:
         return havoc(data)
 
 
@@ -132,8 +160,8 @@ def _change_blocks(blocks: Blocks, choose: random.Random, havoc: Havoc) -> Block
 
 
 def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
-    """Change one field of header, index, footer or prefix."""
-    match choose.randrange(12):
+    """Change one field of header, table, footer, prefix or seal."""
+    match choose.randrange(14):
         case 0:
             return parts.change(version=choose.choice((0, 1, 2, 255)))
         case 1:
@@ -152,7 +180,7 @@ def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
             return parts.change(chain="\n".join(filter(None, texts)).encode())
         case 6:
             identity = havoc(parts.identity)[:5000]
-            return parts.change(identity=identity, flags=parts.flags & 5 | 2 * bool(identity))
+            return parts.change(identity=identity, flags=parts.flags & ~2 | 2 * bool(identity))
         case 7:
             return parts.change(raw_size=_near(parts.raw_size, choose))
         case 8:
@@ -162,8 +190,12 @@ def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
         case 10:
             ends = list(struct.iter_unpack("<Q", havoc(struct.pack("<Q", len(parts.container()) - 40))[:8].ljust(8)))
             return parts.change(ends=tuple(end for (end,) in ends))
+        case 11:
+            return parts.change(prefix=prefix_of(havoc(parts.prefix[12:-4])[:40000]))
+        case 12:
+            return parts.change(tail=seal_of(havoc(parts.tail[:-16])[:40000]))
         case _:
-            return parts.change(prefix=prefix_of(havoc(parts.prefix[12:-4].rstrip(b"\0"))[:40000], 512))
+            return parts.change(flags=parts.flags ^ HASHED)
 
 
 def _near(value: int, choose: random.Random) -> int:
@@ -181,13 +213,7 @@ def _with_size(parts: Parts, coding: _Coding, blocks: Blocks) -> Parts:
 
 def _coder(parts: Parts, codecs: tuple[Codec, ...]) -> StreamCoder:
     # a block size beyond the real one: what is too long is for the reader to find
-    return StreamCoder(Chain(codecs), StreamInfo(4 << max(16, min(parts.block_log2, 18)), parts.salt, digest(parts)))
-
-
-def digest(parts: Parts) -> bytes:
-    """H of docs/format.md."""
-    body = parts.change(blocks=(), ends=()).container()[: 48 + len(parts.chain) + len(parts.identity)]
-    return hashlib.sha256(body).digest()
+    return StreamCoder(Chain(codecs), StreamInfo(4 << max(16, min(parts.block_log2, 18)), parts.salt, parts.digest))
 
 
 def _each(step: Callable[[memoryview, int, bool, Scratch], memoryview], blocks: Blocks | tuple[()]) -> Blocks:

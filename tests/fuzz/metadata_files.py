@@ -1,123 +1,121 @@
-"""Mutations of ``.metadata``: of the pickle by opcodes, of the manifest by its JSON, with a tag that is right again."""
+"""Mutations of metadata files: of the index by its JSON, of the keys by their lines; what vouches is right again."""
 
 from __future__ import annotations
 
 import json
-import pickle
-import pickletools
 import random
+import struct
 from typing import Any
 
+import zstandard
+from forge import MetadataParts, frame_of, split_metadata
 from samples import KEY
+from sealing import SIGNER, Vouching, index_digest
 
 from fuzz.target import Havoc
-from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.metadata import manifest as trailer
-from streamxf.descriptor import Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
 
-_END = 4 + trailer.TAG_BYTES + len(METADATA_MAGIC)
+MAX_JSON = 1 << 20
+"""Bytes of an index that are worth changing."""
+
+UNPARSED = (
+    struct.error,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    RecursionError,
+    zstandard.ZstdError,
+    StreamxfError,
+)
 _VALUES = (None, True, 0, 1, -1, 2**31, 2**63, 1.5, "", "a", "../a", "a" * 300, [], {}, [[]], {"a": {}}, "0" * 32)
-_OPCODES = tuple(opcode.code.encode("latin-1") for opcode in pickletools.opcodes)
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change pickle or manifest of a metadata file."""
-    if not data.endswith(METADATA_MAGIC) or len(data) < _END or choose.random() < 0.05:
-        return change_pickle(data, choose, havoc) if choose.random() < 0.8 else havoc(data)
-    tail = len(data) - _END
-    size = int.from_bytes(data[tail : tail + 4], "little")
-    pickled, text = data[: max(0, tail - size)], data[max(0, tail - size) : tail]
-    for _ in range(choose.choice((1, 1, 2, 3))):
-        if choose.random() < 0.75:
-            pickled = change_pickle(pickled, choose, havoc)
-        else:
-            text = _change_manifest(text, choose, havoc)
-    return tagged(pickled, text)
-
-
-def tagged(pickled: bytes, text: bytes) -> bytes:
-    """The file with the right tag, as somebody makes it who has the key."""
-    body = pickled + text + len(text).to_bytes(4, "little")
-    return body + trailer._tag(memoryview(body), _data_key(text)) + METADATA_MAGIC
-
-
-def _data_key(text: bytes) -> DataKey | None:
+    """Change a metadata file."""
+    if choose.random() < 0.05:
+        return havoc(data)
     try:
-        described = json.loads(text)["key"]
-        return KeyRing.of(KEY).unwrap(Descriptor.parse(described).fragment) if described else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StreamxfError):
-        return None
+        parts = split_metadata(data)
+        for _ in range(choose.choice((1, 1, 1, 2, 3))):
+            parts = _changed(parts, choose, havoc)
+        return (vouched(parts) if choose.random() < 0.9 else parts).pack()
+    except UNPARSED:
+        return havoc(data)
 
 
-def change_pickle(pickled: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change, move, double or drop opcodes, or what one of them carries."""
+def vouched(parts: MetadataParts) -> MetadataParts:
+    """With vouchers that are right, as a holder of the key makes them; signed if they were before."""
+    lines = parts.keys.decode("ascii").split("\n")
+    if len(lines) < 2:
+        return parts
     try:
-        starts = [place for _, _, place in pickletools.genops(pickled) if place is not None]
-    except Exception:  # whatever pickletools raises for a pickle that is none
-        return havoc(pickled)
-    ends = [*starts[1:], len(pickled)]
-    steps = [pickled[start:end] for start, end in zip(starts, ends, strict=True)]
-    if choose.random() < 0.1:
-        return havoc(pickled)
-    at = choose.randrange(len(steps))
+        key = KeyRing.of(KEY).unwrap(lines[0])
+    except StreamxfError:
+        return parts
+    vouching = Vouching(lines[0], (KEY.reveal(),), SIGNER if "&sig=" in lines[1] else None, key.secret)
+    lines[1] = vouching.vouchers(index_digest(parts.packed_index))
+    return parts.change(keys="\n".join(lines).encode())
+
+
+def _changed(parts: MetadataParts, choose: random.Random, havoc: Havoc) -> MetadataParts:
+    match choose.randrange(10):
+        case 0:
+            return parts.change(keys=havoc(parts.keys))
+        case 1:
+            lines = parts.keys.split(b"\n")
+            lines.insert(choose.randint(0, len(lines)), choose.choice(lines))
+            if choose.random() < 0.5:
+                del lines[choose.randrange(len(lines))]
+            return parts.change(keys=b"\n".join(lines))
+        case 2:
+            return parts.change(index=frame_of(havoc(_text_of(parts))))
+        case 3:
+            return parts.change(index=havoc(parts.packed_index))
+        case 4:
+            field = choose.choice(("index_size", "keys_size", "version"))
+            return parts.change(**{field: choose.choice((0, 1, 2, 7, 255))})
+        case _:
+            content = json.loads(_text_of(parts))
+            _change_value(content, choose, havoc)
+            return parts.change(index=content)
+
+
+def _text_of(parts: MetadataParts) -> bytes:
+    if isinstance(parts.index, bytes):
+        return zstandard.ZstdDecompressor().decompress(parts.index, max_output_size=MAX_JSON)
+    return json.dumps(parts.index, separators=(",", ":")).encode("ascii")
+
+
+def _change_value(content: Any, choose: random.Random, havoc: Havoc) -> None:
+    """Change, move, double or drop a value somewhere in the JSON."""
+    places: list[tuple[Any, Any]] = []
+
+    def visit(value: Any) -> None:
+        for name in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            places.append((value, name))
+            visit(value[name])
+
+    visit(content)
+    holder, name = choose.choice(places)
+    value = holder[name]
     match choose.randrange(7):
         case 0:
-            del steps[at : at + choose.choice((1, 1, 2, 5))]
+            del holder[name]
         case 1:
-            steps.insert(at, choose.choice(steps))
-        case 2:
-            start = choose.randrange(len(steps))
-            steps[at:at] = steps[start : start + choose.randint(1, 20)]
-        case 3:
-            other = choose.randrange(len(steps))
-            steps[at], steps[other] = steps[other], steps[at]
+            holder[name] = choose.choice(_VALUES)
+        case 2 if isinstance(holder, dict):
+            holder[havoc(name.encode()).decode("utf-8", "replace")] = holder.pop(name)
+        case 3 if isinstance(holder, list):
+            holder.insert(choose.randint(0, len(holder)), value)
         case 4:
-            steps[at] = choose.choice(_OPCODES) + steps[at][1:]
-        case 5:
-            steps.insert(at, choose.choice(_OPCODES) + choose.randbytes(choose.choice((0, 1, 2, 4, 8))))
+            other, key = choose.choice(places)
+            if key in other if isinstance(other, dict) else key < len(other):
+                holder[name] = json.loads(json.dumps(other[key]))
+        case _ if type(value) is int:
+            holder[name] = choose.choice((value + choose.randint(-3, 3), value ^ 1 << choose.randrange(64)))
+        case _ if isinstance(value, str):
+            holder[name] = havoc(value.encode()).decode("utf-8", "replace")
         case _:
-            steps[at] = steps[at][:1] + havoc(steps[at][1:])
-    return b"".join(_renumbered(steps) if choose.random() < 0.8 else steps)
-
-
-def _renumbered(steps: list[bytes]) -> list[bytes]:
-    """Memo numbers rise one by one again, as pickling makes them, and what is fetched is what it was."""
-    numbers: dict[int, int] = {}
-    made = []
-    for step in steps:
-        number = int.from_bytes(step[1:], "little")
-        if step[:1] in (pickle.BINPUT, pickle.LONG_BINPUT):
-            number = numbers[number] = len(numbers)
-        elif step[:1] in (pickle.BINGET, pickle.LONG_BINGET):
-            number = numbers.get(number, number)
-        else:
-            made.append(step)
-            continue
-        size = len(step) - 1
-        made.append(step[:1] + (number % (1 << 8 * size)).to_bytes(size, "little"))
-    return made
-
-
-def _change_manifest(text: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change a value or a key somewhere in the JSON, or its text."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return havoc(text)
-    if choose.random() < 0.4 or not isinstance(content, dict):
-        return havoc(text)
-    place: Any = content
-    while isinstance(place, dict) and place:
-        name = choose.choice(sorted(place))
-        if not isinstance(place[name], dict) or choose.random() < 0.3:
-            value = place.pop(name)
-            if choose.random() < 0.5:
-                place[name] = choose.choice(_VALUES)
-            elif choose.random() < 0.7:
-                place[havoc(name.encode()).decode("utf-8", "replace")] = value
-            break
-        place = place[name]
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+            holder[name] = choose.choice(_VALUES)

@@ -46,10 +46,9 @@ NAMES = (
     "codecs",
     "floatzip",
     "metadata",
+    "stock",
     "checkpoint",
     "salvage",
-    "tools",
-    "safetensors",
     "torchfile",
 )
 

@@ -1,4 +1,4 @@
-"""A whole checkpoint: ``.metadata`` and one data file, loaded by `streamxf.FileSystemReader` through DCP.
+"""A whole checkpoint, of a metadata file and one data file, by `streamxf.Checkpoint`, the reference decoder, and DCP.
 
 An input is the length of the metadata (4 bytes, little-endian), the metadata, and the data file.
 """
@@ -6,7 +6,6 @@ An input is the length of the metadata (4 bytes, little-endian), the metadata, a
 from __future__ import annotations
 
 import atexit
-import pickle
 import random
 import re
 import shutil
@@ -15,39 +14,31 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from forge import prefix_of
+from forge import MetadataParts, prefix_of, split_metadata, take_container_apart
+from reference_codecs import Refused
+from reference_decoder import Tensor, load
 from samples import KEY
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from fuzz import containers, metadata_files
+from fuzz import containers, held, metadata_files, second
 from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
-from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.container.limits import MAGIC
-from streamxf.dcp.metadata import file as metadata_file
 from streamxf.errors import StreamxfError
-from streamxf.keys import KeyRing
+from streamxf.format.items import ObjectItem
+from streamxf.stream.reader import read_all
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
-# What DCP's own planner says of a checkpoint that is another than the caller asks for.
-_PLANNER = ("Missing key in checkpoint state_dict", "Size mismatch between saved")
-_NAME = re.compile(rb"__0_0[0-9a-z_]*\.distcp")
-_CHAINS: tuple[list[streamxf.Codec], ...] = ([], [ZStandard()], [ZStandard(), Checksum(), Encrypt(KEY)])
-
-
-def state() -> dict[str, Any]:
-    """What the seeds hold."""
-    matrix = torch.arange(12, dtype=torch.float32).reshape(4, 3)
-    return {"w": matrix, "half": torch.ones(5, dtype=torch.bfloat16), "object": {"step": 17, "names": ["a", b"b"]}}
+_NAME = re.compile(r"[0-9A-Za-z_]{1,80}\.distcp")
+_MAX_LOADED = 1 << 20
+_UNPARSED = (*containers.UNPARSED, *metadata_files.UNPARSED)
 
 
 @cache
@@ -59,62 +50,109 @@ def _folder() -> Path:
 
 def run(data: bytes) -> None:
     with unpacked(data) as folder:
-        for keys in (KEY, None) if folder is not None else ():
-            attempt(lambda keys=keys: _load(folder, keys))
+        for keys, reader in (KEY, second.HOLDER), (None, second.ANYONE):
+            found, error = attempt(lambda keys=keys: streams_of(folder, keys))
+            second.compare(found, error, lambda reader=reader: _by_reference(folder, reader))
+            _load(folder, keys, found)
 
 
 @contextmanager
-def unpacked(data: bytes) -> Iterator[Path | None]:
-    """The folder that an input makes; None if it makes none."""
-    size = int.from_bytes(data[:4], "little")
-    metadata, content = data[4 : 4 + size], data[4 + size :]
-    name = _NAME.search(metadata)
-    if len(data) < 4 or name is None:
-        yield None
-        return
+def unpacked(data: bytes) -> Iterator[Path]:
+    """The folder that an input makes: the data file has all names that the index gives to one."""
+    metadata, content = _split(data)
     folder = _folder()
+    names = _names(metadata)
     (folder / ".metadata").write_bytes(metadata)
-    file = folder / name.group().decode("ascii")
-    file.write_bytes(content)
+    for name in names:
+        (folder / name).write_bytes(content)
     try:
         yield folder
     finally:
-        file.unlink()
+        for name in names:
+            (folder / name).unlink()
 
 
-def _load(folder: Path, keys: streamxf.Key | None) -> None:
-    target = blank()
-    loaded_into(target, folder, keys)
-    for name, value in blank().items():
-        if isinstance(value, torch.Tensor):
-            agree((target[name].dtype, target[name].shape) == (value.dtype, value.shape), "a target is another one now")
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    size = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + size], data[4 + size :]
 
 
-def loaded_into(target: dict[str, Any], folder: Path, keys: streamxf.Key | None) -> None:
+def _names(metadata: bytes) -> set[str]:
+    try:
+        return {file["path"] for file in split_metadata(metadata).index["files"] if _NAME.fullmatch(file["path"])}
+    except _UNPARSED:
+        return set()
+
+
+def streams_of(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
+    """All streams of a checkpoint."""
+    found: dict[str, Any] = {}
+    with streamxf.Checkpoint(folder, keys=keys, framework="numpy") as checkpoint:
+        for name, item in checkpoint.items.items():
+            if isinstance(item, ObjectItem):
+                found[name] = read_all(checkpoint.blocks(item))
+            else:
+                found[name] = item.dtype, item.shape, [read_all(checkpoint.blocks(item, one)) for one in item.chunks]
+    return found
+
+
+def _by_reference(folder: Path, reader: Any) -> dict[str, Any]:
+    try:
+        found = load(folder, reader)
+    except OSError as error:
+        raise Refused("M3: there is no such file") from error
+    return {
+        name: (item.dtype, item.shape, [stream for _, stream in item.chunks]) if isinstance(item, Tensor) else item
+        for name, item in found.items()
+    }
+
+
+def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | None) -> None:
+    """Load through DCP what the checkpoint says it has."""
+    try:
+        with streamxf.Checkpoint(folder, keys=keys) as checkpoint:
+            items = dict(checkpoint.items)
+    except StreamxfError:
+        items = {}
+    if sum(getattr(item, "size", 0) for item in items.values()) > _MAX_LOADED:
+        return
+    target = {name: _blank(item) for name, item in items.items()}
+    loaded, _ = attempt(lambda: loaded_into(target, folder, keys))
+    if streams is None:
+        agree(loaded is None, "DCP loads a checkpoint of which not all streams can be read")
+        return
+    for name, item in items.items() if loaded is not None else ():
+        if not isinstance(item, ObjectItem) and not any(chunk.framed for chunk in item.chunks) and item.size:
+            whole = streams[name][2][0] if len(item.chunks) == 1 else None
+            elements = target[name].reshape(-1).view(torch.uint8).numpy().tobytes()
+            agree(whole in (None, elements), "DCP loads other elements")
+
+
+def _blank(item: Any) -> Any:
+    dtype = getattr(torch, getattr(item, "dtype", ""), None)
+    with warnings.catch_warnings(action="ignore"):  # torch calls complex32 experimental
+        return torch.zeros(item.shape, dtype=dtype) if isinstance(dtype, torch.dtype) else None
+
+
+def loaded_into(target: dict[str, Any], folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
     """Load, and raise what streamxf raises; anything else is a finding."""
     try:
         dcp.load(target, storage_reader=streamxf.FileSystemReader(folder, keys=keys), no_dist=True)
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        if isinstance(first, StreamxfError):
-            raise first from None
-        if not str(first).startswith(_PLANNER):
+        if not isinstance(first, StreamxfError):
             raise Finding(f"{type(first).__name__} inside DCP's exception") from first
-
-
-def blank() -> dict[str, Any]:
-    """What to load into."""
-    return {
-        name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for name, value in state().items()
-    }
+        raise first from None
+    return target
 
 
 def seeds() -> Iterable[bytes]:
-    for chain in _CHAINS:
-        with tempfile.TemporaryDirectory() as folder:
-            writer = streamxf.FileSystemWriter(folder, _extensions=chain, sync_files=False)
-            dcp.save(state(), storage_writer=writer, no_dist=True)
-            yield _pack((Path(folder) / ".metadata").read_bytes(), next(Path(folder).glob("*.distcp")).read_bytes())
+    for files in held.checkpoints():
+        metadata = files.pop(".metadata", b"")
+        if len(files) == 1 and all(map(_NAME.fullmatch, files)):
+            made = _pack(metadata, *files.values())
+            if len(made) < TARGET.max_len // 2:
+                yield made
 
 
 def _pack(metadata: bytes, content: bytes) -> bytes:
@@ -123,42 +161,33 @@ def _pack(metadata: bytes, content: bytes) -> bytes:
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     """Change the metadata, or a container whose new place the metadata then gives."""
-    size = int.from_bytes(data[:4], "little")
-    metadata, content = data[4 : 4 + size], data[4 + size :]
-    starts = [found.start() for found in re.finditer(re.escape(MAGIC), content)]
-    if not starts or choose.random() < 0.35:
-        return _pack(metadata_files.mutate(metadata, choose, havoc), content)
-    at = choose.randrange(len(starts))
-    start, end = starts[at], [*starts[1:], len(content)][at]
-    prefix = _prefix(metadata)
-    changed = containers.mutate(prefix + content[start:end], choose, havoc).removeprefix(prefix)
-    moved = _moved(metadata, start, len(changed) - (end - start))
-    return _pack(moved, content[:start] + changed + content[end:])
+    metadata, content = _split(data)
+    if choose.random() > 0.4:
+        try:
+            return _changed(split_metadata(metadata), content, choose, havoc)
+        except _UNPARSED:
+            pass
+    return _pack(metadata_files.mutate(metadata, choose, havoc), content)
 
 
-def _prefix(metadata: bytes) -> bytes:
-    """What would stand before the containers in a plain file."""
-    found = re.search(rb'"key":"streamxf\.encrypt/1#([^"]*)"', metadata)
-    return prefix_of(found[1] if found else b"")
-
-
-def _moved(metadata: bytes, start: int, more: int) -> bytes:
-    """The metadata once the item at `start` has `more` bytes, with a tag that is right again."""
-    try:
-        content = metadata_file.load(metadata, KeyRing.of(KEY))
-        manifest = metadata_file.manifest_of(content)
-        if manifest is None:
-            return metadata
-        for index, place in list(content.storage_data.items()):
-            if place.offset >= start:
-                longer = more if place.offset == start else 0
-                offset = place.offset if longer or not more else place.offset + more
-                content.storage_data[index] = replace(place, offset=offset, length=place.length + longer)
-        files = {path: replace(facts, size=facts.size + more) for path, facts in manifest.files.items()}
-        vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
-        return metadata_files.tagged(pickle.dumps(content), replace(manifest, files=files).pack())
-    except (StreamxfError, OverflowError):
-        return metadata
+def _changed(parts: MetadataParts, content: bytes, choose: random.Random, havoc: Havoc) -> bytes:
+    """Another container in the place of one."""
+    index: Any = parts.index
+    places = [place for item in index["items"].values() for place in item.get("chunks", [item])]
+    place = choose.choice(places)
+    start, stop = place["at"], place["at"] + place["bytes"]
+    container = take_container_apart(content[start:stop]).change(prefix=prefix_of(parts.keys.partition(b"\n")[0]))
+    changed = containers.change(container, choose, havoc)
+    stored = changed.container()
+    more = len(stored) - (stop - start)
+    for other in places:
+        other["at"] += more if other["at"] > start else 0
+    place["bytes"] = len(stored)
+    if "sha256" in place:
+        place["sha256"] = changed.table_digest.hex()
+    for file in index["files"]:
+        file["size"] += more
+    return _pack(metadata_files.vouched(parts).pack(), content[:start] + stored + content[stop:])
 
 
 TARGET = Target(run, seeds, mutate, max_len=16_384)

@@ -1,13 +1,13 @@
-"""What each codec makes of a stored block, alone and in the middle of a chain, against the second decoder."""
+"""What each codec makes of a stored block, alone and in the middle of a chain, against the reference decoder."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
 
-import reference_decoder
-from forge import Parts, prefix_of
-from reference_decoder import FormatError
+from forge import Parts
+from reference_codecs import Refused
+from reference_decoder import read_container
 from samples import BLOCK, data_of, floats
 
 from fuzz.oracle import Finding, agree, attempt
@@ -50,16 +50,15 @@ def decode(chain: Chain, stored: bytes) -> None:
         agree(bytes(out) == found, "decoding into memory that is there gives something else")
     if len(stored) > coder.stage_limit:
         return
-    # where the block is all that can be wrong, a decoder that finds fault with the size has decoded the block
+    # only the block can be wrong, so a decoder that finds fault with the size has decoded the block
     size = len(found) if found is not None else 1
-    texts = "\n".join(chain.bound).encode()
-    file = Parts(prefix_of(b""), 1, 16, 0, 0, texts, b"", _SALT, b"", ((True, stored),), size).pack()
+    parts = Parts(chain="\n".join(chain.bound).encode(), salt=_SALT, blocks=((True, stored),), raw_size=size)
     try:
-        second = reference_decoder.decode_plain_file(file).payload
-    except FormatError as refusal:
+        second = read_container(parts.container())[1]
+    except Refused as refusal:
         if found is not None:
-            raise Finding(f"only the second decoder refuses the block: {refusal}") from refusal
-        if refusal.layer == "size":
+            raise Finding(f"only the reference decoder refuses the block: {refusal}") from refusal
+        if refusal.rule == "C9":
             raise Finding("only streamxf refuses the block") from error
         return
     if found is None:

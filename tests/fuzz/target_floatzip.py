@@ -30,10 +30,10 @@ def seeds() -> Iterable[bytes]:
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Lay data out anew, or change a payload's table, a plane, or anything."""
+    """Forge another payload, or change a payload's table, a plane, or anything."""
     kind = choose.random()
     if kind < 0.25:
-        return _anew(choose, havoc)
+        return _forged_again(choose, havoc)
     rows = _rows(data)
     if kind < 0.4 or not rows:
         return havoc(data)
@@ -43,7 +43,7 @@ def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     return _change_plane(data, rows, choose, havoc)
 
 
-def _anew(choose: random.Random, havoc: Havoc) -> bytes:
+def _forged_again(choose: random.Random, havoc: Havoc) -> bytes:
     width = choose.choice((1, 2, 4, 8))
     planes: list[tuple[int, int]] = []
     while (left := width - sum(lane for _, lane in planes)) > 0:

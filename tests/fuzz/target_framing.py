@@ -1,4 +1,4 @@
-"""Header, blocks, index and footer of a container, with no codec in the way: the parts of `streamxf.container`."""
+"""Header, blocks, table and footer of a container, with no codec in the way."""
 
 from __future__ import annotations
 
@@ -6,51 +6,61 @@ import io
 import random
 from collections.abc import Iterable
 
-import reference_decoder
-from forge import prefix_of, take_apart
+from forge import BOUND, HASHED, PUBLISHED, identity_of, prefix_of, take_apart
+from reference_decoder import read_container
 from samples import BLOCK, data_of, encode
 
-from fuzz import containers
-from fuzz.oracle import Finding, agree, attempt
+from fuzz import containers, second
+from fuzz.oracle import agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import ZStandard
 from streamxf.chain import Chain
-from streamxf.coder import StreamCoder, stage_limit
-from streamxf.container.header import Header, Identity, Kind
-from streamxf.container.limits import HEADER_FIXED_BYTES
-from streamxf.container.parser import NEED_DATA, Block, ContainerParser, End
-from streamxf.fileio.blocks import BlockReader, read_header, stream_info
-from streamxf.fileio.source import FileSlice
+from streamxf.coder import StreamCoder
+from streamxf.format.dtypes import elements_size
+from streamxf.format.header import Header, Kind
+from streamxf.format.limits import HEADER_FIXED_BYTES
+from streamxf.format.parser import NEED_DATA, Block, ContainerParser, End
+from streamxf.stream.container import BlockReader, read_header, stream_info
+from streamxf.stream.source import FileSlice
 
-_NO_CODECS = prefix_of(b"")
+_NO_KEY = prefix_of()
 
 
 def run(data: bytes) -> None:
     steps = (max(1, len(data)), 1 + len(data) // 5, HEADER_FIXED_BYTES)
     parsed = [attempt(lambda step=step: _parse(data, step))[0] for step in steps]
     agree(all(found == parsed[0] for found in parsed), "the parser depends on how the bytes arrive")
-    sought, _ = attempt(lambda: _seek(data))
+    sought, error = attempt(lambda: _seek(data))
     if parsed[0] is None:
         return
     header, blocks, raw_size = parsed[0]
     agree(Header.parse(header.pack()) == header, "a header does not survive being packed")
-    if header.chain or header.keyed:
+    if header.chain:
         return
-    # without codecs the blocks are the stream, and everybody must see the same
+    # without codecs the blocks are the stream, and all readers must see the same
     fits = sum(map(len, blocks)) == raw_size and all(len(block) == header.block_size for block in blocks[:-1])
-    agree((sought is not None) == fits, "the reader that seeks has another opinion on the blocks")
-    try:
-        second = reference_decoder.decode_container(data)
-    except reference_decoder.FormatError as error:
-        if fits:
-            raise Finding("the second decoder refuses the container") from error
-        return
-    agree(second.payload == b"".join(blocks) == sought, "the decoders read different bytes")
-    agree(_told(header) == second.identity, "the decoders read different identities")
+    identity = header.identity
+    if identity is not None and identity.kind is Kind.TENSOR:
+        fits = fits and raw_size == elements_size(identity.dtype, identity.shape)
+    agree((sought is not None) == fits, "the reader that seeks sees other blocks")
+    found = None if sought is None else (_told(header), b"".join(blocks), sought)
+    second.compare(found, error, lambda: _by_reference(data))
+
+
+def _by_reference(data: bytes) -> tuple[object, bytes, bytes]:
+    header, stream = read_container(data)
+    return header.identity and tuple(header.identity), stream, stream
+
+
+def _told(header: Header) -> object:
+    found = header.identity
+    if found is None:
+        return None
+    return found.writer_id, int(found.kind), found.dtype, found.offset, found.shape, found.tensor_shape, found.name
 
 
 def _parse(data: bytes, step: int) -> tuple[Header, list[bytes], int]:
-    parser = ContainerParser(stage_limit)
+    parser = ContainerParser()
     found: list[Header | Block | End] = []
     pieces = iter([data[at : at + step] for at in range(0, len(data), step)])
     while not found or not isinstance(found[-1], End):
@@ -82,29 +92,23 @@ def _seek(data: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def _told(header: Header) -> reference_decoder.Identity | None:
-    found = header.identity
-    return found and reference_decoder.Identity(found.writer_id, int(found.kind), found.offsets, found.name)
-
-
 def seeds() -> Iterable[bytes]:
-    identities = (
-        Identity(bytes(range(16)), Kind.BYTES, (), "a"),
-        Identity(bytes(range(16)), Kind.TENSOR, (0, 1 << 40), "layer.weight"),
-    )
-    for data in (b"", data_of(20)):
-        parts = take_apart(encode(data, []))
+    box = (0, 1 << 40), (2, 5), (2, 1 << 41)
+    for size in (0, 20):
+        parts = take_apart(encode(data_of(size), []))
         yield parts.container()
-        for identity in identities:
-            for flags in (2, 6):
-                yield parts.change(identity=identity.pack(), flags=flags).container()
+        yield parts.change(flags=HASHED).container()
+        yield parts.change(identity=identity_of("a"), flags=BOUND).container()
+        yield parts.change(identity=identity_of("layer.weight", 3, "quint8", *box), flags=BOUND | PUBLISHED).container()
+    tensor = identity_of("layer.weight", 2, "int16", *box)
+    yield take_apart(encode(data_of(20), [])).change(identity=tensor, flags=BOUND | PUBLISHED | HASHED).container()
     yield take_apart(encode(data_of(BLOCK + 1), [])).container()
     yield take_apart(encode(bytes(3 * BLOCK), [ZStandard()])).container()
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     """As for a plain file, whose container this is."""
-    return containers.mutate(_NO_CODECS + data, choose, havoc).removeprefix(_NO_CODECS)
+    return containers.mutate(_NO_KEY + data, choose, havoc).removeprefix(_NO_KEY)
 
 
 TARGET = Target(run, seeds, mutate, max_len=80_000)

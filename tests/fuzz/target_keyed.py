@@ -1,23 +1,27 @@
-"""An encrypted plain file, changed by somebody who has the key: seals and tags are right."""
+"""An encrypted plain file, changed by someone who has the key: seals, tags and vouchers are right."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from samples import BLOCK, FULL, KEY, data_of, encode, floats
+from sealing import SIGNER
 
 from fuzz import containers
 from fuzz.target import Target
 from fuzz.target_plain import run
 from streamxf import LZ4, Checksum, Encrypt, FloatZip
+from streamxf.keys import SigningKey
 
 
 def seeds() -> Iterable[bytes]:
+    signed = Encrypt(KEY, signer=SigningKey(SIGNER.private_bytes_raw()))
     yield encode(b"", [Encrypt(KEY)])
     yield encode(data_of(300), [Encrypt(KEY)])
+    yield encode(data_of(300), [signed])
     yield encode(data_of(300))
     yield encode(bytes(2 * BLOCK + 5), FULL)
-    yield encode(bytes(BLOCK), [LZ4(), Encrypt(KEY), Checksum("sha256")])
+    yield encode(bytes(BLOCK), [LZ4(), signed, Checksum("sha256")])
     yield encode(floats(300, "e"), [FloatZip(), Checksum(), Encrypt(KEY)])
 
 

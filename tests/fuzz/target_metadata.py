@@ -1,113 +1,77 @@
-"""``.metadata``: trailer, manifest, tag and pickle, of streamxf's writer and of torch's."""
+"""A metadata file with an index: keys, vouchers and everything that the index says, by both decoders."""
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Iterable
+from typing import Any
 
-import reference_decoder
-import torch
-from reference_decoder import FormatError
+from reference_decoder import OBJECT, Index, read_index
 from samples import KEY
-from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from fuzz import metadata_files
-from fuzz.oracle import Finding, agree, attempt
-from fuzz.target import Havoc, Target
-from streamxf import Encrypt, ZStandard
-from streamxf.container.limits import METADATA_MAGIC
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.metadata import records
-from streamxf.dcp.metadata.manifest import FileFacts, Manifest
-from streamxf.keys import KeyRing
+from fuzz import held, metadata_files, second
+from fuzz.oracle import attempt
+from fuzz.target import Target
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import Metadata, metadata_in
+from streamxf.errors import MetadataError
+from streamxf.format.header import Kind
+from streamxf.format.items import ObjectItem
+from streamxf.format.trailer import Trailer
 
-_ID = "0123456789abcdef" * 2
+_RANKS = {None: ".metadata", 0: "__0.metadata"}
+_READERS = ((Access.of(KEY), second.HOLDER), (Access(), second.ANYONE))
 
 
 def run(data: bytes) -> None:
-    with_key, _ = attempt(lambda: metadata_file.load(data, KeyRing.of(KEY)))
-    attempt(lambda: metadata_file.load(data, KeyRing()))
-    attempt(lambda: metadata_file.load(data, KeyRing.of(KEY), published=True))
-    attempt(lambda: metadata_file.load(data, KeyRing.of(KEY), rank=0))
-    _read_in_steps(data, with_key)
-    if with_key is None:
-        return
-    agree(type(with_key) is dcp.Metadata, "something else than Metadata comes out")
-    manifest = metadata_file.manifest_of(with_key)
-    agree((manifest is None) != data.endswith(METADATA_MAGIC), "a trailer is overlooked, or comes from nowhere")
-    _look_at(with_key)
-    if manifest is None:
-        return
-    try:
-        _, second = reference_decoder.split_metadata(data, key=KEY.reveal())
-    except FormatError as error:
-        raise Finding("only the second decoder refuses the file") from error
-    agree(second["save_id"] == manifest.save_id and set(second["files"]) == set(manifest.files), "different manifests")
+    for access, reader in _READERS:
+        for rank, name in _RANKS.items():
+            found, error = attempt(lambda access=access, name=name: _facts(_read(data, name, access)))
+            second.compare(
+                found, error, lambda reader=reader, rank=rank: _facts_of_reference(read_index(data, rank, reader))
+            )
 
 
-def _read_in_steps(data: bytes, expected: dcp.Metadata | None) -> None:
-    """Instances that are read in one step, as they are where there are many, must be those of their opcodes."""
-    usual, records.LEARN_AFTER = records.LEARN_AFTER, 1
-    try:
-        found, _ = attempt(lambda: metadata_file.load(data, KeyRing.of(KEY)))
-    finally:
-        records.LEARN_AFTER = usual
-    agree(repr(found) == repr(expected), "instances that are read in one step are others")
+def _read(data: bytes, name: str, access: Access) -> Metadata:
+    trailer = Trailer.parse(data[-88:], len(data))
+    if trailer is None:
+        raise MetadataError("it does not end in a trailer")
+    return metadata_in(trailer.split(data[-trailer.size :]), name, access, listing=True)
 
 
-def _look_at(content: dcp.Metadata) -> None:
-    """What DCP looks at must be there, and of the right kind."""
-    for name, item in content.state_dict_metadata.items():
-        agree(type(name) is str, "an item's name is no text")
-        if isinstance(item, dcp.TensorStorageMetadata):
-            agree(isinstance(item.properties.dtype, torch.dtype), "a dtype that is none")
-            agree(all(len(chunk.sizes) == len(chunk.offsets) == len(item.size) for chunk in item.chunks), "odd chunks")
-        else:
-            agree(isinstance(item, dcp.BytesStorageMetadata), "an item of an unknown kind")
-    for index, place in (content.storage_data or {}).items():
-        agree(type(index.fqn) is str, "the name of a place is no text")
-        agree(type(place.offset) is type(place.length) is int, "a place that is none")
+def _facts(metadata: Metadata) -> dict[str, Any]:
+    """What both decoders know of each item."""
+    found: dict[str, Any] = {}
+    for name, item in metadata.items.items():
+        if isinstance(item, ObjectItem):
+            place = item.place
+            found[name] = None, [(place.file, place.at, place.size, place.sha256, Kind.OBJECT, (), ())]
+            continue
+        places = []
+        for chunk in item.chunks:
+            kind = Kind.FRAMED if chunk.framed else Kind.TENSOR
+            stored = chunk.place
+            places.append((stored.file, stored.at, stored.size, stored.sha256, kind, chunk.offset, chunk.shape))
+        found[name] = (item.dtype, item.shape), places
+    return found
 
 
-def example(protocol: int = 2, chain: tuple[str, ...] = (), parts: int = 2) -> tuple[bytes, Manifest]:
-    """The metadata of a small checkpoint."""
-    offsets = [torch.Size([2 * part, 0]) for part in range(parts)]
-    chunks = [dcp.ChunkStorageMetadata(offset, torch.Size([2, 3])) for offset in offsets]
-    properties = dcp.TensorProperties(dtype=torch.float32)
-    size = torch.Size([2 * parts, 3])
-    items = {"w": dcp.TensorStorageMetadata(properties, size, chunks), "o": dcp.BytesStorageMetadata()}
-    indices = [dcp.MetadataIndex("w", offset, part) for part, offset in enumerate(offsets)]
-    path = f"__0_0_{_ID}.distcp"
-    places = {
-        index: _StorageInfo(path, 100 * number, 100, list(chain) or None)
-        for number, index in enumerate([*indices, dcp.MetadataIndex("o")])
-    }
-    content = dcp.Metadata(items, storage_data=places, storage_meta=dcp.StorageMeta(save_id="x"))
-    facts = FileFacts(300, _ID, "crc32c:0123abcd")
-    versions = {"streamxf": "1", "torch": "2"}
-    return pickle.dumps(content, protocol), Manifest(_ID, None, None, versions, {path: facts})
+def _facts_of_reference(index: Index) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, parts in index.parts.items():
+        places = []
+        for place, file, identity in parts:
+            sha256 = bytes.fromhex(place["sha256"]) if "sha256" in place else None
+            box = ((), ()) if identity.kind == OBJECT else (identity.offset, identity.shard)
+            places.append((file["path"], place["at"], place["bytes"], sha256, identity.kind, *box))
+        found[name] = index.shapes.get(name), places
+    return found
 
 
 def seeds() -> Iterable[bytes]:
-    for protocol in (2, 4):
-        pickled, manifest = example(protocol)
-        yield pickled
-        yield metadata_files.tagged(pickled, manifest.pack())
-    pickled, manifest = example(4, ("a/1",), parts=6)
-    yield pickled
-    yield metadata_files.tagged(pickled, manifest.pack())
-    chain = [ZStandard(), Encrypt(KEY)]
-    texts = [str(codec.descriptor()) for codec in reversed(chain)]
-    pickled, manifest = example(2, tuple(texts))
-    yield metadata_files.tagged(pickled, Manifest(_ID, None, texts[0], manifest.packages, manifest.files).pack())
-    yield metadata_files.tagged(pickled, Manifest(_ID, 0, texts[0], manifest.packages, manifest.files).pack())
+    for files in held.checkpoints():
+        for name, data in files.items():
+            if name.endswith(".metadata") and len(data) < TARGET.max_len // 2:
+                yield data
 
 
-def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """As somebody who has the key."""
-    return metadata_files.mutate(data, choose, havoc)
-
-
-TARGET = Target(run, seeds, mutate, max_len=8192)
+TARGET = Target(run, seeds, metadata_files.mutate, max_len=16_384)

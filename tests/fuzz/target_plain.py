@@ -1,10 +1,11 @@
-"""A plain file without a key, through `streamxf.open`: seekable and as a pipe, against the second decoder."""
+"""A plain file without a key, through `streamxf.open`: seekable, as a pipe, and by the reference decoder."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable
 
+from reference_plain import read_plain
 from samples import BLOCK, KEY, OneWay, data_of, encode, floats
 
 import streamxf
@@ -13,7 +14,7 @@ from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Target
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.errors import PolicyError
-from streamxf.fileio.prefix import START_BYTES
+from streamxf.format.plain import PREFIX_START_BYTES
 
 _FLAGS_AT = 10
 
@@ -39,9 +40,7 @@ def read(data: bytes) -> bytes | None:
         )
     header = _header(data)
     if len(header) > 48 and header[9] <= second.MAX_BLOCK_LOG2:
-        chain = header[48 : 48 + int.from_bytes(header[12:14], "little")].decode("latin-1")
-        verdict = second.plain_file(data, keyed)
-        second.compare(found, error, verdict, tuple(chain.split("\n")) if chain else ())
+        second.compare(found, error, lambda: read_plain(data, second.HOLDER if keyed else second.ANYONE))
     return found
 
 
@@ -51,7 +50,7 @@ def flags_of(data: bytes) -> int:
 
 
 def _header(data: bytes) -> bytes:
-    return data[START_BYTES + int.from_bytes(data[8:START_BYTES], "little") + 4 :]
+    return data[PREFIX_START_BYTES + int.from_bytes(data[8:PREFIX_START_BYTES], "little") + 4 :]
 
 
 def _through_pipe(data: bytes, keys: streamxf.Key | None, step: int) -> bytes:

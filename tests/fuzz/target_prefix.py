@@ -1,45 +1,87 @@
-"""What stands before the container in a plain file."""
+"""What stands around the container in a plain file: prefix and seal, wrapped data key and vouchers."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
 
-from forge import prefix_of
+from forge import prefix_of, seal_of
+from reference_keys import parse_vouchers, parse_wrapped
 from samples import KEY
+from sealing import DEK, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
+from sealing import KEY as SECRET
 
+from fuzz import second
 from fuzz.oracle import agree, attempt
 from fuzz.target import Havoc, Target
-from streamxf import Encrypt
-from streamxf.chain import Chain
-from streamxf.descriptor import parse_parameters
-from streamxf.fileio.prefix import START_BYTES, pack_prefix, parse_prefix, prefix_size
+from streamxf.format.plain import (
+    PREFIX_START_BYTES,
+    SEAL_END_BYTES,
+    parse_prefix,
+    parse_seal,
+    prefix_size,
+    seal_size,
+)
 from streamxf.keys import KeyRing
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
+
+_PREFIX_START = prefix_of()[:8]
+_RING = KeyRing.of(KEY)
 
 
 def run(data: bytes) -> None:
-    size, refused = attempt(lambda: prefix_size(data[:START_BYTES]))
-    text, error = attempt(lambda: parse_prefix(data))
-    agree(refused is None or error is not None, "a prefix is read whose size is refused")
+    if data.startswith(_PREFIX_START):
+        size, refused = attempt(lambda: prefix_size(data[:PREFIX_START_BYTES]))
+        text, error = attempt(lambda: parse_prefix(data))
+    else:
+        size, refused = attempt(lambda: seal_size(data[-SEAL_END_BYTES:]))
+        text, error = attempt(lambda: parse_seal(data))
+    agree(refused is None or error is not None, "one is read whose size is refused")
     if text is None:
         return
-    agree(size == len(data), "a prefix is read that is not as long as it says")
-    agree("\0" not in text[-1:], "the filling is a part of the fragment")
-    parameters, _ = attempt(lambda: parse_parameters(text, repeatable=("w",)))
-    if parameters is not None:
-        attempt(lambda: KeyRing.of(KEY).unwrap(parameters))
+    agree(size == len(data), "one is read that has another size than it says")
+    envelope, error = attempt(lambda: Envelope.parse(text))
+    second.compare(envelope and str(envelope), error, lambda: parse_wrapped(text).text)
+    if envelope is not None:
+        attempt(lambda: _RING.unwrap(text))
+    vouchers, error = attempt(lambda: Vouchers.parse(text))
+    second.compare(vouchers and vouchers.mac, error, lambda: parse_vouchers(text).mac)
+    agree(vouchers is None or str(vouchers) == text, "vouchers do not survive being packed")
 
 
 def seeds() -> Iterable[bytes]:
-    yield pack_prefix(Chain())
-    yield pack_prefix(Chain([Encrypt(KEY)]))
+    yield prefix_of()
+    yield prefix_of(wrapped())
+    yield prefix_of(wrapped([aes_wrap(OTHER_KEY), entry(f"aws-kms:{key_id(DEK)}", b"opaque"), aes_wrap()]))
+    yield seal_of(Vouching().vouchers(DEK))
+    yield seal_of(Vouching(keys=(SECRET, OTHER_KEY), signer=SIGNER).vouchers(DEK))
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change the fragment and make length and CRC right, or change anything."""
+    """Change the text and make length and CRC right, or change anything."""
     if choose.random() < 0.1:
         return havoc(data)
-    return prefix_of(havoc(data[START_BYTES:-4].rstrip(b"\0")), choose.choice((1, 16, 512, 512)))
+    if data.startswith(_PREFIX_START):
+        return prefix_of(_changed(data[PREFIX_START_BYTES:-4], choose, havoc))
+    return seal_of(_changed(data[:-SEAL_END_BYTES], choose, havoc))
+
+
+def _changed(text: bytes, choose: random.Random, havoc: Havoc) -> bytes:
+    parts = text.split(b"&")
+    at = choose.randrange(len(parts))
+    match choose.randrange(5):
+        case 0:
+            parts.insert(at, choose.choice(parts))
+        case 1:
+            del parts[at]
+        case 2:
+            choose.shuffle(parts)
+        case 3:
+            parts[at] = havoc(parts[at])
+        case _:
+            return havoc(text)
+    return b"&".join(parts)
 
 
 TARGET = Target(run, seeds, mutate)

@@ -1,4 +1,4 @@
-"""An encrypted plain file, changed by somebody who has no key: what can be read at all was written by who had it."""
+"""An encrypted plain file, changed by someone without the key: whatever can be read was written by a holder of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRITTEN = (b"", data_of(70), bytes(2 * BLOCK + 5))
 def run(data: bytes) -> None:
     found = read(data)
     if flags_of(data) & 1:
-        agree(found is None or found in _WRITTEN, "something is read that nobody with a key has written")
+        agree(found is None or found in _WRITTEN, "something is read that no holder of the key has written")
 
 
 def seeds() -> Iterable[bytes]:

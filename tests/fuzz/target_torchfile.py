@@ -1,6 +1,6 @@
-"""A file of ``torch.save``, by itself and as a tensor of a checkpoint of torch's own: whoever reads it reads the same.
+"""A file of ``torch.save``, by itself and as a tensor of a checkpoint of torch's own: all readers read the same.
 
-`torch.load` reads it last, and only what streamxf took; it may refuse that, but must not see anything else in it.
+`torch.load` comes last, and only for what streamxf accepted; it may refuse that, but must not read anything else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import streamxf
-from fuzz.metadata_files import change_pickle
 from fuzz.oracle import agree, attempt
+from fuzz.pickles import change_pickle
 from fuzz.target import Havoc, Target
 from fuzz.target_checkpoint import loaded_into
+from streamxf.checkpoint.reading import boxes_of
+from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import ObjectItem
 from streamxf.formats.opening import open_source
-from streamxf.formats.source import boxes_of
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 
@@ -71,7 +73,7 @@ def _compare(found: dict[str, Any], data: bytes, what: str) -> None:
 
 
 def _bits(value: Any) -> Any:
-    """What must be the same. What is no tensor says it by its text, so that a NaN is a NaN."""
+    """What must be the same. Other objects are compared by their repr, in which a NaN equals a NaN."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -87,14 +89,14 @@ def _folder() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with open_source(path) as source:
-        for name, entry in source.contents.entries.items():
-            if entry.is_tensor:
-                dtype = getattr(torch, str(entry.dtype))
-                parts = [part.reshape(-1) for part in source.read(boxes_of(entry, dtype.itemsize))]
-                found[name] = torch.cat([torch.empty(0, dtype=dtype), *parts]).reshape(entry.shape)
-            else:
-                found[name] = source.load_object(entry)
+    with open_source(Storage.of(path)) as source:
+        for name, item in source.items.items():
+            if isinstance(item, ObjectItem):
+                found[name] = source.load_object(name)
+                continue
+            raw = b"".join(part.tobytes() for part in source.read_boxes(boxes_of(item)))
+            elements = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+            found[name] = elements.view(getattr(torch, item.dtype)).reshape(item.shape)
     return found
 
 

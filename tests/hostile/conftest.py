@@ -23,10 +23,10 @@ def small(request: pytest.FixtureRequest, checkpoint: Path) -> Checkpoint:
     return Checkpoint(checkpoint, **KINDS[request.param])
 
 
-@pytest.fixture
+@pytest.fixture(params=["sample", pytest.param("all", marks=pytest.mark.exhaustive)])
 def row(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Row]:
     """The row that the test's file stands for; the file says how much memory (MiB) a case may take."""
-    tried = Row(request.module.ROW, request.module.MEBIBYTES)
+    tried = Row(request.module.ROW, request.module.MEBIBYTES, request.param == "all")
     yield tried
     assert tried.cases, "a row without a case shows nothing"
     record_property("row", tried.name)

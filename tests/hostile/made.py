@@ -1,4 +1,4 @@
-"""Checkpoints and files that somebody made: to ask for far more than is stored (`LARGE`), or to hold what no writer
+"""Checkpoints and files that an attacker made: to ask for far more than is stored (`LARGE`), or to hold what no writer
 stores (`STRANGE`).
 
 Each builder fills an empty folder and returns what a user would name: that folder, or a file in it. They are made of
@@ -52,7 +52,7 @@ def expanded(size: int) -> torch.Tensor:
 
 
 class Stock:
-    """A checkpoint as torch's own writer leaves it: metadata without a manifest, and one data file."""
+    """A checkpoint as torch's own writer leaves it: metadata without an index, and one data file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

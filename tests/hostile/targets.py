@@ -84,6 +84,11 @@ class Checkpoint:
         self._target = blank(self.state)
         self._planner, self._reader = self._set_up(self._target)
         self._plan = self._reader.prepare_local_plan(self._planner.create_local_plan())
+        listed = streamxf.Checkpoint(folder, keys=self.keys, require="encrypted" if keyed else None)
+        with listed:
+            found = {name: item.places[0] for name, item in listed.items.items()}
+        self.places = {name: (place.at, place.at + place.size) for name, place in found.items()}
+        """Where each item's container stands in the data file."""
         assert self.load_data() == self.right
 
     # -- loading -----------------------------------------------------------------------------------
@@ -135,13 +140,6 @@ class Checkpoint:
         self.data_file.write_bytes(self.data)
         self.metadata_file.write_bytes(self.metadata)
 
-    @property
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Where each item's container stands in the data file."""
-        return {
-            index.fqn: (info.offset, info.offset + info.length) for index, info in self._reader.storage_data.items()
-        }
-
     def containers(self) -> Iterator[Container]:
         """Each item's container, as something that can be replaced."""
         for name, (start, stop) in self.places.items():
@@ -150,31 +148,43 @@ class Checkpoint:
     def with_container(self, name: str, container: bytes) -> list[Any]:
         """Load with another container in the item's place.
 
-        Where nobody vouches for the metadata, it is told of the new size.
+        Torch's reader, which has no index, is told of the new size.
         """
         start, stop = self.places[name]
         data = self.data[:start] + container + self.data[stop:]
-        if len(container) == stop - start or not self.attached:
+        more = len(container) - (stop - start)
+        if not more or not self.attached:
             return self.with_data(data)
-        with self._moved(start, len(container) - (stop - start)):
+        with self.told(
+            lambda info: (
+                replace(info, length=info.length + more)
+                if info.offset == start
+                else replace(info, offset=info.offset + more)
+                if info.offset > start
+                else info
+            )
+        ):
             return self.with_data(data)
 
     @contextmanager
-    def _moved(self, place: int, by: int) -> Iterator[None]:
-        """The reader's places, as if the metadata had been altered: the item at `place` grows, those behind it move."""
+    def told(self, change: Callable[[Any], Any], *names: str) -> Iterator[None]:
+        """The reader of an attached writer's checkpoint, as if the metadata had been altered: `change` makes another
+        place of that of each item, or of the named ones.
+        """
+        assert self.attached
         kept = self._reader.storage_data
         self._reader.storage_data = {
-            index: replace(info, length=info.length + by)
-            if info.offset == place
-            else replace(info, offset=info.offset + by)
-            if info.offset > place
-            else info
-            for index, info in kept.items()
+            index: change(info) if not names or index.fqn in names else info for index, info in kept.items()
         }
         try:
             yield
         finally:
             self._reader.storage_data = kept
+
+    @property
+    def descriptors(self) -> list[str]:
+        """Of all items, as an attached writer's metadata has them: in the order in which data passes them on load."""
+        return list(next(iter(self._reader.storage_data.values())).transform_descriptors)
 
 
 class Container:
@@ -207,19 +217,21 @@ class PlainFile:
             return opened.read()
 
     def container(self) -> Container:
-        prefix = self.parts.prefix
+        prefix, tail = self.parts.prefix, self.parts.tail
         return Container(
-            "pipe" if self.pipe else "file", self.file[len(prefix) :], lambda container: self.load(prefix + container)
+            "pipe" if self.pipe else "file",
+            self.file[len(prefix) : len(self.file) - len(tail)],
+            lambda container: self.load(prefix + container + tail),
         )
 
     @property
-    def fragment(self) -> bytes:
-        """The wrapped keys in the prefix, with their padding."""
+    def wrapped(self) -> bytes:
+        """The wrapped data key in the prefix."""
         return self.parts.prefix[12:-4]
 
-    def with_fragment(self, fragment: bytes) -> bytes:
-        """The file with another fragment, as it is given, and the prefix's CRC right."""
-        return prefix_of(fragment, padded=1) + self.file[len(self.parts.prefix) :]
+    def with_wrapped(self, wrapped: bytes) -> bytes:
+        """The file with another wrapped data key, as it is given, and the prefix's CRC right."""
+        return prefix_of(wrapped) + self.file[len(self.parts.prefix) :]
 
 
 def small_state() -> State:

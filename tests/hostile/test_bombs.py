@@ -14,7 +14,7 @@ import lz4.block
 import pytest
 import torch
 import zstandard
-from dcp.helpers import full_chain
+from dcp.helpers import full_chain, rewrite_pickle
 from forge import take_container_apart
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
@@ -156,14 +156,18 @@ def test_in_the_stream_of_torchs_own_zstandard(row: Row, tmp_path: Path, name: s
     state = {"w": torch.zeros(10, 10), "obj": "text"}
     target = Checkpoint(tmp_path / "stock", state, writer="stock", keyed=False, chain=[TorchZStandard()])
     bomb = runs(2 * GIBIBYTE, None)
-    kept = target._reader.storage_data
-    target._reader.storage_data = {
-        index: replace(info, offset=0, length=len(bomb))
-        if index.fqn == name
-        else replace(info, offset=len(bomb) + info.offset)
-        for index, info in kept.items()
-    }
-    row.refuse(name, target.with_data, bomb + target.data)
+
+    def change(metadata: Any) -> None:
+        metadata.storage_data = {
+            index: replace(info, offset=0, length=len(bomb))
+            if index.fqn == name
+            else replace(info, offset=len(bomb) + info.offset)
+            for index, info in metadata.storage_data.items()
+        }
+
+    rewrite_pickle(target.folder, change)
+    target.data_file.write_bytes(bomb + target.data)
+    assert "makes more than" in str(row.refuse(name, target.load_metadata))
 
 
 def test_the_bombs_are_real() -> None:

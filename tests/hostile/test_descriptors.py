@@ -1,4 +1,4 @@
-"""Descriptors stripped, altered and put in another order: in the metadata, in the headers, in both, under any tag."""
+"""Descriptors stripped, altered and reordered: in the metadata, in the headers, in both, whoever vouches for them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, assert_same, full_chain, load, rewrite_metadata, save
-from forge import join_metadata, prefix_of, split_metadata, take_container_apart
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import (
+    KEY,
+    assert_same,
+    data_key_of,
+    full_chain,
+    load,
+    rewrite_index,
+    rewrite_pickle,
+    save,
+)
+from forge import pack_index, prefix_of, split_metadata, take_container_apart
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
-from streamxf.dcp.metadata.manifest import append_trailer, split
-from streamxf.descriptor import Descriptor
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
+from streamxf.format.trailer import Sections, pack, pack_keys
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
 
 from .rows import Row
 from .targets import Checkpoint, Container, PlainFile, content
@@ -44,12 +54,9 @@ def three() -> dict[str, Any]:
     return {"a": torch.zeros(5), "b": torch.ones(5), "o": "one"}
 
 
-def alter_descriptors(path: Path, change: Callable[[list[str]], list[str] | None]) -> None:
-    def on_metadata(metadata: Any) -> None:
-        for info in metadata.storage_data.values():
-            info.transform_descriptors = change(list(info.transform_descriptors))
-
-    rewrite_metadata(path, on_metadata)
+def alter_chain(path: Path, change: Callable[[list[str]], Any]) -> None:
+    """Give the index another chain, for which a holder of the key vouches."""
+    rewrite_index(path, lambda index: index.update(chain=change(index["chain"])))
 
 
 def orders(count: int) -> list[tuple[int, ...]]:
@@ -59,51 +66,58 @@ def orders(count: int) -> list[tuple[int, ...]]:
     return [order for order in subsets + twice if order != tuple(range(count))]
 
 
-def test_every_subset_and_order_under_a_tag_that_matches(row: Row, checkpoint: Path, chain: list[Any]) -> None:
+def test_every_subset_and_order_that_is_vouched_for(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     save(three(), checkpoint, chain)
     whole = (checkpoint / ".metadata").read_bytes()
     for order in orders(len(chain)):
-        alter_descriptors(checkpoint, lambda texts, order=order: [texts[number] for number in order])
+        alter_chain(checkpoint, lambda texts, order=order: [texts[number] for number in order])
         # by comparing chains, before anything is decoded: another chain may make something of the blocks, too
-        kind = IdentityError if order else MetadataError
-        row.refuse(order, load, three(), checkpoint, keys_for(chain), kind=kind)
+        row.refuse(order, load, three(), checkpoint, keys_for(chain), kind=(IdentityError, MetadataError))
         (checkpoint / ".metadata").write_bytes(whole)
     assert_same(load(three(), checkpoint, keys_for(chain)), three())
 
 
-def test_every_subset_and_order_under_a_digest_that_anybody_can_make(row: Row, checkpoint: Path) -> None:
+def test_every_subset_and_order_under_a_digest_that_anyone_can_make(row: Row, checkpoint: Path) -> None:
     save(three(), checkpoint)
-    whole = (checkpoint / ".metadata").read_bytes()
+    file = checkpoint / ".metadata"
+    whole = file.read_bytes()
+    parts = split_metadata(whole)
     for order in orders(3):
-        alter_descriptors(checkpoint, lambda texts, order=order: [texts[number] for number in order])
-        pickled, manifest = split_metadata((checkpoint / ".metadata").read_bytes())
-        for data in (join_metadata(pickled, manifest), join_metadata(pickled, manifest | {"key": None}), pickled):
-            (checkpoint / ".metadata").write_bytes(data)
+        index = parts.index | {"chain": [parts.index["chain"][number] for number in order]}
+        open_index = index | {"dek": None, "writers": [writer | {"dek": None} for writer in index["writers"]]}
+        made = [
+            parts.change(index=index),
+            parts.change(index=index, keys=b""),
+            parts.change(index=open_index, keys=b""),
+        ]
+        for data in (*(each.pack() for each in made), parts.pickled):
+            file.write_bytes(data)
             for options in ({}, {"require": "bound"}, {"require": "encrypted"}):
                 row.refuse((order, options), load, three(), checkpoint, **options)
-        (checkpoint / ".metadata").write_bytes(whole)
+    file.write_bytes(whole)
+    assert_same(load(three(), checkpoint), three())
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_every_subset_and_order_where_nobody_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: bool) -> None:
+def test_every_subset_and_order_where_nothing_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: bool) -> None:
     """An attached writer's checkpoint: in the metadata alone, in the headers alone, and in both."""
     target = Checkpoint(tmp_path / "attached", writer="attached", keyed=keyed, chain=THREE if not keyed else None)
-    kept = target._reader.storage_data
-    texts = next(iter(kept.values())).transform_descriptors
+    texts = target.descriptors
     for order in orders(3):
         chosen = [texts[number] for number in order]
-        altered = {index: replace(info, transform_descriptors=chosen) for index, info in kept.items()}
+
+        def change(info: Any, chosen: list[str] = chosen) -> Any:
+            return replace(info, transform_descriptors=chosen)
+
         headers = b"\n".join(text.partition("#")[0].encode() for text in reversed(chosen))
-        target._reader.storage_data = altered
-        row.refuse(order, target.with_data, target.data, kind=IdentityError if order else MetadataError)
+        with target.told(change):
+            row.refuse(order, target.with_data, target.data, kind=IdentityError if order else MetadataError)
         for container in target.containers():
             made = rechained(container, headers)
-            target._reader.storage_data = kept
             row.refuse(order, container.load, made)
-            target._reader.storage_data = altered
             if keyed:  # without a key, whoever rewrites the checkpoint is its writer
-                row.refuse(order, container.load, made)
-        target._reader.storage_data = kept
+                with target.told(change):
+                    row.refuse(order, container.load, made)
         target.restore()
 
 
@@ -121,27 +135,35 @@ def test_every_subset_and_order_in_plain_files(row: Row) -> None:
         for order in orders(3):
             made = rechained(container, b"\n".join(texts[number] for number in order))
             row.refuse(order, container.load, made)
-            row.refuse(order, file.load, prefix_of(b"") + made)
+            row.refuse(order, file.load, prefix_of() + made)
 
 
 @pytest.mark.parametrize("empty", [None, []])
 def test_stripped_descriptors(row: Row, checkpoint: Path, chain: list[Any], empty: Any) -> None:
-    save(three(), checkpoint, chain)
-    alter_descriptors(checkpoint, lambda _: empty)
-    error = row.refuse(empty, load, three(), checkpoint, keys_for(chain), kind=MetadataError)
+    """In metadata that has no index."""
+    writer = streamxf.attach(dcp.FileSystemWriter(checkpoint, sync_files=False), chain)
+    dcp.save(three(), storage_writer=writer)
+
+    def strip(metadata: Any) -> None:
+        for info in metadata.storage_data.values():
+            info.transform_descriptors = empty
+
+    rewrite_pickle(checkpoint, strip)
+    options = {"require": "bound"} if keys_for(chain) else {}
+    error = row.refuse(empty, load, three(), checkpoint, keys_for(chain), kind=MetadataError, **options)
     assert "descriptors were removed" in str(error)
 
 
-def test_a_stripped_trailer(row: Row, checkpoint: Path, chain: list[Any]) -> None:
+def test_a_stripped_index(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     save(three(), checkpoint, chain)
     file = checkpoint / ".metadata"
-    file.write_bytes(bytes(split(file.read_bytes()).pickled))
-    reason = "the file was cut or altered" if keys_for(chain) else "trailer was removed"
-    assert reason in str(row.refuse("no trailer", load, three(), checkpoint, keys_for(chain)))
+    file.write_bytes(split_metadata(file.read_bytes()).pickled)
+    reason = "the file was cut or altered" if keys_for(chain) else "it was removed"
+    assert reason in str(row.refuse("no index", load, three(), checkpoint, keys_for(chain)))
     if keys_for(chain):
         for require in ("bound", "encrypted"):
             error = row.refuse(require, load, three(), checkpoint, KEY, require=require, kind=MetadataError)
-            assert "trailer was removed" in str(error)
+            assert "it was removed" in str(error)
 
 
 ALTERED = {
@@ -165,41 +187,60 @@ ALTERED = {
 @pytest.mark.parametrize("how", ALTERED)
 def test_altered_descriptors(row: Row, checkpoint: Path, chain: list[Any], how: str) -> None:
     save(three(), checkpoint, chain)
-    alter_descriptors(checkpoint, ALTERED[how])
+    alter_chain(checkpoint, ALTERED[how])
     error = row.refuse(how, load, three(), checkpoint, keys_for(chain))
-    assert not isinstance(error, AuthenticationError), "the tag was made to match"
+    assert not isinstance(error, AuthenticationError), "a holder of the key vouched for it"
 
 
 def test_an_altered_level_does_no_harm(row: Row, checkpoint: Path) -> None:
     """A fragment holds what matters to encoding only."""
     save(three(), checkpoint)
-    alter_descriptors(checkpoint, lambda texts: [text.replace("level=3", "level=4") for text in texts])
+    alter_chain(checkpoint, lambda texts: [text.replace("level=3", "level=4") for text in texts])
     right = content(three())
     assert row.refuse_or_equal("level", right, lambda: content(load(three(), checkpoint))) is None
 
 
-def test_another_data_key_for_an_item(row: Row, checkpoint: Path) -> None:
+def with_data_key(path: Path, data_key: DataKey, key: Key, vouching: DataKey | None = None) -> bytes:
+    """The metadata of a checkpoint, which says that everything is encrypted under another data key."""
+    parts = split_metadata((path / ".metadata").read_bytes())
+    dek = data_key.id.hex()
+    writers = [writer | {"dek": dek} for writer in parts.index["writers"]]
+    made = pack_index(parts.index | {"dek": dek, "writers": writers})
+    wrapped = str(Envelope.seal(data_key, [key]))
+    digest = Sections(memoryview(made), memoryview(b"")).digest
+    vouchers = str(Vouchers.make(digest, wrapped, vouching or data_key, [key]))
+    return pack(parts.pickled, made, pack_keys(wrapped, vouchers, ()))
+
+
+def test_another_data_key(row: Row, checkpoint: Path) -> None:
     """Wrapped for the same user's key, so it opens, but the containers were not sealed under it."""
     save(three(), checkpoint)
-    other = str(Descriptor("streamxf.encrypt", 1, (), Envelope.seal(DataKey.draw(), [KEY]).fragment))
-    alter_descriptors(
-        checkpoint, lambda texts: [other if text.startswith("streamxf.encrypt") else text for text in texts]
-    )
+    (checkpoint / ".metadata").write_bytes(with_data_key(checkpoint, DataKey.draw(), KEY))
     error = row.refuse("data key", load, three(), checkpoint, kind=AuthenticationError)
     assert "seal does not match" in str(error)
 
 
-def test_metadata_that_was_tagged_without_the_key(row: Row, checkpoint: Path) -> None:
+def test_metadata_that_was_vouched_for_without_the_key(row: Row, checkpoint: Path) -> None:
+    """By someone who has another key, or drew a data key, or once had the right data key, or has no key at all."""
     save(three(), checkpoint)
-    file = checkpoint / ".metadata"
-    parts = split(file.read_bytes())
-    assert parts.manifest is not None
-    pickled = bytes(parts.pickled)
-    for manifest, made_with in (
-        (parts.manifest, None),
-        (parts.manifest, DataKey.draw()),
-        (replace(parts.manifest, key=None), None),
-        (replace(parts.manifest, key=Encrypt(streamxf.Key.generate()).get_descriptor()), None),
+    mine, drawn, once = Key.generate(), DataKey.draw(), data_key_of(checkpoint)
+    assert once is not None
+    parts = split_metadata((checkpoint / ".metadata").read_bytes())
+    wrapped, vouchers = parts.keys.split(b"\n")
+    index = parts.index | {"items": {"a": parts.index["items"]["a"]}}
+    digest = Sections(memoryview(pack_index(index)), memoryview(b"")).digest
+    forged = str(Vouchers.make(digest, wrapped.decode(), once, [mine])).encode()
+    for number, data in enumerate(
+        [
+            with_data_key(checkpoint, drawn, mine),
+            with_data_key(checkpoint, drawn, mine).replace(mine.id.encode(), KEY.id.encode()),
+            with_data_key(checkpoint, once, KEY, drawn),
+            parts.change(index=index).pack(),
+            parts.change(index=index, keys=wrapped + b"\n" + forged).pack(),
+            parts.change(index=index, keys=wrapped + b"\n" + forged.replace(mine.id.encode(), KEY.id.encode())).pack(),
+            parts.change(index=index, keys=b"").pack(),
+            parts.change(keys=vouchers + b"\n" + wrapped).pack(),
+        ]
     ):
-        file.write_bytes(append_trailer(pickled, manifest, made_with))
-        row.refuse("tag", load, three(), checkpoint)
+        (checkpoint / ".metadata").write_bytes(data)
+        row.refuse(number, load, three(), checkpoint)

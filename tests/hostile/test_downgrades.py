@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, data_files, full_chain, load, load_with, save
-from forge import join_metadata, split_metadata, take_apart, take_container_apart
+from dcp.helpers import KEY, full_chain, load, load_with, save
+from forge import prefix_of, split_metadata, take_apart, take_container_apart
 from samples import encode
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
@@ -49,40 +49,40 @@ def own(path: Path, chain: list[Any]) -> None:
 def test_a_checkpoint_rebuilt_without_encryption(
     row: Row, checkpoint: Path, write: Any, chain: list[Any], require: Any
 ) -> None:
-    """Of the same names and values, whoever wrote it, and whatever trailer it has."""
+    """Of the same names and values, whoever wrote it, and whatever stands behind its pickle."""
     write(checkpoint, chain)
     file = checkpoint / ".metadata"
     whole = file.read_bytes()
-    forms = [whole]
     save(small_state(), checkpoint.parent / "keyed")
-    _, keyed = split_metadata((checkpoint.parent / "keyed" / ".metadata").read_bytes())
+    keyed = split_metadata((checkpoint.parent / "keyed" / ".metadata").read_bytes())
     if write is own:
-        pickled, manifest = split_metadata(whole)
-        forms += [pickled, join_metadata(pickled, manifest | {"key": keyed["key"]})]
+        parts = split_metadata(whole)
+        index = parts.index | {"dek": keyed.index["dek"]}
+        forms = [whole, parts.pickled, parts.change(keys=keyed.keys).pack()]
+        forms += [parts.change(index=index, keys=keys).pack() for keys in (b"", keyed.keys)]
     else:
-        manifest = {"version": 1, "save_id": "0" * 32, "rank": None, "packages": {}}
-        size = {"size": data_files(checkpoint)[0].stat().st_size, "writer": "0" * 32, "digest": "crc32c:00000000"}
-        files = {data_files(checkpoint)[0].name: size}
-        forms += [join_metadata(whole, manifest | {"key": key, "files": files}) for key in (None, keyed["key"])]
+        index = keyed.index | {"dek": None, "chain": [], "items": {}}
+        forms = [whole, keyed.change(pickled=whole).pack()]
+        forms += [keyed.change(pickled=whole, index=index, keys=keys).pack() for keys in (b"", keyed.keys)]
     for data in forms:
         file.write_bytes(data)
         error = row.refuse(len(data), load, small_state(), checkpoint, KEY, require=require)
         if data is whole:
             assert isinstance(error, PolicyError)
-            assert "not encrypted" in str(error) or "does not end in a manifest" in str(error)
+            assert "not encrypted" in str(error) or "does not end in an index" in str(error)
 
 
-def test_metadata_that_nobody_published_is_not_even_unpickled(
+def test_metadata_without_an_index_is_not_even_unpickled(
     row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpickled: list[object] = []
     own(tmp_path / "unkeyed", [Checksum()])
     own(tmp_path / "stripped", full_chain())
     file = tmp_path / "stripped" / ".metadata"
-    file.write_bytes(split_metadata(file.read_bytes())[0])
+    file.write_bytes(split_metadata(file.read_bytes()).pickled)
     attached(tmp_path / "attached", full_chain())
     stock(tmp_path / "stock", full_chain())
-    monkeypatch.setattr("streamxf.dcp.metadata.file.load_metadata", unpickled.append)
+    monkeypatch.setattr("streamxf.checkpoint.metadata.read_stock", lambda *args: unpickled.append(args))
     for path in tmp_path.iterdir():
         row.refuse(path.name, load, small_state(), path, KEY, kind=PolicyError)
     assert not unpickled
@@ -114,13 +114,11 @@ def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, wri
     """For any of the items, in metadata that gives the item any chain."""
     target = Checkpoint(tmp_path / "checkpoint", writer=writer)
     containers = list(target.containers())
-    kept = target._reader.storage_data
-    texts = next(iter(kept.values())).transform_descriptors
     for container in containers:
         made = bare(container.intact, b"", b"")
         row.refuse(container.name, container.load, made, kind=IdentityError)
-    # and under metadata that the attacker altered to match, item by item
-    for chosen in product((False, True), repeat=len(containers)):
+    # and under metadata that the attacker altered to match, item by item, which needs a key where there is an index
+    for chosen in product((False, True), repeat=len(containers)) if writer == "attached" else ():
         if not any(chosen):
             continue
         for chain in ([], ["streamxf.checksum/1"], ["streamxf.zstd/1"]):
@@ -131,13 +129,9 @@ def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, wri
                     start, stop = target.places[container.name]
                     header = b"\n".join(text.encode() for text in reversed(chain))
                     data = data[:start] + bare(container.intact, header, b"x" * 8) + data[stop:]
-            target._reader.storage_data = {
-                index: replace(info, transform_descriptors=chain if index.fqn in weak else texts)
-                for index, info in kept.items()
-            }
-            error = row.refuse((chosen, chain), target.with_data, data)
+            with target.told(lambda info, chain=chain: replace(info, transform_descriptors=chain), *weak):
+                error = row.refuse((chosen, chain), target.with_data, data)
             assert isinstance(error, PolicyError) or not chain
-            target._reader.storage_data = kept
 
 
 @REQUIRE
@@ -165,8 +159,10 @@ def test_a_plain_file_without_encryption(row: Row) -> None:
             row.refuse(chain, keyed.load, weaker.pack(), kind=PolicyError)
             prefixed = weaker.change(prefix=keyed.parts.prefix).pack()
             row.refuse(chain, keyed.load, prefixed, kind=StreamxfError)
-        stripped = keyed.parts.change(chain=b"streamxf.zstd/1\nstreamxf.checksum/1", flags=0, seal=b"").pack()
-        row.refuse("stripped", keyed.load, stripped, kind=PolicyError)
+        stripped = keyed.parts.change(chain=b"streamxf.zstd/1\nstreamxf.checksum/1", flags=0, seal=b"")
+        row.refuse("stripped", keyed.load, stripped.pack(), kind=StreamxfError)
+        bare_file = stripped.change(prefix=prefix_of(), tail=b"").pack()
+        row.refuse("stripped of its keys", keyed.load, bare_file, kind=PolicyError)
 
 
 def test_encryption_under_a_key_that_the_attacker_drew(row: Row, tmp_path: Path) -> None:
@@ -175,9 +171,10 @@ def test_encryption_under_a_key_that_the_attacker_drew(row: Row, tmp_path: Path)
     save(small_state(), tmp_path / "whole", [ZStandard(), Checksum(), Encrypt(mine)])
     row.refuse("whole", load, small_state(), tmp_path / "whole", kind=StreamxfError)
     file = tmp_path / "whole" / ".metadata"
-    data = file.read_bytes().replace(mine.id.encode(), KEY.id.encode())
-    file.write_bytes(data)
+    parts = split_metadata(file.read_bytes())
+    file.write_bytes(parts.change(keys=parts.keys.replace(mine.id.encode(), KEY.id.encode())).pack())
     row.refuse("named", load, small_state(), tmp_path / "whole", kind=StreamxfError)
     named = encode(TEXT, [Encrypt(mine)])
-    fragment = take_apart(named).prefix.replace(mine.id.encode(), KEY.id.encode())
-    row.refuse("file", streamxf.decode, named.replace(take_apart(named).prefix, fragment), keys=KEY)
+    file_parts = take_apart(named)
+    prefix = prefix_of(file_parts.prefix[12:-4].replace(mine.id.encode(), KEY.id.encode()))
+    row.refuse("file", streamxf.decode, file_parts.change(prefix=prefix).pack(), keys=KEY)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import full_chain, rewrite_metadata
-from forge import join_metadata, prefix_of, split_metadata, take_container_apart
+from dcp.helpers import full_chain, rewrite_index
+from forge import split_metadata, take_container_apart
 
 from streamxf import Checksum, ZStandard
 
-from .rows import ALL, Row, share
+from .rows import Row
 from .targets import Checkpoint, PlainFile
 
 ROW = "hostile descriptors"
@@ -137,43 +137,35 @@ def replaced(honest: list[str], text: str) -> Iterator[list[str]]:
     yield [*honest, text]
 
 
-def test_where_nobody_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: bool) -> None:
+def test_where_nothing_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed: bool) -> None:
     target = Checkpoint(tmp_path / "attached", writer="attached", keyed=keyed, chain=chain_of(keyed))
-    kept = target._reader.storage_data
-    honest = list(next(iter(kept.values())).transform_descriptors)
-    for text in islice(hostile(honest), COUNT):
+    honest = target.descriptors
+    for text in row.share(islice(hostile(honest), COUNT)):
         for texts in replaced(honest, text):
-            target._reader.storage_data = {
-                index: replace(info, transform_descriptors=texts) for index, info in kept.items()
-            }
-            row.refuse_or_equal(texts, target.right, target.load_data)
+            with target.told(lambda info, texts=texts: replace(info, transform_descriptors=texts)):
+                row.refuse_or_equal(texts, target.right, target.load_data)
 
 
-def test_under_a_tag_that_matches(row: Row, tmp_path: Path, keyed: bool) -> None:
-    target = Checkpoint(tmp_path / "own", keyed=keyed, chain=chain_of(keyed))
-    honest = list(next(iter(target._reader.storage_data.values())).transform_descriptors)
-    for text in share(islice(hostile(honest), COUNT), 4):
-        (texts,) = islice(replaced(honest, text), len(honest), None)
-        for given in (texts, [text]):
-
-            def change(metadata: Any, given: list[str] = given) -> None:
-                for info in metadata.storage_data.values():
-                    info.transform_descriptors = given
-
-            try:
-                rewrite_metadata(target.folder, change)
-            except UnicodeEncodeError:
-                continue  # no pickle holds half a character
-            row.refuse_or_equal(given, target.right, target.load_metadata)
+def test_in_an_index_that_is_vouched_for(row: Row, tmp_path: Path, keyed: bool) -> None:
+    target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
+    honest = split_metadata(target.metadata).index["chain"]
+    for text in row.share(islice(hostile(honest), COUNT)):
+        for texts in replaced(honest, text):
+            rewrite_index(target.folder, lambda index, texts=texts: index.update(chain=texts))
+            row.refuse_or_equal(texts, target.right, target.load_metadata)
+            rewrite_index(target.folder, lambda index, texts=texts: index.update(chain=honest, transforms=texts))
+            row.refuse_or_equal(texts, target.right, target.load_metadata)
             target.restore()
 
 
-def test_as_the_manifests_key(row: Row, tmp_path: Path) -> None:
-    target = Checkpoint(tmp_path / "own")
-    pickled, manifest = split_metadata(target.metadata)
-    for text in islice(hostile([manifest["key"]]), COUNT):
-        data = join_metadata(pickled, manifest | {"key": text})
-        row.refuse(text, target.with_metadata, data)
+def test_wrapped_keys_in_metadata(row: Row, tmp_path: Path) -> None:
+    target = Checkpoint(tmp_path / "checkpoint")
+    parts = split_metadata(target.metadata)
+    lines = parts.keys.decode().split("\n")
+    for text in row.share(islice(hostile(lines), COUNT)):
+        for texts in replaced(lines, text):
+            keys = "\n".join(texts).encode("utf-8", "surrogatepass")
+            row.refuse(texts, target.with_metadata, parts.change(keys=keys).pack())
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
@@ -182,16 +174,13 @@ def test_in_headers_and_prefixes(row: Row, keyed: bool, pipe: bool) -> None:
     container = file.container()
     parts = take_container_apart(container.intact)
     honest = parts.chain.decode().split("\n")
-    for number, text in enumerate(islice(hostile(honest), COUNT)):
+    for number, text in enumerate(row.share(islice(hostile(honest), COUNT))):
         places = list(replaced(honest, text))
-        for texts in places if ALL else [places[number % len(places)]]:
+        for texts in places if row.every else [places[number % len(places)]]:
             chain = "\n".join(texts).encode("utf-8", "surrogatepass")
             if len(chain) < 2**16:
                 made = parts.change(chain=chain).container()
                 row.refuse_or_equal(texts, b"some text", container.load, made)
     if keyed:
-        fragment = file.fragment.rstrip(b"\0").decode()
-        for text in islice(hostile([fragment]), COUNT):
-            altered = text.encode("utf-8", "surrogatepass")[: 2**16 + 1]
-            # the same wrapped key may stand there twice
-            row.refuse_or_equal(text, b"some text", file.load, prefix_of(altered, 1) + container.intact)
+        for text in row.share(islice(hostile([file.wrapped.decode()]), COUNT)):
+            row.refuse(text, file.load, file.with_wrapped(text.encode("utf-8", "surrogatepass")[: 2**16 + 1]))

@@ -1,4 +1,4 @@
-"""Six hostile values for each number of header, block, index, footer, prefix, trailer, manifest; CRCs are right."""
+"""Six hostile values for each number of header, block, table, footer, prefix, trailer and index; CRCs are right."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import full_chain
-from forge import Parts, join_metadata, prefix_of, split_metadata, take_apart, take_container_apart, with_crc
+from dcp.helpers import full_chain, rewrite_index
+from forge import Parts, seal_of, split_metadata, take_apart, take_container_apart, with_crc
 from samples import BLOCK, KEY, OneWay, data_of, encode
 
 import streamxf
@@ -52,11 +52,14 @@ def fields(container: Container) -> Iterator[tuple[str, int, int]]:
         identity = 48 + chain_len
         yield "kind", identity + 16, 1
         yield "ndim", identity + 17, 1
-        for number in range(container.intact[identity + 17]):
-            yield f"offset {number}", identity + 18 + 8 * number, 8
+        yield "dtype_len", identity + 18, 1
+        yield "reserved in the identity", identity + 19, 1
+        numbers = identity + 20 + container.intact[identity + 18]
+        for number in range(3 * container.intact[identity + 17]):
+            yield f"offset or shape {number}", numbers + 8 * number, 8
     for number, (head, _) in enumerate(container.at.blocks):
         yield f"stored_len {number}", head, 4
-        yield f"index {number}", container.at.index + 8 * number, 8
+        yield f"entry {number}", container.at.table + 8 * number, 8
     yield "raw_size", container.at.end - 32, 8
     yield "container_size", container.at.end - 24, 8
     yield "n", container.at.end - 16, 4
@@ -67,6 +70,7 @@ LIMITS = {
     "chain_len": 1024,
     "ident_len": 4096,
     "ndim": 64,
+    "dtype_len": 32,
     "raw_size": 2**48,
     "n": 2**31,
 }
@@ -103,32 +107,69 @@ def test_every_number_of_a_container(row: Row, target: tuple[list[Container], An
 def test_every_number_of_a_prefix(row: Row, pipe: bool) -> None:
     for chain in ((), full_chain()):
         file = PlainFile(DATA, chain, pipe=pipe)
-        length = len(file.fragment)
-        for number in (*six(length, 32, limit=65536), 65536, 512):
-            if number == length:
-                continue
+        length = len(file.wrapped)
+        for number in (*six(length, 32, limit=32768), 32768, 512):
             raw = file.file[:8] + struct.pack("<I", number) + file.file[12:]
             row.refuse(number, file.load, raw)
-            if number <= 65537:
-                other = prefix_of((file.fragment + bytes(number))[:number], padded=1) + file.container().intact
-                row.refuse_or_equal(number, DATA, file.load, other)
+            if number <= 32769:
+                row.refuse(number, file.load, file.with_wrapped((file.wrapped + bytes(number))[:number]))
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+def test_every_number_of_a_seal(row: Row, pipe: bool) -> None:
+    file = PlainFile(DATA, full_chain(), pipe=pipe)
+    vouchers = file.parts.tail[:-16].decode()
+    for number in six(len(vouchers), 32, limit=32768):
+        for text in (vouchers, (vouchers * 200)[:number]):
+            row.refuse(number, file.load, file.parts.change(tail=seal_of(text, number)).pack())
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_every_number_of_the_trailer_and_the_manifest(row: Row, tmp_path: Path, keyed: bool) -> None:
+def test_every_number_of_the_trailer(row: Row, tmp_path: Path, keyed: bool) -> None:
     target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
-    pickled, manifest = split_metadata(target.metadata)
-    text = target.metadata[len(pickled) : -44]
-    for size in six(len(text), 32, limit=64 * 2**20):
-        data = join_metadata(pickled, text, size)
-        row.refuse(f"manifest_len = {size}", target.with_metadata, data)
-    (name,) = manifest["files"]
-    entry = manifest["files"][name]
-    for what, value in (("version", 1), ("rank", 0), ("size", entry["size"])):
-        for number in (*six(value, 64), -1, 2**200, 1e300, True, "1"):
-            altered = manifest | ({"files": {name: entry | {"size": number}}} if what == "size" else {what: number})
-            data = join_metadata(pickled, altered)
-            row.refuse(f"{what} = {number}", target.with_metadata, data)
+    parts = split_metadata(target.metadata)
+    values = {
+        "index_size": (len(parts.packed_index), 32, 2**27),
+        "keys_size": (len(parts.keys), 32, 2**26),
+        "version": (1, 8, 1),
+    }
+    for name, (value, bits, limit) in values.items():
+        for number in six(value, bits, limit=limit):
+            row.refuse(f"{name} = {number}", target.with_metadata, parts.change(**{name: number}).pack())
+    for place in range(7):
+        reserved = bytes(place) + b"\1" + bytes(6 - place)
+        row.refuse(f"byte {place}", target.with_metadata, parts.change(reserved=reserved).pack())
+
+
+def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where numbers, and what may be one, stand in an index."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from numbers_in(inner, (*path, key))
+    elif isinstance(value, int) or path == ("rank",):
+        yield path
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_every_number_of_the_index(row: Row, tmp_path: Path, keyed: bool) -> None:
+    """Vouched for by a holder of the key."""
+    target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
+    places = list(numbers_in(split_metadata(target.metadata).index))
+    assert len(places) > 10
+    for path in places:
+
+        def change(index: Any, path: tuple[Any, ...] = path, number: object = None) -> None:
+            *outer, last = path
+            for key in outer:
+                index = index[key]
+            index[last] = number
+
+        for number in (*six(0, 63), -1, 2**63, 2**200, 1e300, 0.5, True, "1", [1]):
+            rewrite_index(target.folder, lambda index, number=number, change=change: change(index, number=number))
+            row.refuse_or_equal(f"{path} = {number}", target.right, target.load_metadata)
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63:
+                row.refuse(f"{path} = {number}", target.load_metadata)
+            target.restore()
 
 
 # -- numbers that contradict each other --------------------------------------------------------------------------------
@@ -172,7 +213,7 @@ def test_footers(row: Row, pipe: bool, parts: Parts, change: dict[str, Any]) -> 
 
 @BOTH
 @pytest.mark.parametrize("which", range(3))
-def test_an_index_that_is_off(row: Row, pipe: bool, which: int) -> None:
+def test_a_table_that_is_off(row: Row, pipe: bool, which: int) -> None:
     places = [end for _, end in PlainFile(DATA, (), pipe=pipe).container().at.blocks]
     assert loading(PLAIN.change(ends=tuple(places)), pipe)() == DATA
     for shift in (-1, 1, 8, -8):
@@ -197,11 +238,15 @@ def test_a_small_file_that_claims_to_be_large(row: Row, pipe: bool) -> None:
     row.refuse("1 GiB", loading(PLAIN.change(block_log2=24, blocks=blocks, raw_size=64 << 24), pipe))
 
 
-def test_the_size_is_believed_only_where_a_block_vouches_for_it(row: Row) -> None:
-    """What a keyed file says is checked when it is opened, before anybody makes plans with it."""
-    blocks = KEYED.blocks[:2]
-    cut = KEYED.change(blocks=(blocks[0], (True, blocks[1][1])), raw_size=2 * BLOCK).pack()
-    row.refuse("cut", streamxf.open, io.BytesIO(cut), keys=KEY)
+def test_the_size_is_believed_only_where_a_block_vouches_for_it(row: Row, tmp_path: Path) -> None:
+    """What the container of an object says of its size is checked when it is opened, before anything is allocated."""
+    target = Checkpoint(tmp_path / "checkpoint", {"o": DATA.hex()}, chain=[streamxf.Encrypt(KEY)])
+    (container,) = target.containers()
+    parts = take_container_apart(container.intact)
+    for raw_size in (parts.raw_size - 1, parts.raw_size + 1, len(parts.blocks) * BLOCK):
+        target.data_file.write_bytes(parts.change(raw_size=raw_size).container())
+        with streamxf.Checkpoint(target.folder, keys=target.keys) as checkpoint:
+            row.refuse(raw_size, checkpoint.blocks, checkpoint.items["o"])
 
 
 def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:
@@ -220,8 +265,8 @@ def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:
         assert "follows" in str(row.refuse("endless", file.read, kind=ContainerError))
 
 
-def test_a_sparse_index_is_not_read_to_its_end(row: Row, tmp_path: Path) -> None:
-    """An index of 4 GiB that is all hole, in a file that takes a few KiB of the disk."""
+def test_a_sparse_table_is_not_read_to_its_end(row: Row, tmp_path: Path) -> None:
+    """A table of 4 GiB that is all hole, in a file that takes a few KiB of the disk."""
     blocks = 2**29
     whole = PLAIN.change(count=blocks, raw_size=blocks * BLOCK).container()
     head, tail = whole[:-32], bytearray(whole[-32:])

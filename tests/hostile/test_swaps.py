@@ -1,12 +1,11 @@
 """Items, files, checkpoints and saves in each other's places, every pair of them.
 
-They are caught by identity, seal or manifest, even where the metadata's tag matches.
+They are caught by identity, seal or sizes, even where a holder of the key vouches for the index.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from dcp.helpers import (
     data_files,
     full_chain,
     load,
-    manifest_of,
-    rewrite_metadata,
+    rewrite_index,
     save,
 )
 from forge import take_container_apart
@@ -31,14 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.container.header import Identity, Kind
-from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import file as metadata_file
-from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.tensors.framing import save_tensor
 from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
-from streamxf.keys import KeyRing
-from streamxf.meter import Meter
 
 from .rows import Row
 from .targets import Checkpoint
@@ -62,6 +53,14 @@ def three() -> dict[str, Any]:
     return {"a": torch.zeros(5), "b": torch.ones(5), "c": torch.full((5,), 2.0), "o": "one", "p": "two"}
 
 
+def swap(mine: dict[str, Any], theirs: dict[str, Any], *, exchange: bool = True) -> None:
+    """Give one place in an index the bytes of another one, and that one those of the first."""
+    for member in ("at", "bytes", "file"):
+        mine[member], before = theirs[member], mine[member]
+        if exchange:
+            theirs[member] = before
+
+
 # -- items ---------------------------------------------------------------------------------------
 
 
@@ -73,14 +72,12 @@ def test_every_pair_of_entries(row: Row, checkpoint: Path, chain: list[Any]) -> 
     for one, other in permutations(state, 2):
         for exchange in (True, False):
 
-            def change(metadata: Any, one: str = one, other: str = other, exchange: bool = exchange) -> None:
-                index = {key.fqn: key for key in metadata.storage_data}
-                places = dict(metadata.storage_data)
-                metadata.storage_data[index[one]] = places[index[other]]
-                if exchange:
-                    metadata.storage_data[index[other]] = places[index[one]]
+            def change(index: Any, one: str = one, other: str = other, exchange: bool = exchange) -> None:
+                mine, theirs = (index["items"][name] for name in (one, other))
+                mine, theirs = (item["chunks"][0] if "chunks" in item else item for item in (mine, theirs))
+                swap(mine, theirs, exchange=exchange)
 
-            rewrite_metadata(checkpoint, change)
+            rewrite_index(checkpoint, change)
             error = row.refuse((one, other), load, state, checkpoint, keys_for(chain), kind=IdentityError)
             assert "swapped" in str(error)
             (checkpoint / ".metadata").write_bytes(whole)
@@ -109,11 +106,7 @@ def test_shards_of_one_tensor(row: Row, checkpoint: Path, chain: list[Any]) -> N
     wanted = torch.cat(halves)
     assert_same(load({"w": wanted}, checkpoint, keys_for(chain)), {"w": wanted})
 
-    def change(metadata: Any) -> None:
-        (one, first), (other, second) = metadata.storage_data.items()
-        metadata.storage_data = {one: second, other: first}
-
-    rewrite_metadata(checkpoint, change)
+    rewrite_index(checkpoint, lambda index: swap(*index["items"]["w"]["chunks"]))
     error = row.refuse("shards", load, {"w": wanted}, checkpoint, keys_for(chain), kind=IdentityError)
     assert "swapped" in str(error)
 
@@ -282,16 +275,10 @@ def test_an_item_of_the_same_place_in_another_ranks_file(row: Row, checkpoint: P
     """The right item, rightly placed and published, by a writer that did not write this file."""
     shards = [torch.zeros(40, 3), torch.ones(40, 3)]
     save_shards(checkpoint, shards, [Checksum()])
-    (path, facts), *_ = sorted(manifest_of(checkpoint).files.items())
 
-    file = checkpoint / path
-    with file.open("wb") as raw:
-        output = OutputFile(raw, Meter())
-        identity = Identity(b"\7" * 16, Kind.TENSOR, (0, 0), "w")
-        target = Extensions.of([Checksum()]).open(output, identity, published=True, dtype="float32")
-        save_tensor(torch.full((40, 3), 9.0), target)
-        target.close()
-    assert file.stat().st_size == facts.size
+    file = data_files(checkpoint)[0]
+    parts = take_container_apart(file.read_bytes())
+    file.write_bytes(parts.change(identity=b"\7" * 16 + parts.identity[16:]).container())
     error = row.refuse("writer", load, {"w": torch.zeros(80, 3)}, checkpoint, None, kind=IdentityError)
     assert "another process or save" in str(error)
 
@@ -304,17 +291,15 @@ def test_unpublished_and_unbound_items_in_a_published_checkpoint(row: Row, tmp_p
     dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(tmp_path / "attached"), [Checksum()]))
     (file,) = data_files(tmp_path / "own")
 
-    for other, words in (("stock", "not bound"), ("attached", "another process or save")):
+    for other, words in (("stock", "not bound"), ("attached", "not bound")):
         (theirs,) = data_files(tmp_path / other)
         shutil.copyfile(theirs, file)
-        metadata = tmp_path / "own" / ".metadata"
-        manifest = manifest_of(tmp_path / "own")
-        content = metadata_file.load(metadata.read_bytes(), KeyRing())
-        vars(content).pop(metadata_file.MANIFEST_ATTRIBUTE)
         size = file.stat().st_size
-        for info in content.storage_data.values():
-            info.offset, info.length = 0, size
-        files = {name: replace(facts, size=size) for name, facts in manifest.files.items()}
-        metadata.write_bytes(metadata_file.dump(content, replace(manifest, files=files), None))
+
+        def change(index: Any, size: int = size) -> None:
+            index["files"][0]["size"] = size
+            index["items"]["w"]["chunks"][0].update(at=0, bytes=size)
+
+        rewrite_index(tmp_path / "own", change)
         error = row.refuse(other, load, state, tmp_path / "own", None, kind=IdentityError)
         assert words in str(error)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from dcp.helpers import error_of
-from forge import Parts, join_metadata, split_metadata, take_container_apart
+from forge import Parts, split_metadata, take_container_apart
 from samples import FULL
 
-from streamxf.errors import AuthenticationError, ContainerError
+from streamxf.errors import AuthenticationError, ContainerError, MetadataError, PolicyError
 
-from .rows import Row, share
+from .rows import Row
 from .targets import BLOCK, CHAINS, TEXT, Checkpoint, Container, PlainFile, on
 
 ROW = "truncate, append"
@@ -41,7 +42,7 @@ def altered(whole: bytes) -> Iterator[bytes]:
 
 @on("own, keyed", "own, unkeyed")
 def test_data(row: Row, small: Checkpoint) -> None:
-    for number, data in enumerate(altered(small.data)):
+    for number, data in enumerate(row.share(altered(small.data))):
         error = row.refuse(len(data), small.with_data, data)
         assert error.file == str(small.data_file)
         if number % 200 == 0:
@@ -54,7 +55,12 @@ def test_data(row: Row, small: Checkpoint) -> None:
 @on("own, keyed", "own, unkeyed")
 def test_metadata(row: Row, small: Checkpoint) -> None:
     elsewhere = []
-    for number, data in enumerate(altered(small.metadata)):
+    pickled = split_metadata(small.metadata).pickled
+    rest = small.metadata[len(pickled) :]
+    for number, data in enumerate(chain([pickled], row.share(altered(small.metadata)))):
+        if data.endswith(rest):  # what stands in front of the index is for torch's readers
+            assert row.refuse_or_equal(len(data), small.right, small.with_metadata, data) is None
+            continue
         error = row.refuse(len(data), small.with_metadata, data)
         elsewhere += [error] if error.file != str(small.metadata_file) else []
         if number % 200 == 0:
@@ -62,23 +68,26 @@ def test_metadata(row: Row, small: Checkpoint) -> None:
             assert (type(whole), str(whole)) == (type(error), str(error))
     # an unkeyed file that is cut exactly where the pickle ends looks like torch's own; the first item, which says that
     # it was published, gives it away
-    assert ["trailer was removed" in str(error) for error in elsewhere] == [True] * (small.keys is None)
+    assert {"it was removed" in str(error) for error in elsewhere} == ({True} if small.keys is None else set())
     small.restore()
     assert small.load_whole() == small.right
 
 
 @on("own, keyed")
-def test_keyed_metadata_under_a_digest_that_anybody_can_make(row: Row, small: Checkpoint) -> None:
-    pickled, manifest = split_metadata(small.metadata)
-    for cut in altered(pickled):
-        row.refuse(len(cut), small.with_metadata, join_metadata(cut, manifest), kind=AuthenticationError)
-        row.refuse(len(cut), small.with_metadata, join_metadata(cut, manifest | {"key": None}))
+def test_keyed_metadata_under_a_digest_that_anyone_can_make(row: Row, small: Checkpoint) -> None:
+    parts = split_metadata(small.metadata)
+    for index in row.share(altered(parts.packed_index)):
+        kinds = AuthenticationError, PolicyError if index else MetadataError
+        row.refuse(len(index), small.with_metadata, parts.change(index=index).pack(), kind=kinds)
+        row.refuse(len(index), small.with_metadata, parts.change(index=index, keys=b"").pack(), kind=kinds)
+    for keys in row.share(altered(parts.keys)):
+        row.refuse(len(keys), small.with_metadata, parts.change(keys=keys).pack())
 
 
 @on("stock, unkeyed", "attached, keyed")
 def test_data_whose_size_nobody_knows(row: Row, small: Checkpoint) -> None:
-    """Without a manifest the metadata alone says where an item ends; what stands behind the last is not looked at."""
-    for data in truncations(small.data):
+    """Without an index nothing gives a file's size, and what follows the last item is not read."""
+    for data in row.share(truncations(small.data)):
         row.refuse(len(data), small.with_data, data)
     for data in appends(small.data):
         assert row.refuse_or_equal(len(data), small.right, small.with_data, data) is None
@@ -87,20 +96,20 @@ def test_data_whose_size_nobody_knows(row: Row, small: Checkpoint) -> None:
 @on("attached, keyed")
 def test_containers_that_the_metadata_follows(row: Row, small: Checkpoint) -> None:
     for container in small.containers():
-        for made in share(altered(container.intact), 2):
+        for made in row.share(altered(container.intact)):
             row.refuse(len(made), container.load, made)
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
-@pytest.mark.parametrize("chain", CHAINS)
-def test_plain_files(row: Row, chain: str, pipe: bool) -> None:
+@pytest.mark.parametrize("codecs", CHAINS)
+def test_plain_files(row: Row, codecs: str, pipe: bool) -> None:
     for text in (TEXT, b""):
-        file = PlainFile(text, CHAINS[chain], pipe=pipe)
-        for made in altered(file.file):
+        file = PlainFile(text, CHAINS[codecs], pipe=pipe)
+        for made in row.share(altered(file.file)):
             row.refuse(len(made), file.load, made)
 
 
-# -- with all CRCs, lengths, index and footer made anew ----------------------------------------------------------------
+# -- with all CRCs, lengths, table and footer computed again ---------------------------------------------------------
 
 
 def keyed(folder: Path) -> Iterator[Container]:
@@ -114,14 +123,14 @@ def test_payloads_of_every_length(row: Row, tmp_path: Path) -> None:
     for container in keyed(tmp_path):
         parts = take_container_apart(container.intact)
         ((last, payload),) = parts.blocks
-        for made in altered(payload):
+        for made in row.share(altered(payload)):
             file = parts.change(blocks=((last, made),)).container()
             error = row.refuse(f"{container.name}, {len(made)}", container.load, file)
             if 16 <= len(made) <= 1000:
                 assert isinstance(error, AuthenticationError)
 
 
-def test_blocks_appended_by_somebody_without_the_key(row: Row, tmp_path: Path) -> None:
+def test_blocks_appended_without_the_key(row: Row, tmp_path: Path) -> None:
     for container in keyed(tmp_path):
         parts = take_container_apart(container.intact)
         ((_, payload),) = parts.blocks
@@ -140,9 +149,9 @@ def continued(parts: Parts, more: bytes, raw_size: int) -> bytes:
 def test_footers_that_account_for_what_was_appended(row: Row, tmp_path: Path) -> None:
     for container in keyed(tmp_path):
         parts = take_container_apart(container.intact)
-        end = container.at.index
+        end = container.at.table
         for size in EXTRA:
             grown = parts.change(ends=(end + size,), container_size=len(container.intact) + size).container()
-            for file in (grown, grown + bytes(size), grown[: container.at.index] + bytes(size) + grown[end:]):
+            for file in (grown, grown + bytes(size), grown[: container.at.table] + bytes(size) + grown[end:]):
                 error = row.refuse(f"{container.name}, {size}", container.load, file)
-                assert isinstance(error, ContainerError)
+                assert isinstance(error, ContainerError | AuthenticationError)

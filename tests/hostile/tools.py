@@ -1,4 +1,4 @@
-"""Everything that streamxf does with a checkpoint or a file of somebody else's, each as a call with a path."""
+"""Everything that streamxf does with a checkpoint or a file from a stranger, each as a call with a path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tool = Callable[[Path, Path], Any]
 """From what is looked at, and a folder that may be written to, which is empty."""
 
 
-class OwnFault(AssertionError):
+class InternalError(AssertionError):
     """The command line takes an error for one of streamxf's own."""
 
 
@@ -63,7 +63,7 @@ def command(*arguments: Any) -> Tool:
             os.dup2(kept, 2)
             os.close(kept)
         if "error of streamxf's own" in (text := said.read_text(errors="replace")):
-            raise OwnFault(text[:2000])
+            raise InternalError(text[:2000])
 
     return run
 

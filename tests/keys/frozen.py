@@ -23,7 +23,13 @@ HYBRID_WRAPPED = (
     "02L0AL4uo3T6asaAYFQJoCyNvuV5knKHRVY8KymKSF1Jvy7-sPky-Ta1Ug"
 )
 
-SIGNATURE = "vx1XpHODXyg1O8p6i-l2Mlxd3-gR0s9YQcUeq8hwCGIXeM2E2y6RXfkux6K0tJs6G82HKX1zk8YZz2GPWJ2NAw"
+VOUCHERS = (
+    "mac=f74e548869e58e02f3b25a70bccbd1b11f91524f54ddaeb127b135cda740a014&"
+    "v=aeskw:f8c9dc1d0a56854c:vMo_Ux2Zn9aW5og-EFAqemmdan0cBXwdD8f9Q4FGNiA&"
+    "sig=fdf804b620a25ecc:l8rYamHAueoHwUcN_FcnGWALj47KFyoqpubArtau03wBHRg1r_oSdzjeBBE-hMEYztEplvOBMYBlVhP6fsDDCQ"
+)
+
+SIGNATURE = "fCf_1dN874b26XauMCsAcqiGds565kiaijAq1ijEqlwCvo-uzIMEDYjdm9G_rboN7ZNBsAge5yreFrZtMhMACw"
 
 PROTECTED_LINE = (
     "streamxf-protected:aeskw:42054c6794a40b96:argon2id:64.2.2:BNSqvJzp0uEXCm-vQMHNMQ:wSChB0kGqbUs1QempBm"

@@ -1,4 +1,4 @@
-"""Key services that do not answer: another key stands in, and they are left alone for a while."""
+"""Key services: nothing is asked twice; where one does not answer, another key stands in, and it is left alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import warnings
 from typing import ClassVar
 
 import pytest
+from sealed import DEK, DIGEST, Fake, Sealed, fragment_of
 
-from streamxf.descriptor import Parameters
-from streamxf.errors import KeyServiceError, PolicyError
-from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, answers
+from streamxf.errors import AuthenticationError, KeyServiceError, PolicyError, WrongKeyError
+from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey, answers
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.entry import Entry
 from streamxf.keys.envelope import Envelope
 
 KEY = Key(bytes(range(100, 132)))
@@ -22,7 +23,7 @@ class Service(KeyProvider):
     """Wraps by adding one to each byte, and answers when it is up."""
 
     kind = "acme-service"
-    authenticates_writer: ClassVar[bool] = True
+    vouches: ClassVar[bool] = True
 
     def __init__(self, name: str = "a") -> None:
         self.id = name * 16
@@ -47,39 +48,39 @@ def clock(monkeypatch):
     return now
 
 
-def fragments(count: int, *recipients: KeyProvider) -> list[Parameters]:
-    """Those of so many data keys: one for each process that wrote."""
-    return [Envelope.seal(DataKey.draw(), recipients).fragment for _ in range(count)]
+def wrapped(count: int, *recipients: KeyProvider) -> list[str]:
+    """So many data keys: one for each process that wrote."""
+    return [str(Envelope.seal(DataKey.draw(), recipients)) for _ in range(count)]
 
 
-def opened(ring: KeyRing, given: list[Parameters]) -> list[str]:
+def opened(ring: KeyRing, given: list[str]) -> list[str]:
     """Opens them all; what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert len({ring.unwrap(fragment).id for fragment in given}) == len(given)
+        assert len({ring.unwrap(text).id for text in given}) == len(given)
     assert all(one.category is UserWarning for one in caught)
     return [str(one.message) for one in caught]
 
 
 def test_one_that_is_down_is_asked_once_and_there_is_one_warning():
     service = Service()
-    (said,) = opened(KeyRing([service, KEY]), fragments(50, service, KEY))
+    (said,) = opened(KeyRing([service, KEY]), wrapped(50, service, KEY))
     assert "a does not answer" in said
-    assert f"key {KEY.id} (aeskw) used instead" in said
+    assert f"key {KEY.id} (aeskw) was used instead" in said
     assert service.asked == 1
 
 
 def test_two_that_are_down():
     services = [Service("a"), Service("b")]
-    said = opened(KeyRing([*services, KEY]), fragments(5, *services, KEY))
-    assert [text.partition(" used instead: ")[2][0] for text in said] == ["a", "b"]
+    said = opened(KeyRing([*services, KEY]), wrapped(5, *services, KEY))
+    assert [text.partition(" was used instead: ")[2][0] for text in said] == ["a", "b"]
     assert [service.asked for service in services] == [1, 1]
 
 
 def test_it_is_asked_again_after_some_minutes(clock):
     service = Service()
     ring = KeyRing([service, KEY])
-    given = fragments(3, service, KEY)
+    given = wrapped(3, service, KEY)
     assert len(opened(ring, given[:1])) == 1
     clock[0] += answers.REST_SECONDS - 1
     assert not opened(ring, given[1:2])
@@ -93,30 +94,32 @@ def test_what_only_the_service_opens_it_is_asked_for_at_once(clock):
     """One data key may be refused and another one not, by a policy say; and it may be up again."""
     service = Service()
     ring = KeyRing([service, KEY])
-    opened(ring, fragments(1, service, KEY))
+    opened(ring, wrapped(1, service, KEY))
     with pytest.raises(KeyServiceError, match="a does not answer"):
-        ring.unwrap(fragments(1, service)[0])
+        ring.unwrap(wrapped(1, service)[0])
     service.up = True
-    assert not opened(ring, fragments(1, service))
+    assert not opened(ring, wrapped(1, service))
     assert service.asked == 3
-    assert not opened(ring, fragments(1, service, KEY))  # it answered, so it is first again
+    assert not opened(ring, wrapped(1, service, KEY))  # it answered, so it is first again
     assert service.asked == 4
 
 
 def test_a_policy_error_has_what_the_service_said_also_later():
+    """It is asked again for what another key opens that does not vouch: it might."""
     service = Service()
     ring = KeyRing([service, PAIR])
-    for fragment in fragments(3, service, PAIR.public):
-        with pytest.raises(PolicyError, match="not signed") as caught:
-            ring.unwrap(fragment)
+    for text in wrapped(3, service, PAIR.public):
+        with pytest.raises(PolicyError, match="cannot be signed") as caught:
+            ring.unwrap_unvouched(fragment_of(text))
         assert str(caught.value.__cause__) == "a does not answer"
-    assert service.asked == 1
+    service.up = True
+    assert ring.unwrap_unvouched(fragment_of(text)).id
 
 
 def test_another_ring_asks_for_itself():
     service = Service()
     ring = KeyRing([service, KEY])
-    given = fragments(3, service, KEY)
+    given = wrapped(3, service, KEY)
     assert copy.copy(ring) is ring
     for number, one in enumerate((ring, KeyRing([service, KEY]))):
         assert len(opened(one, [given[number]])) == 1
@@ -126,5 +129,76 @@ def test_another_ring_asks_for_itself():
 def test_services_that_answer_are_not_spoken_of():
     service = Service()
     service.up = True
-    assert not opened(KeyRing([service, KEY]), fragments(3, service, KEY))
+    assert not opened(KeyRing([service, KEY]), wrapped(3, service, KEY))
     assert service.asked == 3
+
+
+def named(name: str, *before: Entry) -> str:
+    """A wrapped data key of one service, with names of others around it."""
+    return str(Envelope(DEK.id, (*before, Entry("fake", name * 16, b"wrapped"))))
+
+
+def test_what_was_asked_once_is_known_whatever_is_around_it():
+    service = Fake(vouches=True)
+    ring = KeyRing([service])
+    for number in range(20):
+        assert ring.unwrap(named("a", Entry("acme", f"{number:016x}", b"x"))) == DEK
+    assert service.log == ["a"]
+    assert ring.unwrap_unvouched(fragment_of(named("a"))) == DEK
+    assert service.log == ["a"]
+
+
+@pytest.mark.parametrize("answer", [WrongKeyError("no"), bytes(32), b""])
+def test_wrong_answers_are_known_too(answer):
+    service = Fake(vouches=True, unwrapped=answer)
+    ring = KeyRing([service])
+    for number in range(20):
+        with pytest.raises(WrongKeyError, match="altered"):
+            ring.unwrap(named("a", Entry("acme", f"{number:016x}", b"x")))
+    assert service.log == ["a"]
+
+
+@pytest.mark.parametrize("answer", [None, AuthenticationError("no"), WrongKeyError("no")])
+def test_a_voucher_is_checked_once(answer):
+    asked = []
+
+    class Checking(Fake):
+        def check_voucher(self, voucher, digest):
+            asked.append((voucher, digest))
+            return super().check_voucher(voucher, digest)
+
+    service = Checking(vouches=True, checked=answer)
+    ring = KeyRing([service])
+    for signer in (None, SigningKey(bytes(range(3, 35)))):
+        for _ in range(3):
+            sealed = Sealed.make([service], signer)
+            if answer is None:
+                assert sealed.open_with(ring) == DEK
+            else:
+                with pytest.raises(AuthenticationError):
+                    sealed.open_with(ring)
+    assert asked == [(b"voucher", DIGEST)]
+
+
+def test_another_wrapped_key_or_id_is_another_question():
+    service = Fake(vouches=True)
+    ring = KeyRing([service])
+    other = DataKey(bytes(range(61, 93)))
+    with pytest.raises(WrongKeyError):
+        ring.unwrap(str(Envelope(other.id, (Entry("fake", "a" * 16, b"wrapped"),))))
+    assert ring.unwrap(named("a")) == DEK
+    service.unwrapped = WrongKeyError("no")
+    with pytest.raises(WrongKeyError):
+        ring.unwrap(str(Envelope(DEK.id, (Entry("fake", "a" * 16, b"wrapped otherwise"),))))
+    assert service.log == ["a"] * 3
+
+
+def test_only_so_much_is_remembered(monkeypatch):
+    monkeypatch.setattr(answers, "MAX_REMEMBERED", 4)
+    service = Service()
+    service.up = True
+    ring = KeyRing([service])
+    given = wrapped(9, service)
+    opened(ring, given)
+    assert service.asked == len(given)
+    assert len(ring._answers._known) == 4

@@ -66,7 +66,7 @@ def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     for wrong in ("ab:c", KEY.reveal().hex(), "fil:a.key", 7):
         said = message(lambda wrong=wrong: streamxf.remove_recipient(path, KEY, wrong))
         assert KEY.reveal().hex() not in said
-    assert "goes to trust=" in message(lambda: streamxf.remove_recipient(path, KEY, "file:tr.pub"))
+    assert "pass it as trust=" in message(lambda: streamxf.remove_recipient(path, KEY, "file:tr.pub"))
 
 
 def test_nothing_to_change_needs_no_old_key(state_saved):
@@ -81,7 +81,7 @@ def state_saved(folder: Path) -> str:
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
 
-    writer = streamxf.FileSystemWriter(folder / "saved", _extensions=[Encrypt(KEY)])
+    writer = streamxf.FileSystemWriter(folder / "saved", _extensions=[Encrypt(KEY, signer=SIGNER)])
     dcp.save({"weight": torch.ones(3)}, storage_writer=writer)
     return str(folder / "saved")
 
@@ -89,10 +89,10 @@ def state_saved(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        (SIGNER, "pass its .verify_key"),
+        (SIGNER, f"this is the SigningKey {SIGNER.id}; trust= takes a streamxf.VerifyKey"),
         ("file:tr.sign", "'file:tr.sign' holds the SigningKey"),
-        (KEY, "goes to keys="),
-        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}, which signs nothing; it goes to keys="),
+        (KEY, f"this is the Key {KEY.id}; trust= takes"),
+        ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}; trust= takes"),
         (True, "not bool"),
         (7, "not int"),
         (TRUSTED.data, "not bytes"),
@@ -112,9 +112,9 @@ def test_who_cannot_be_trusted(trust, words):
 @pytest.mark.parametrize(
     ("signer", "words"),
     [
-        (TRUSTED, "the public half"),
-        ("file:tr.pub", "the public half"),
-        ("file:a.key", "signs nothing"),
+        (TRUSTED, "signer= takes a streamxf.SigningKey"),
+        ("file:tr.pub", "signer= takes a streamxf.SigningKey"),
+        ("file:a.key", "signer= takes a streamxf.SigningKey"),
         (True, "not bool"),
         (SIGNER.reveal(), "not bytes"),
     ],
@@ -146,7 +146,7 @@ def test_a_ring_is_not_taken_apart_unnoticed():
     ("keys", "words"),
     [
         ([KEY, "file:tr.pub"], "keys[1]: 'file:tr.pub' holds the VerifyKey"),
-        (TRUSTED, "which opens nothing; it goes to trust="),
+        (TRUSTED, "which opens nothing; pass it as trust="),
         ([SIGNER], "keys[0]: this is the SigningKey"),
         ([KEY, b"short"], "keys[1]: a key is 32 bytes long"),
         ([KEY, 7], "keys[1]"),
@@ -171,10 +171,10 @@ def test_errors_of_a_list_keep_their_kind():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fil:a.key", "'fil' is no place; did you mean 'file:'? A key is"),
+        ("fil:a.key", "'fil' is not a scheme; did you mean 'file:'? A key is"),
         ("FILE:a.key", "did you mean 'file:'?"),
         ("aws-km:arn", "did you mean 'aws-kms:'?"),
-        ("vault:x", "'vault' is no place. A key is"),
+        ("vault:x", "'vault' is not a scheme. A key is"),
         ("arn:aws:kms:x", "did you mean 'aws-kms:arn:...'?"),
         ("a.key", "did you mean 'file:a.key'?"),
         ("streamxf-secret:aeskw:x:y", "this is a key itself"),
@@ -207,7 +207,7 @@ def test_what_may_be_a_key_is_not_shown(text):
     Path("YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=").touch()
     Path(KEY.reveal().hex()).touch()
     said = message(lambda: KeyRing(text))
-    assert "is no place" not in said
+    assert "is not a scheme" not in said
     assert not text or text not in said
     first = text.partition(":")[0]
     assert len(first) < 3 or first not in said
@@ -216,7 +216,7 @@ def test_what_may_be_a_key_is_not_shown(text):
 def test_paths_of_key_files():
     assert tuple(KeyRing("file:~/a.key")) == (KEY,)
     assert "names no file" in message(lambda: KeyRing("file:"), KeyFileError)
-    assert "one colon" in message(lambda: KeyRing("file://a.key"), KeyFileError)
+    assert "a single colon" in message(lambda: KeyRing("file://a.key"), KeyFileError)
     assert tuple(KeyRing(f"file://{Path('a.key').resolve()}")) == (KEY,)
     for wrong in (lambda: read_key("file:a.key"), lambda: KeyRing(Path("file:a.key"))):
         assert "takes a path, without 'file:'" in message(wrong, KeyFileError)
@@ -227,7 +227,7 @@ def test_a_key_in_the_place_of_a_path_is_not_shown():
     text = Path("a.key").read_text().strip().splitlines()[-1]
     assert text.startswith("streamxf-secret:")
     said = message(lambda: KeyRing(f"file:{text}"), KeyFileError)
-    assert "stands a key itself" in said
+    assert "there is a key itself" in said
     assert text.rpartition(":")[2] not in said
 
 
@@ -242,16 +242,19 @@ def warned(action) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def test_a_warning_where_nothing_will_show_who_wrote(state_saved):
+def test_a_warning_where_nothing_will_show_who_wrote():
     (said,) = warned(lambda: streamxf.encode(DATA, [Encrypt([PAIR.public, OTHER_PAIR.public])]))
-    assert "pass signer=" in said
+    assert "there is no signer" in said
     codec = Encrypt(PAIR.public, signer=SIGNER)
     assert not warned(lambda: [Encrypt([PAIR.public, KEY]), Encrypt(PAIR.public, signer=SIGNER), codec.renew()])
     with pytest.warns(UserWarning, match="who wrote"):
         codec = Encrypt(PAIR.public)
-    assert not warned(lambda: [codec.renew(), pickle.loads(pickle.dumps(codec)), codec.descriptor()])
+    assert not warned(lambda: [codec.renew(), pickle.loads(pickle.dumps(codec)), codec.get_descriptor()])
     assert not warned(lambda: Encrypt(KeyRing(PAIR.public, allow_unsigned=True)))
     assert not warned(lambda: streamxf.encode(DATA, "zstd+encrypt", keys=KeyRing(PAIR.public, allow_unsigned=True)))
+
+
+def test_rekey_does_not_warn_of_what_it_was_told(state_saved):
     assert not warned(lambda: streamxf.rekey(state_saved, KEY, PAIR.public, allow_unsigned=True))
 
 
@@ -259,17 +262,17 @@ def test_errors_say_how_a_signature_comes_about():
     with pytest.warns(UserWarning, match="who wrote"):
         unsigned = streamxf.encode(DATA, [Encrypt(PAIR.public)])
     said = message(lambda: streamxf.decode(unsigned, keys=PAIR), PolicyError)
-    assert "not signed" in said
-    assert "Encrypt(..., signer=...), or pass allow_unsigned=True" in said
-    assert "keys=KeyRing([...], trust=...)" in said
-    assert "leave trust= out" not in said
+    assert "it is not signed, and anyone who has the public key can have written it" in said
+    assert "have it saved with a signer, or accept it unsigned (allow_unsigned)" in said
+    assert "A KeyRing holds" in said
+    assert "trust no signer" not in said
     strange = streamxf.encode(DATA, [Encrypt([PAIR.public, KEY], signer=OTHER)])
     said = message(lambda: streamxf.decode(strange, keys=PAIR), PolicyError)
-    assert f"signed by {OTHER.id}" in said
-    assert "pass the signer's VerifyKey in trust=" in said
-    assert "leave trust= out" not in said
+    assert f"it is signed by {OTHER.id}" in said
+    assert "pass the signer's public key as trust" in said
+    assert "trust no signer" not in said
     said = message(lambda: streamxf.decode(strange, keys=KeyRing(KEY, trust=TRUSTED)), PolicyError)
-    assert f"or leave trust= out: the key {KEY.id} shows who wrote" in said
+    assert f"or trust no signer: the key {KEY.id} vouches for the contents" in said
 
 
 def test_a_public_key_is_told_what_reads():

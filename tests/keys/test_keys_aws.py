@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -12,15 +13,17 @@ from collections.abc import Iterator
 
 import pytest
 from endpoints import CREDENTIALS, REGION, Answers, Kms, answering
+from sealed import DEK as SEALED_DEK
+from sealed import Sealed
 
 import streamxf
-from streamxf.errors import KeyServiceError, ParameterError, WrongKeyError
-from streamxf.keys import AwsKms, KeyRing, PrivateKey, aws, public_id
-from streamxf.keys.b64url import encode_b64url
+from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, WrongKeyError
+from streamxf.keys import AwsKms, PrivateKey, aws, public_id
 from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.entry import Entry
 
 DEK = DataKey(bytes(range(50, 82)))
+DIGEST = bytes(range(32))
 ARN = f"arn:aws:kms:{REGION}:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
 
@@ -46,7 +49,7 @@ def test_round_trip(kms: Kms):
     key = AwsKms(kms.new_key())
     assert key.kind == "aws-kms"
     assert key.id == public_id(key.arn.encode(), "aws-kms")
-    assert key.authenticates_writer
+    assert key.vouches
     wrapped = key.wrap(DEK.secret, DEK.id)
     assert DEK.secret not in wrapped
     assert AwsKms(key.arn).unwrap(wrapped, DEK.id) == DEK.secret
@@ -70,11 +73,65 @@ def test_what_was_wrapped_counts_beside_its_own_id_only(kms: Kms):
         key.unwrap(wrapped[:-1] + bytes([wrapped[-1] ^ 1]), DEK.id)
 
 
+def test_a_voucher_counts_for_its_own_contents_only(kms: Kms):
+    key, other = AwsKms(kms.new_key()), AwsKms(kms.new_key())
+    voucher = key.vouch(DIGEST)
+    assert AwsKms(key.arn).check_voucher(voucher, DIGEST) is None
+    wrapped = key.wrap(DIGEST, DIGEST)
+    for wrong, digest in (
+        (voucher, bytes(32)),
+        (voucher[:-1] + bytes([voucher[-1] ^ 1]), DIGEST),
+        (voucher[:-1], DIGEST),
+        (wrapped, DIGEST),
+    ):
+        with pytest.raises(AuthenticationError, match=key.id):
+            key.check_voucher(wrong, digest)
+    with pytest.raises(WrongKeyError):
+        key.unwrap(voucher, DIGEST)
+    with pytest.raises(KeyServiceError):  # AWS itself says IncorrectKeyException, where moto denies access
+        key.check_voucher(other.vouch(DIGEST), DIGEST)
+
+
+def test_contents_under_a_key_in_the_service(kms: Kms):
+    key, pair = AwsKms(kms.new_key()), PrivateKey.generate()
+    sealed = Sealed.make([pair.public, key])
+    assert sealed.open([pair, key]) == SEALED_DEK
+    (entry,) = sealed.vouchers.entries
+    assert entry.key == ("aws-kms", key.id)
+    for entries in (
+        (),
+        Sealed.make([key], digest=bytes(32)).vouchers.entries,
+        (Entry(key.kind, key.id, b"voucher"),),
+        (sealed.envelope.recipients[1],),
+    ):
+        with pytest.raises(AuthenticationError, match=key.id):
+            sealed.change(entries=entries).open([pair, key])
+    with pytest.raises(AuthenticationError, match="MAC"):
+        dataclasses.replace(sealed, digest=bytes(32)).open(key)
+
+
+def test_a_service_that_gives_another_digest_does_not_vouch(answers: Answers, answered: AwsKms):
+    for digest in (bytes(32), DIGEST[:-1], DIGEST * 2, b"x"):
+        answers.set(200, {"KeyId": ARN, "Plaintext": base64.b64encode(digest).decode()})
+        with pytest.raises(AuthenticationError):
+            answered.check_voucher(b"vouched", DIGEST)
+
+
 def test_the_service_sees_the_context_of_the_format(answers: Answers, answered: AwsKms):
     answers.set(200, {"KeyId": ARN, "CiphertextBlob": base64.b64encode(b"wrapped").decode()})
     assert answered.wrap(DEK.secret, DEK.id) == b"wrapped"
     (request,) = answers.asked
-    assert f'"EncryptionContext": {{"streamxf:dek": "{encode_b64url(DEK.id)}"}}'.encode() in request
+    assert f'"EncryptionContext": {{"streamxf:dek": "{DEK.id.hex()}"}}'.encode() in request
+    assert f'"KeyId": "{ARN}"'.encode() in request
+    answers.set(200, {"KeyId": ARN, "CiphertextBlob": base64.b64encode(b"vouched").decode()})
+    assert answered.vouch(DIGEST) == b"vouched"
+    (request,) = answers.asked
+    assert f'"EncryptionContext": {{"streamxf:contents": "{DIGEST.hex()}"}}'.encode() in request
+    assert f'"Plaintext": "{base64.b64encode(DIGEST).decode()}"'.encode() in request
+    answers.set(200, {"KeyId": ARN, "Plaintext": base64.b64encode(DIGEST).decode()})
+    answered.check_voucher(b"vouched", DIGEST)
+    (request,) = answers.asked
+    assert f'"EncryptionContext": {{"streamxf:contents": "{DIGEST.hex()}"}}'.encode() in request
     assert f'"KeyId": "{ARN}"'.encode() in request
 
 
@@ -105,7 +162,11 @@ def test_refusals_say_why(code, expected, words, answers: Answers, answered: Aws
         assert ARN in str(caught.value)
         assert "words of the service" not in str(caught.value)
         assert caught.value.__context__ is None
-    assert len(answers.asked) == 2
+    with pytest.raises(expected, match=words):
+        answered.vouch(DIGEST)
+    with pytest.raises(KeyServiceError if expected is KeyServiceError else AuthenticationError):
+        answered.check_voucher(b"voucher", DIGEST)
+    assert len(answers.asked) == 4
 
 
 def test_a_service_in_trouble_is_asked_again(answers: Answers, kms, monkeypatch):
@@ -127,9 +188,14 @@ def test_a_service_in_trouble_is_asked_again(answers: Answers, kms, monkeypatch)
 )
 def test_an_answer_about_something_else(answer, answers: Answers, answered: AwsKms):
     answers.set(200, answer)
-    for use in (answered.wrap, answered.unwrap):
+    for use in (
+        lambda: answered.wrap(DEK.secret, DEK.id),
+        lambda: answered.unwrap(b"x", DEK.id),
+        lambda: answered.vouch(DIGEST),
+        lambda: answered.check_voucher(b"x", DIGEST),
+    ):
         with pytest.raises(KeyServiceError, match="something else"):
-            use(DEK.secret, DEK.id)
+            use()
 
 
 def test_nobody_listens(kms, monkeypatch):
@@ -256,16 +322,17 @@ def test_many_threads_ask_at_once(kms: Kms):
 
 
 def test_another_key_steps_in_for_a_service_that_is_down(answers: Answers, answered: AwsKms):
-    """And is then held to what it shows about the writer."""
+    """And must then show who wrote."""
     private = PrivateKey.generate()
     signer = streamxf.SigningKey.generate()
     down = answered
     answers.set(200, {"KeyId": ARN, "CiphertextBlob": "AAAA"})
-    envelope = Envelope.seal(DEK, [down, private], signer)
+    sealed = Sealed.make([down, private], signer)
     answers.set(400, {"__type": "DisabledException"})
-    assert KeyRing([down, private], trust=signer.verify_key).unwrap(envelope.fragment) == DEK
+    with pytest.warns(UserWarning, match="did not answer"):
+        assert sealed.open([down, private], signer.verify_key) == SEALED_DEK
     with pytest.raises(streamxf.errors.PolicyError) as caught:
-        envelope.open([down, private])
+        sealed.open([down, private])
     assert isinstance(caught.value.__cause__, KeyServiceError)
     with pytest.raises(KeyServiceError, match="disabled"):
-        envelope.open([down])
+        sealed.open([down])

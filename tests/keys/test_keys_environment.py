@@ -43,7 +43,7 @@ def test_as_a_location(variable):
     assert tuple(KeyRing.of(f"env:{NAME}")) == (KEY,)
     assert streamxf.decode(streamxf.encode(b"data", [streamxf.Encrypt(f"env:{NAME}")]), keys=KEY) == b"data"
     variable(format_key(SigningKey(SECRET)))
-    with pytest.raises(ParameterError, match="goes to signer="):
+    with pytest.raises(ParameterError, match="pass it as signer="):
         KeyRing.of(f"env:{NAME}")
 
 
@@ -74,6 +74,6 @@ def test_long_names(monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "A=B", "1A", SECRET.hex(), "A B", format_key(KEY), "Ä"])
 def test_names_that_are_none_are_not_shown(name):
-    with pytest.raises(ParameterError, match="no name of an environment variable") as caught:
+    with pytest.raises(ParameterError, match="not the name of an environment variable") as caught:
         KeyRing.of(f"env:{name}")
     assert len(name) < 4 or name not in str(caught.value)

@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import pytest
 from endpoints import CREDENTIALS, answering
+from sealed import fragment_of
 
 from streamxf import Encrypt, Key, KeyProvider, KeyRing
 from streamxf.errors import DescriptorError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import AwsKms, aws
 from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope, Wrapped
+from streamxf.keys.entry import Entry
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
 
 DEK = DataKey(bytes(range(100, 132)))
 KEY = Key(bytes(range(32)))
@@ -24,7 +27,7 @@ TEXT = base64.b64encode(DEK.secret).decode()
 class Failing(KeyProvider):
     kind = "test-failing"
     id = "f" * 16
-    authenticates_writer = True
+    vouches = True
 
     def wrap(self, data_key, dek_id):
         raise RuntimeError(f"cannot wrap {data_key!r}")
@@ -32,6 +35,14 @@ class Failing(KeyProvider):
     def unwrap(self, wrapped, dek_id):
         held = DEK.secret
         raise FileNotFoundError(f"cannot unwrap {held!r}")
+
+    def vouch(self, digest):
+        held = DEK.secret
+        raise TimeoutError(f"cannot vouch {held!r}")
+
+    def check_voucher(self, voucher, digest):
+        held = DEK.secret
+        raise ZeroDivisionError(f"cannot check {held!r}")
 
 
 def secret_free(error: BaseException) -> bool:
@@ -51,12 +62,52 @@ def failure(use: Callable[[], object]) -> StreamxfError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["RuntimeError", "FileNotFoundError"])
-def test_a_providers_own_exceptions_become_typed_and_take_nothing_along(name):
-    wrapped = Envelope(DEK.id, (Wrapped(Failing.kind, Failing.id, b"x"),))
-    use = (lambda: Envelope.seal(DEK, [Failing()])) if name == "RuntimeError" else lambda: wrapped.open([Failing()])
+ENTRY = Entry(Failing.kind, Failing.id, b"x")
+WRAPPED = str(Envelope(DEK.id, (ENTRY,)))
+DIGEST = bytes(range(32))
+
+
+class Checking(Failing):
+    """Fails only when it checks."""
+
+    def unwrap(self, wrapped, dek_id):
+        return DEK.secret
+
+
+class Refusing(KeyProvider):
+    """Raises what it may, out of frames that hold the data key."""
+
+    kind = "test-refusing"
+    id = "e" * 16
+
+    def wrap(self, data_key, dek_id):
+        held = data_key
+        raise KeyServiceError("down" if held else "")
+
+
+def test_frames_of_a_provider_do_not_travel_with_its_errors():
+    error = failure(lambda: Envelope.seal(DEK, [Refusing()]))
+    assert str(error) == "down"
+    assert secret_free(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("RuntimeError", lambda: Envelope.seal(DEK, [Failing()])),
+        ("FileNotFoundError", lambda: KeyRing([Failing()]).unwrap(WRAPPED)),
+        ("FileNotFoundError", lambda: KeyRing([Failing()]).unwrap_unvouched(fragment_of(WRAPPED))),
+        ("TimeoutError", lambda: Vouchers.make(DIGEST, WRAPPED, DEK, [Failing()])),
+        (
+            "ZeroDivisionError",
+            lambda: KeyRing([Checking()]).open(WRAPPED, f"{Vouchers.make(DIGEST, WRAPPED, DEK, [])}&v={ENTRY}", DIGEST),
+        ),
+    ],
+    ids=["wrap", "unwrap", "unwrap unvouched", "vouch", "check"],
+)
+def test_a_providers_own_exceptions_become_typed_and_take_nothing_along(name, use):
     error = failure(use)
-    assert f"Failing {Failing.id}" in str(error)
+    assert f"{Failing.id}: " in str(error)
     assert name in str(error)
     assert error.__context__ is None
     assert error.__cause__ is None
@@ -65,9 +116,9 @@ def test_a_providers_own_exceptions_become_typed_and_take_nothing_along(name):
 
 def test_a_provider_that_fails_is_passed_over_where_another_key_opens():
     envelope = Envelope.seal(DEK, [KEY])
-    both = Envelope(DEK.id, (Wrapped(Failing.kind, Failing.id, b"x"), *envelope.recipients))
-    with pytest.warns(UserWarning, match="passed over"):
-        assert both.open([Failing(), KEY]) == DEK
+    both = Envelope(DEK.id, (ENTRY, *envelope.recipients))
+    with pytest.warns(UserWarning, match="did not answer"):
+        assert KeyRing([Failing(), KEY]).unwrap(str(both)) == DEK
 
 
 @pytest.fixture
@@ -95,7 +146,12 @@ def test_odd_answers_of_kms(status, answer, credentials):
     with answering() as server:
         server.status, server.answer = status, answer
         key = AwsKms(ARN, endpoint_url=server.url, allow_http=True)
-        for use in (lambda: key.wrap(DEK.secret, DEK.id), lambda: key.unwrap(b"x", DEK.id)):
+        for use in (
+            lambda: key.wrap(DEK.secret, DEK.id),
+            lambda: key.unwrap(b"x", DEK.id),
+            lambda: key.vouch(DIGEST),
+            lambda: key.check_voucher(b"x", DIGEST),
+        ):
             error = failure(use)
             assert ARN in str(error)
             assert error.__context__ is None
@@ -107,15 +163,14 @@ def test_an_endpoint_without_a_scheme(credentials):
 
 
 def test_a_key_stands_once_in_an_envelope():
-    wrapped = Wrapped("aws-kms", "a" * 16, b"x")
-    twice = Envelope(DEK.id, (wrapped, Wrapped("aws-kms", "a" * 16, b"y")))
+    entry = Entry("aws-kms", "a" * 16, b"x")
+    twice = Envelope(DEK.id, (entry, Entry("aws-kms", "a" * 16, b"y")))
     with pytest.raises(ParameterError, match="twice"):
         twice.checked()
     with pytest.raises(DescriptorError, match="twice"):
-        Envelope.parse(twice.fragment)
-    assert (
-        Envelope.parse(Envelope(DEK.id, (wrapped, Wrapped("acme", "a" * 16, b"x"))).fragment).recipients[0] == wrapped
-    )
+        Envelope.parse(str(twice))
+    both = Envelope(DEK.id, (entry, Entry("acme", "a" * 16, b"x")))
+    assert Envelope.parse(str(both)) == both
 
 
 def test_locations_and_keys_of_one_service_are_one_recipient(credentials):

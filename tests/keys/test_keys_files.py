@@ -70,7 +70,7 @@ def test_locations(tmp_path):
     for key, use in ((SIGNER, "signer="), (SIGNER.verify_key, "trust=")):
         other = tmp_path / use
         write_key(other, key)
-        with pytest.raises(ParameterError, match=f"{key.id}, which opens nothing; it goes to {use}"):
+        with pytest.raises(ParameterError, match=f"{key.id}, which opens nothing; pass it as {use}"):
             KeyRing.of(f"file:{other}")
     with pytest.raises(KeyFileError):
         KeyRing.of("file:")

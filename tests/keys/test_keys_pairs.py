@@ -9,7 +9,7 @@ from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
 from streamxf.keys.b64url import decode_b64url
-from streamxf.keys.pair import HYBRID, X25519
+from streamxf.keys.derive import HYBRID, X25519
 
 SECRET = bytes(range(32))
 DEK = bytes(range(100, 132))
@@ -91,16 +91,16 @@ def test_where_ml_kem_is_missing(monkeypatch):
     for name in ("MLKEM768PrivateKey", "MLKEM768PublicKey"):
         monkeypatch.setattr(kem, name, Missing)
     for make in (lambda: PrivateKey(SECRET), lambda: PublicKey(public), PrivateKey.generate):
-        with pytest.raises(UnsupportedError, match=r"no ML-KEM.*take the kind hpke-x25519"):
+        with pytest.raises(UnsupportedError, match=r"no ML-KEM.*use the kind hpke-x25519"):
             make()
     assert PrivateKey(SECRET, X25519).public.wrap(DEK, DEK_ID)
 
 
-def test_signatures_are_of_one_data_key_by_one_key():
+def test_signatures_are_of_one_statement_by_one_key():
     signer = SigningKey.generate()
     signature = signer.sign(DEK_ID)
     signer.verify_key.verify(signature, DEK_ID)
-    for verify_key, signed, dek_id in (
+    for verify_key, signed, statement in (
         (SigningKey.generate().verify_key, signature, DEK_ID),
         (signer.verify_key, signature, bytes(32)),
         (signer.verify_key, signature[:-1], DEK_ID),
@@ -108,7 +108,7 @@ def test_signatures_are_of_one_data_key_by_one_key():
         (signer.verify_key, bytes(64), DEK_ID),
     ):
         with pytest.raises(AuthenticationError):
-            verify_key.verify(signed, dek_id)
+            verify_key.verify(signed, statement)
 
 
 def test_equality_and_hashes():

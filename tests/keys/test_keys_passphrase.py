@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey, passphrase
 from streamxf.keys.b64url import encode_b64url
+from streamxf.keys.line import read_line
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
 from streamxf.keys.text import format_key
-from streamxf.keys.written import read_line
 
 SECRET = bytes(range(90, 122))
 KEY = Key(SECRET)
@@ -75,7 +75,7 @@ def test_passphrases_that_are_refused(unusable):
 
 
 def test_a_passphrase_out_of_a_file_with_its_line_break():
-    with pytest.raises(ParameterError, match="take off the line break"):
+    with pytest.raises(ParameterError, match="remove the line break"):
         open_protected(LINE, "correct horse\n")
 
 

@@ -96,5 +96,5 @@ def test_wrong_types(claim):
         KeyRing.of("text:x")
     assert repr(KEY.reveal()) not in str(caught.value)
     claim("table", "acme_test_keys:table")
-    with pytest.raises(ParameterError, match="no callable"):
+    with pytest.raises(ParameterError, match="not a callable"):
         KeyRing.of("table:x")

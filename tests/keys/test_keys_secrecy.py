@@ -22,7 +22,7 @@ from samples import encode
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import Chain, Encrypt, FileSystemReader, FileSystemWriter, Key, KeyRing
+from streamxf import Chain, Encrypt, Key, KeyRing
 from streamxf.errors import KeyServiceError, StreamxfError
 from streamxf.keys import AwsKms, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
 from streamxf.keys.datakey import DataKey
@@ -57,7 +57,7 @@ def test_the_search_finds_what_it_looks_for():
 
 def test_texts(key):
     codec = Encrypt(key)
-    secrets = (SECRET, key.wrapping_key(), codec.data_key.secret)
+    secrets = (SECRET, key.wrapping_key(), key.vouching_key(), codec.data_key.secret)
     state = codec.start(streamxf.StreamInfo(1 << 16, bytes(32), bytes(32)))
     for thing in (key, KeyRing([key]), codec, Chain([codec]), codec.data_key, state, codec.__dict__):
         for text in (repr(thing), str(thing), f"{thing}", f"{[thing]!r}", logging.Formatter().format(record(thing))):
@@ -72,16 +72,17 @@ def record(thing: object) -> logging.LogRecord:
 
 def test_descriptors_and_files(key):
     codec = Encrypt(key)
-    assert not leaks(str(codec.descriptor()), SECRET, key.wrapping_key(), codec.data_key.secret)
-    assert not leaks(codec.get_descriptor(), SECRET)
+    secrets = (SECRET, key.wrapping_key(), key.vouching_key(), codec.data_key.secret, codec.data_key.mac_key())
+    for text in (str(codec.descriptor()), codec.get_descriptor(), codec.wrapped, codec.vouch(bytes(32))):
+        assert not leaks(text, *secrets)
     assert not leaks(str(Chain([codec])), SECRET)
-    assert not leaks(encode(b"data", [codec]), SECRET, key.wrapping_key())
+    assert not leaks(encode(b"data", [codec]), *secrets)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles(key, protocol):
     codec = Encrypt(key)
-    secrets = (SECRET, key.wrapping_key(), codec.data_key.secret)
+    secrets = (SECRET, key.wrapping_key(), key.vouching_key(), codec.data_key.secret)
     for thing in (codec, Chain([codec]), {"codecs": [codec]}):
         assert not leaks(pickle.dumps(thing, protocol), *secrets)
     for thing in (key, [key], KeyRing([key]), codec.data_key):
@@ -294,8 +295,8 @@ def test_errors_about_passphrases(tmp_path):
 @pytest.fixture
 def spied(monkeypatch) -> dict[str, set[bytes]]:
     """All secrets that come up: data keys, and what is derived from them."""
-    found: dict[str, set[bytes]] = {"data key": set(), "stream": set(), "metadata": set()}
-    stream_keys, metadata_key, made = DataKey.stream_keys, DataKey.metadata_key, DataKey.__init__
+    found: dict[str, set[bytes]] = {"data key": set(), "stream": set(), "mac": set(), "vouch": set()}
+    stream_keys, mac_key, made, vouching_key = DataKey.stream_keys, DataKey.mac_key, DataKey.__init__, Key.vouching_key
 
     def init(self, secret):
         made(self, secret)
@@ -303,60 +304,108 @@ def spied(monkeypatch) -> dict[str, set[bytes]]:
 
     def streams(self, salt, digest):
         keys = stream_keys(self, salt, digest)
-        found["stream"].add(keys[0])  # the second one, the seal, stands in the header for everybody to see
+        found["stream"].add(keys[0])  # the second one, the seal, is in the header for everyone to see
         return keys
 
-    def metadata(self):
-        key = metadata_key(self)
-        found["metadata"].add(key)
+    def mac(self):
+        key = mac_key(self)
+        found["mac"].add(key)
+        return key
+
+    def vouch(self):
+        key = vouching_key(self)
+        found["vouch"].add(key)
         return key
 
     monkeypatch.setattr(DataKey, "__init__", init)
     monkeypatch.setattr(DataKey, "stream_keys", streams)
-    monkeypatch.setattr(DataKey, "metadata_key", metadata)
+    monkeypatch.setattr(DataKey, "mac_key", mac)
+    monkeypatch.setattr(Key, "vouching_key", vouch)
     return found
 
 
-def test_a_whole_save_and_load(spied, kms: Kms, tmp_path, caplog, capfd, monkeypatch):
+class Readers:
+    """Three recipients and a signer, and what each of them reads with."""
+
+    def __init__(self, kms: Kms) -> None:
+        self.pair, self.signer, self.service = PrivateKey(os.urandom(32)), SigningKey.generate(), AwsKms(kms.new_key())
+        recipients = ["env:STREAMXF_TEST_KEY", self.pair.public, self.service]
+        self.codec = Encrypt(recipients, signer=self.signer)
+        self.right = ["env:STREAMXF_TEST_KEY", KeyRing([self.pair], trust=self.signer.verify_key), self.service]
+        stranger = SigningKey.generate().verify_key
+        self.wrong = [Key.generate(), self.pair, KeyRing([self.service], trust=stranger)]
+
+    def secrets(self, spied: dict[str, set[bytes]]) -> list[bytes]:
+        assert all(spied.values())
+        mine = [SECRET, Key(SECRET).wrapping_key(), self.pair.reveal(), self.signer.reveal()]
+        return [*mine, *set().union(*spied.values())]
+
+    def traces(self, errors: list[BaseException], log: str, output: Any) -> dict[str, bytes]:
+        """What is left of all this, besides files."""
+        assert len(errors) == len(self.wrong)
+        assert "kms" in log  # boto3 did log, and the rest of it stays
+        return {
+            "log": log.encode("utf-8", "surrogateescape"),
+            "standard output": (output.out + output.err).encode("utf-8", "surrogateescape"),
+            "errors": b"".join(map(everything_in, errors)),
+            "descriptors": self.codec.get_descriptor().encode(),
+            "pickled codec": pickle.dumps(self.codec),
+        }
+
+
+@pytest.fixture
+def readers(kms: Kms, monkeypatch, caplog) -> Readers:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("STREAMXF_TEST_KEY", SECRET.hex())
-    pair, signer = PrivateKey(os.urandom(32)), SigningKey.generate()
-    service = AwsKms(kms.new_key())
-    codec = Encrypt(["env:STREAMXF_TEST_KEY", pair.public, service], signer=signer)
+    return Readers(kms)
+
+
+def test_a_whole_file_is_written_and_read(spied, readers: Readers, caplog, capfd):
+    data = bytes(range(256)) * 1000
+    file = encode(data, [streamxf.ZStandard(), readers.codec])
+    for keys in readers.right:
+        assert streamxf.decode(file, keys=keys) == data
+    errors = []
+    for keys in readers.wrong:
+        with pytest.raises(StreamxfError) as caught:
+            streamxf.decode(file, keys=keys)
+        errors.append(caught.value)
+    altered = file[:-20] + b"A" + file[-19:]
+    for keys in readers.right:
+        with pytest.raises(StreamxfError) as caught:
+            streamxf.decode(altered, keys=keys)
+        assert not leaks(everything_in(caught.value), *readers.secrets(spied))
+    for place, trace in (readers.traces(errors, caplog.text, capfd.readouterr()) | {"file": file}).items():
+        assert not leaks(trace, *readers.secrets(spied)), place
+
+
+def test_a_whole_save_and_load(spied, readers: Readers, tmp_path, caplog, capfd):
     state = {"weight": torch.arange(100_000.0), "step": 7}
-    writer = FileSystemWriter(tmp_path / "step", _extensions=[streamxf.FloatZip(), codec])
+    writer = streamxf.FileSystemWriter(tmp_path / "step", _extensions=[streamxf.FloatZip(), readers.codec])
     dcp.save(state, storage_writer=writer)
-    readers = []
-    for keys in ("env:STREAMXF_TEST_KEY", KeyRing([pair], trust=signer.verify_key), service):
-        reader = FileSystemReader(tmp_path / "step", keys=keys)
+    used = []
+    for keys in readers.right:
+        reader = streamxf.FileSystemReader(tmp_path / "step", keys=keys)
         loaded = {"weight": torch.zeros(100_000), "step": 0}
         dcp.load(loaded, storage_reader=reader)
         assert torch.equal(loaded["weight"], state["weight"])
-        readers.append(reader)
+        used.append(reader)
     errors = []
-    for keys in (Key.generate(), pair, KeyRing([service], trust=SigningKey.generate().verify_key)):
+    for keys in readers.wrong:
+        reader = streamxf.FileSystemReader(tmp_path / "step", keys=keys)
         with pytest.raises(CheckpointException) as caught:
-            dcp.load({"weight": torch.zeros(100_000)}, storage_reader=FileSystemReader(tmp_path / "step", keys=keys))
+            dcp.load({"weight": torch.zeros(100_000)}, storage_reader=reader)
         errors.append(caught.value)
-
-    assert all(spied.values())
-    secrets = [SECRET, Key(SECRET).wrapping_key(), pair.reveal(), signer.reveal(), *set().union(*spied.values())]
     places = {path.name: path.read_bytes() for path in Path(tmp_path / "step").iterdir()}
     assert ".metadata" in places
-    output = capfd.readouterr()
+    places |= readers.traces(errors, caplog.text, capfd.readouterr())
     places |= {
-        "log": caplog.text.encode("utf-8", "surrogateescape"),
-        "standard output": (output.out + output.err).encode("utf-8", "surrogateescape"),
-        "errors": b"".join(map(everything_in, errors)),
-        "reports": repr([writer.report, *(reader.report for reader in readers)]).encode(),
-        "report attributes": repr([vars(reader.report) for reader in readers]).encode(),
-        "descriptors": str(codec.descriptor()).encode(),
-        "pickled codec": pickle.dumps(codec),
-        "pickled metadata": pickle.dumps(readers[0].read_metadata()),
+        "reports": repr([writer.report, *(reader.report for reader in used)]).encode(),
+        "report attributes": repr([vars(reader.report) for reader in used]).encode(),
+        "pickled metadata": pickle.dumps(used[0].read_metadata()),
     }
-    assert "kms" in caplog.text  # boto3 did log, and the rest of it stays
     for place, data in places.items():
-        assert not leaks(data, *secrets), place
+        assert not leaks(data, *readers.secrets(spied)), place
 
 
 def test_boto3_would_have_logged_the_data_key(kms: Kms, caplog, monkeypatch):
@@ -396,7 +445,7 @@ def test_errors_of_a_key_service(broken, kms: Kms, caplog, monkeypatch):
             {"refuses": 400, "fails": 500}.get(broken, 200),
             {"__type": "ValidationException" if broken != "fails" else echo, "message": f"no such value {echo}"},
         )
-        for use in (key.wrap, key.unwrap):
+        for use in (key.wrap, key.unwrap, lambda secret, _: key.vouch(secret), key.check_voucher):
             with pytest.raises(KeyServiceError) as caught:
                 use(SECRET, bytes(32))
             assert len(list(chain_of(caught.value))) == 1

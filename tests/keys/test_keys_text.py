@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey
 from streamxf.keys.b64url import encode_b64url
+from streamxf.keys.line import key_line, read_line
 from streamxf.keys.text import format_key, parse_key
-from streamxf.keys.written import key_line, read_line
 
 SECRET = bytes(range(200, 232))
 KEY = Key(SECRET)
@@ -68,7 +68,7 @@ def test_comments_and_blank_lines(text):
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# only a comment", f"{LINE}\n{LINE}", f"{LINE}\nx", f"x\n\n{LINE}"])
 def test_a_key_is_one_line(text):
-    with pytest.raises(ParameterError, match=r"holds \d lines"):
+    with pytest.raises(ParameterError, match=r"has \d lines"):
         key_line(text)
 
 

@@ -16,12 +16,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from page import ARN, titled
+from sealed import Forger, mac
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import FileSystemReader, KeyRing, PrivateKey, SigningKey
+from streamxf import KeyRing, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, write_key
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
 
 WEIGHT = torch.arange(1000.0)
 TEAM = PrivateKey(bytes(range(116, 148)))
@@ -67,7 +71,7 @@ def place(kms: Any, tmp_path: Path) -> Place:
 
 def load(checkpoint: Path, keys: Any) -> torch.Tensor:
     state = {"weight": torch.zeros(1000)}
-    dcp.load(state, storage_reader=FileSystemReader(checkpoint, keys=keys))
+    dcp.load(state, storage_reader=streamxf.FileSystemReader(checkpoint, keys=keys))
     return state["weight"]
 
 
@@ -90,7 +94,7 @@ def test_either_recipient_reads_what_the_node_signed(place: Place):
     for keys in (TEAM.public, [TEAM.public, streamxf.Key.generate()]):
         assert isinstance(refusal(checkpoint, keys), KeyMissingError)
 
-    # a key that shows who wrote needs no trust, and a private key does
+    # a key that vouches needs no trust, and a private key does
     assert torch.equal(load(checkpoint, AwsKms(place.arn)), WEIGHT)
     assert isinstance(refusal(checkpoint, TEAM), PolicyError)
     assert isinstance(refusal(checkpoint, KeyRing([TEAM], trust=STRANGER.verify_key)), PolicyError)
@@ -115,15 +119,13 @@ def test_without_a_trusted_signature_it_is_refused(signer: SigningKey | None, pl
 
 
 def test_a_signature_cannot_be_moved_to_another_checkpoint(place: Place, tmp_path: Path):
-    """What somebody with the public key can do: write a checkpoint, and put a signature beside it that exists."""
-    real = streamxf.Encrypt(TEAM.public, signer=TRAINER).descriptor().fragment[-1]
-    forged = streamxf.Encrypt(TEAM.public, signer=STRANGER)
-    session = forged._current()
-    session.fragment = (*session.fragment[:-1], real)
+    """What someone with the public key can do: write a checkpoint, and put an existing signature beside it."""
+    data_key = DataKey.draw()
+    wrapped = str(Envelope.seal(data_key, [TEAM.public]))
+    real = Vouchers.make(bytes(32), wrapped, data_key, [], TRAINER).signature
+    forger = Forger(data_key, wrapped, lambda digest: Vouchers(mac(data_key, digest, wrapped), (), real), hashed=True)
     path = tmp_path / "forged"
-    # keeps the data key that was drawn, as a forger's own writer would
-    object.__setattr__(forged, "renew", lambda: forged)
-    dcp.save({"weight": WEIGHT}, storage_writer=streamxf.FileSystemWriter(path, _extensions=[forged]))
+    dcp.save({"weight": WEIGHT}, storage_writer=streamxf.FileSystemWriter(path, _extensions=[forger]))
     error = refusal(path, KeyRing([TEAM], trust=TRAINER.verify_key))
     assert isinstance(error, AuthenticationError), error
-    assert "not one of this data key" in str(error)
+    assert "not for these contents" in str(error)

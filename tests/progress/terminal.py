@@ -53,7 +53,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self._master, 2**16)
-        except OSError:  # EIO: nobody has the other end open any more
+        except OSError:  # EIO: the other end is closed
             return False
         self.written += data.decode()
         return bool(data)

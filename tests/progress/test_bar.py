@@ -143,7 +143,7 @@ os._exit(7)
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["a file", "closed"])
-def test_nothing_where_stderr_is_no_terminal(tmp_path: Path, closed: bool) -> None:
+def test_nothing_unless_stderr_is_a_terminal(tmp_path: Path, closed: bool) -> None:
     """Not even with variables that make rich believe that it is one."""
     code = f"""
 import sys, threading, streamxf.bar

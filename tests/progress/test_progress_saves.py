@@ -48,7 +48,7 @@ def test_a_single_tensor_comes_in_pieces(tmp_path: Path, chain: str) -> None:
     assert max(recorder.steps) <= (16 * MIB if chain in ("none", "foreign alone") else MIB + 100)
 
 
-def test_each_save_anew_and_over_fsspec() -> None:
+def test_each_save_counts_again_and_over_fsspec() -> None:
     recorder = Recorder()
     writer = streamxf.FsspecWriter("memory://progress/saves", _extensions=[Checksum()], progress=recorder)
     for number in (1, 2):
@@ -63,7 +63,7 @@ def test_in_the_background(tmp_path: Path) -> None:
     assert recorder.done == recorder.expected == raw_size(make_state())
 
 
-@pytest.mark.parametrize("progress", [True, False, Recorder()], ids=["bar", "nobody", "recorder"])
+@pytest.mark.parametrize("progress", [True, False, Recorder()], ids=["bar", "none", "recorder"])
 def test_a_copy_in_another_process_saves(tmp_path: Path, progress: Any) -> None:
     """It keeps the bar, and leaves the object where it is."""
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=[FloatZip()], progress=progress)
@@ -97,7 +97,7 @@ def test_what_it_raises_fails_the_save(tmp_path: Path, chain: str) -> None:
 
 @pytest.mark.parametrize("progress", [None, 1, "bar", object(), print])
 @pytest.mark.parametrize("made", [streamxf.FileSystemWriter, streamxf.FileSystemReader])
-def test_what_is_no_progress(tmp_path: Path, made: Any, progress: Any) -> None:
+def test_an_object_without_the_methods(tmp_path: Path, made: Any, progress: Any) -> None:
     with pytest.raises(ParameterError, match=r"progress=.*expect and advance"):
         made(tmp_path, progress=progress)
 

@@ -7,22 +7,20 @@ from collections import Counter
 from inspect import cleandoc
 from typing import Any, Literal, get_args, get_origin
 
-import typer
-
-from streamxf.cli.app import COMMANDS, app
+from streamxf.cli.app import COMMANDS, command_line
 
 _COMMON = 3  # commands that have an option, for it to be explained once for all
 
 
 def reference() -> str:
     """A section for each command: what it does, its arguments and options, and examples; first what they share."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = command_line().commands
     counts = Counter(_row(parameter) for command in commands.values() for parameter in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
     shared = ["### What commands have in common", _table(common)]
-    names = [module.__name__.rpartition(".")[2] for module, _ in COMMANDS]
-    examples = {name: module.EXAMPLES for name, (module, _) in zip(names, COMMANDS, strict=True)}
-    return "\n\n".join([*shared, *(_section(commands[name], examples[name], common) for name in names)])
+    return "\n\n".join(
+        [*shared, *(_section(commands[name], module.EXAMPLES, common) for name, module in COMMANDS.items())]
+    )
 
 
 def _section(command: Any, examples: tuple[str, ...], common: list[str]) -> str:

@@ -47,7 +47,7 @@ class Shell:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMXF_")}
         self._environment = kept | {
             "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(__file__).parent.parent),
+            "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
             "TERM": "xterm-256color" if colours else "dumb",
             "COLUMNS": str(COLUMNS),
             "LANG": "C.UTF-8",

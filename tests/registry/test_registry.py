@@ -178,15 +178,38 @@ def test_another_version_than_the_data_has(install):
     [
         "acme.flip/1#mask=7",
         "acme.flip/1?mask=3#mask=7",
+        "acme.flip/1?mask=3#mask=3",
+        "acme.flip/1#mask=255",
         "acme.flip/1?effort=2#effort=3",
+        "acme.flip/1?effort=1",
         "acme.flip/1?mask=3#other=7",
     ],
 )
 def test_what_decodes_comes_from_the_bound_part_only(install, text):
-    """A fragment can be edited by whoever writes the storage: were it believed, `mask` would decode to other bytes."""
+    """Anyone who can write to the storage can edit a fragment: were it believed, `mask` would decode to other bytes."""
     install("acme-codec", "fake_acme", "acme.flip")
-    with pytest.raises(DescriptorError, match="wrong side of '#'"):
-        CodecRegistry().build(Descriptor.parse(text), KeyRing())
+    with pytest.raises(DescriptorError, match=r"wrong side of '#'|no parameter 'other'"):
+        CodecRegistry().build(Descriptor.parse(text))
+
+
+@pytest.mark.parametrize("mask", ["255", "03", "+3", "-0", "0x3", "3.0", "3_0", " 3", "", "true", "\u0663", "9" * 5000])
+def test_a_parameter_has_one_spelling(install, mask):
+    """Two spellings would be two headers, and two decoders could disagree on which of them counts."""
+    install("acme-codec", "fake_acme", "acme.flip")
+    assert CodecRegistry().build(Descriptor.parse("acme.flip/1?mask=3")).mask == 3
+    assert CodecRegistry().build(Descriptor.parse("acme.flip/1?mask=-3")).mask == -3
+    assert CodecRegistry().build(Descriptor.parse("acme.flip/1")).mask == 255
+    with pytest.raises(DescriptorError):
+        CodecRegistry().build(Descriptor.parse(f"acme.flip/1?mask={mask}"))
+
+
+def test_codecs_under_reserved_names_are_not_found(install):
+    module = install("evil-codec", "fake_evil", "streamxf.delta")
+    registry = CodecRegistry()
+    assert not registry.knows("streamxf.delta")
+    with pytest.raises(UnknownCodecError):
+        registry.find("streamxf.delta")
+    assert module not in sys.modules
 
 
 def test_an_unknown_codec_names_what_to_install():

@@ -160,7 +160,7 @@ def test_workers_are_counted(workers: Any) -> None:
 
 
 @pytest.mark.parametrize("chains", ["floatzip", FloatZip(), Chain([FloatZip()])])
-def test_a_single_chain_is_no_list_of_them(chains: Any) -> None:
+def test_a_single_chain_is_not_a_list_of_chains(chains: Any) -> None:
     with pytest.raises(ParameterError, match="list of candidates"):
         tune(state_dict(), bandwidth=1e9, chains=chains)
 
@@ -168,9 +168,9 @@ def test_a_single_chain_is_no_list_of_them(chains: Any) -> None:
 def test_candidates_are_there_once() -> None:
     with pytest.raises(ParameterError, match="at least one"):
         tune(state_dict(), bandwidth=1e9, chains=[])
-    with pytest.raises(ParameterError, match="'floatzip' stands twice"):
+    with pytest.raises(ParameterError, match="'floatzip' is listed twice"):
         tune(state_dict(), bandwidth=1e9, chains=["floatzip", [FloatZip()]])
-    with pytest.raises(ParameterError, match="'no chain' stands twice"):
+    with pytest.raises(ParameterError, match="'no chain' is listed twice"):
         tune(state_dict(), bandwidth=1e9, chains=["", []])
     with pytest.raises(ChainError, match="no codec 'zip'"):
         tune(state_dict(), bandwidth=1e9, chains=["zip"])
@@ -202,9 +202,9 @@ def test_a_checkpoint_of_no_tensors_says_what_to_pass(tmp_path: Path) -> None:
         tune(tmp_path, bandwidth=1e9)
 
 
-def test_a_key_for_what_is_not_encrypted_is_refused(tmp_path: Path) -> None:
+def test_a_key_for_an_unencrypted_checkpoint_is_refused(tmp_path: Path) -> None:
     dcp.save(state_dict(), storage_writer=streamxf.FileSystemWriter(tmp_path))
-    with pytest.raises(PolicyError, match="leave keys= out if you know that it was not encrypted"):
+    with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
         tune(tmp_path, bandwidth=1e9, keys=KEY)
 
 

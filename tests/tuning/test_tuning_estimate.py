@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import LZ4, Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard
-from streamxf.container.footer import Footer
-from streamxf.container.header import Header, Identity, Kind, header_size
-from streamxf.container.limits import BLOCK_HEAD_BYTES, FOOTER_BYTES
-from streamxf.fileio.writer import StreamWriter
+from streamxf.stream.encoder import ContainerEncoder, MemorySource
 from streamxf.tuning.estimate import CLOSE, Estimate, choose, estimate, overhead, reason
 from streamxf.tuning.measure import Measured
-from streamxf.tuning.sample import Part
+from streamxf.tuning.sample import Part, identity_of
 
 GB = 10**9
 
@@ -24,7 +21,7 @@ def made(chain: str, stored: int, encode: float, *, bandwidth: float = GB, worke
 
 
 def test_the_slower_of_coding_and_storage_counts() -> None:
-    part = Part("w", "bfloat16", (GB // 2,), 2)
+    part = Part("w", (GB // 2,), 2)
     found = estimate(Measured(Chain([LZ4()]), 0.6 * GB, 2.0, 0.5), [part], 1.0 * GB, 4)
     containers = overhead(Chain([LZ4()]), [part])
     assert found.stored_bytes == 600_000_000 + containers
@@ -38,7 +35,7 @@ def test_the_slower_of_coding_and_storage_counts() -> None:
 
 
 def test_workers_do_not_share_what_torch_save_does() -> None:
-    part = Part("w", "bfloat16", (GB // 2,), 2)
+    part = Part("w", (GB // 2,), 2)
     found = estimate(Measured(Chain(), GB, 0.25, 0.05), [part], 100.0 * GB, 4)
     assert (found.label, found.workers, found.save_seconds, found.stored_bytes) == ("no chain", 1, 0.25, GB)
 
@@ -86,7 +83,7 @@ def test_the_reason_names_the_limit() -> None:
     quick = [made("floatzip", 500_000_000, 0.2, bandwidth=1e12), made("lz4:level=0", 900_000_000, 0.1, bandwidth=1e12)]
     assert reason(quick, 1).startswith("coding is the limit: 2 workers need 0.1 s to encode, while writing 858.3 MiB")
     plain = made("", GB, 0.1, workers=1)
-    assert reason([plain], 0).startswith("storage is the limit: writing 953.7 MiB takes 1 s, while torch.save needs")
+    assert reason([plain], 0).startswith("storage is the limit: writing 953.7 MiB takes 1 s, while 1 worker needs")
     close = [made("a", 500_000_000, 1.0), made("b", 900_000_000, 0.96)]
     assert reason(close, 0).endswith("; b would save in 0.96 s, which is about the same, and store 858.3 MiB")
 
@@ -101,36 +98,20 @@ CHAINS = [
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 3 * 2**20])
 def test_the_overhead_is_what_a_writer_adds(chain: list[Codec], size: int) -> None:
-    identity = Identity(bytes(16), Kind.TENSOR, (0, 128), "model.läyer.weight")
-    container = Container()
+    identity = identity_of("model.läyer.weight", "uint8", (128,), (size,), (128 + size,))
     codecs = Chain(chain)
-    with StreamWriter(container, codecs, identity=identity) as writer:
-        writer.write(bytes(size))
-    part = Part("w", None, (size,), 1, identity)
-    assert len(container.data) == container.encoded + overhead(codecs, [part])
-
-
-class Container:
-    """Takes a container, and finds by its index what the encoded blocks take of it."""
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes | memoryview) -> int:
-        self.data += data
-        return len(data)
-
-    @property
-    def encoded(self) -> int:
-        header = Header.parse(self.data[: header_size(self.data)])
-        footer = Footer.parse(self.data[-FOOTER_BYTES:], header.block_size)
-        heads = footer.blocks * BLOCK_HEAD_BYTES
-        return len(self.data) - header.size - heads - footer.tail_size
+    encoder = ContainerEncoder(codecs, identity=identity, published=True)
+    encoded = 0
+    for job, _ in encoder.jobs(MemorySource(memoryview(bytes(size)))):
+        block = job()
+        encoder.framed(block)
+        encoded += len(block.payload)
+    part = Part("w", (size,), 1, identity)
+    assert encoder.stored_size == encoded + overhead(codecs, [part])
 
 
 def test_many_streams_add_up() -> None:
-    identity = Identity(bytes(16), Kind.TENSOR, (0,), "w")
-    part = Part("w", "float32", (300_000,), 4, identity)
+    part = Part("w", (300_000,), 4, identity_of("w", "float32", (0,), (300_000,), (300_000,)))
     chain = Chain([LZ4()])
     assert overhead(chain, [part] * 7) == 7 * overhead(chain, [part])
     assert overhead(Chain(), [part] * 7) == 0

@@ -9,13 +9,13 @@ import pytest
 
 from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
 from streamxf.errors import CodecError
-from streamxf.tuning.bench import Coding, Plain
+from streamxf.tuning.bench import ChainRun, PlainRun
 from streamxf.tuning.measure import MIN_SECONDS, measure
-from streamxf.tuning.sample import Block
+from streamxf.tuning.sample import Part, Sample, identity_of
 
 
 class FakeClock:
-    """Stands still unless somebody moves it."""
+    """Stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -51,8 +51,13 @@ class Timed(Codec):
         return bytes(int.from_bytes(block[:4], "big"))
 
 
-def zeros(size: int = 1000, weight: float = 1000.0, item: str = "w") -> Block:
-    return Block(item, "float32", bytes(size), weight)
+def zeros(size: int = 1000, weight: float = 1000.0, item: str = "w") -> Sample:
+    return sample(item, "float32", (size // 4,), bytes(size), weight)
+
+
+def sample(item: str, dtype: str | None, shape: tuple[int, ...], data: bytes, weight: float) -> Sample:
+    identity = identity_of(item, dtype, (0,) * len(shape), shape, shape) if dtype is not None else None
+    return Sample(Part(item, shape, 1, identity), data, weight)
 
 
 def test_blocks_count_by_what_they_stand_for() -> None:
@@ -60,7 +65,7 @@ def test_blocks_count_by_what_they_stand_for() -> None:
     (found,) = measure([chain], [zeros(1000, weight=5000.0), zeros(2000, weight=3000.0)], CLOCK)
     assert found.chain is chain
     assert found.payload_bytes == pytest.approx((5000 + 3000) / 4)
-    # a block of 1000 bytes takes as long as one of 2000, and they stand for five and for one and a half of their kind
+    # a block of 1000 bytes takes as long as one of 2000, and they represent five and one and a half of their kind
     assert found.encode_seconds == pytest.approx(0.010 * (5 + 1.5))
     assert found.decode_seconds == pytest.approx(0.020 * (5 + 1.5))
 
@@ -74,12 +79,12 @@ def test_the_first_run_is_not_counted() -> None:
 def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lasts = iter([9.0, 3.0, 1.0, 2.0])  # the warm-up, and three repeats
 
-    def run(bench: Coding, block: Block, number: int) -> tuple[int, float, float]:
-        bench.out(block)[:] = block.data
+    def run(bench: ChainRun, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
+        out[:] = block.data
         seconds = next(lasts)
         return 10, seconds, 10 * seconds
 
-    monkeypatch.setattr(Coding, "run", run)
+    monkeypatch.setattr(ChainRun, "run", run)
     (found,) = measure([Chain([LZ4()])], [zeros()], repeats=3)
     assert (found.encode_seconds, found.decode_seconds) == (1.0, 10.0)
     assert next(lasts, None) is None
@@ -88,16 +93,16 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chains_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[tuple[str, int]] = []
 
-    def run(bench: Any, block: Block, number: int) -> tuple[int, float, float]:
+    def run(bench: Any, block: Sample, number: int, out: memoryview) -> tuple[int, float, float]:
         turns.append((type(bench).__name__, number))
-        bench.out(block)[:] = block.data
+        out[:] = block.data
         return 10, 1.0, 1.0
 
-    monkeypatch.setattr(Coding, "run", run)
-    monkeypatch.setattr(Plain, "run", run)
+    monkeypatch.setattr(ChainRun, "run", run)
+    monkeypatch.setattr(PlainRun, "run", run)
     measure([Chain(), Chain([LZ4()])], [zeros(), zeros()], repeats=2)
-    one = [("Plain", 0), ("Plain", 1), ("Coding", 0), ("Coding", 1)]
-    assert turns == [("Plain", 0), ("Coding", 0), *one, *one]
+    one = [("PlainRun", 0), ("PlainRun", 1), ("ChainRun", 0), ("ChainRun", 1)]
+    assert turns == [("PlainRun", 0), ("ChainRun", 0), *one, *one]
 
 
 def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,7 @@ def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatc
         told.append((stream.item, stream.dtype, stream.row, stream.block_size))
 
     monkeypatch.setattr(LZ4, "start", start)
-    measure([Chain([LZ4()])], [Block("layer.weight", "bfloat16", bytes(100), 1.0, 768), zeros(item="w")])
+    measure([Chain([LZ4()])], [sample("layer.weight", "bfloat16", (2, 768), bytes(100), 1.0), zeros(item="w")])
     assert told == [("layer.weight", "bfloat16", 768, 2**20), ("w", "float32", None, 2**20)]
 
 
@@ -118,7 +123,7 @@ def test_a_clock_that_is_too_coarse_divides_nothing_by_zero() -> None:
 
 def test_no_chain_stores_what_it_gets() -> None:
     data = bytes(range(256)) * 16
-    (found,) = measure([Chain()], [Block("w", None, data, 8192.0)])
+    (found,) = measure([Chain()], [sample("w", None, (4096,), data, 8192.0)])
     assert found.payload_bytes == 8192.0
     assert found.decode_seconds > 0
     assert found.encode_seconds > 0
@@ -127,7 +132,7 @@ def test_no_chain_stores_what_it_gets() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", None])
 def test_real_chains_pass(dtype: str | None) -> None:
     data = bytes(value * value % 251 for value in range(70_000))
-    blocks = [Block("w", dtype, data, 70_000.0), Block("v", dtype, b"\x00", 1.0)]
+    blocks = [sample("w", dtype, (70_000,), data, 70_000.0), sample("v", dtype, (1,), b"\x00", 1.0)]
     chains = [
         Chain([ZStandard(1)]),
         Chain([FloatZip(), Checksum(), Encrypt(bytes(range(32)))]),
@@ -186,16 +191,16 @@ class Failing(Codec):
 
 @pytest.mark.parametrize("codec", [Lossy(), Idle()])
 def test_a_chain_that_loses_data_is_named(codec: Codec) -> None:
-    block = Block("layer.weight", None, b"not all zeros" * 100, 1000.0)
-    with pytest.raises(CodecError, match="does not give back") as caught:
+    block = sample("layer.weight", None, (1300,), b"not all zeros" * 100, 1000.0)
+    with pytest.raises(CodecError, match="does not reproduce") as caught:
         measure([Chain([LZ4()]), Chain([codec])], [block])
     assert codec.name in str(caught.value)
     assert caught.value.item == "layer.weight"
 
 
 def test_every_block_is_compared() -> None:
-    with pytest.raises(CodecError, match="does not give back") as caught:
-        measure([Chain([Lossy()])], [zeros(), zeros(), Block("layer.weight", None, b"not zeros", 1000.0)])
+    with pytest.raises(CodecError, match="does not reproduce") as caught:
+        measure([Chain([Lossy()])], [zeros(), zeros(), sample("layer.weight", None, (9,), b"not zeros", 1000.0)])
     assert caught.value.item == "layer.weight"
 
 

@@ -1,4 +1,4 @@
-"""Which blocks are sampled: inside of their part, spread evenly, weighed by what they stand for."""
+"""Which blocks are sampled: inside of their part, spread evenly, weighted by what they represent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.tuning.sample import BLOCK_BYTES, BLOCKS, Box, Part, Place, box_at, places_in, take_sample
+from streamxf.tuning.sample import BLOCK_BYTES, BLOCKS, Part, Span, box_at, spans_in, take_sample
 
 MIB = 2**20
 
@@ -20,7 +20,6 @@ parts = st.lists(
     st.builds(
         Part,
         st.just("item"),
-        st.just("float32"),
         st.lists(st.integers(0, 3000), max_size=3).map(tuple),
         st.sampled_from([1, 2, 4, 8, 16]),
     ),
@@ -28,9 +27,9 @@ parts = st.lists(
 )
 
 
-def elements_of(shape: tuple[int, ...], box: Box) -> list[int]:
+def elements_of(shape: tuple[int, ...], box: tuple[tuple[int, ...], tuple[int, ...]]) -> list[int]:
     numbers = torch.arange(math.prod(shape)).reshape(shape)
-    slices = tuple(slice(start, start + length) for start, length in zip(box.offsets, box.lengths, strict=True))
+    slices = tuple(slice(start, start + length) for start, length in zip(*box, strict=True))
     return numbers[slices].reshape(-1).tolist()
 
 
@@ -50,49 +49,49 @@ def test_boxes_cut_a_tensor_without_gaps_and_overlaps(shape: tuple[int, ...], li
 
 
 @given(parts=parts)
-def test_places_are_inside_of_their_part_and_stand_for_all_bytes(parts: list[Part]) -> None:
-    places = places_in(parts)
+def test_spans_are_inside_of_their_part_and_stand_for_all_bytes(parts: list[Part]) -> None:
+    spans = spans_in(parts)
     total = sum(part.nbytes for part in parts)
-    assert bool(places) == bool(total)
-    assert len(places) <= BLOCKS
-    assert len({(place.part, place.box) for place in places}) == len(places)
-    assert sum(place.weight for place in places) == pytest.approx(total)
-    for place in places:
-        part = parts[place.part]
-        assert len(place.box.offsets) == len(place.box.lengths) == len(part.shape)
-        assert 0 < math.prod(place.box.lengths) * part.itemsize <= BLOCK_BYTES
-        for start, length, size in zip(place.box.offsets, place.box.lengths, part.shape, strict=True):
+    assert bool(spans) == bool(total)
+    assert len(spans) <= BLOCKS
+    assert len({(span.part, span.offset, span.lengths) for span in spans}) == len(spans)
+    assert sum(span.weight for span in spans) == pytest.approx(total)
+    for span in spans:
+        part = parts[span.part]
+        assert len(span.offset) == len(span.lengths) == len(part.shape)
+        assert 0 < math.prod(span.lengths) * part.itemsize <= BLOCK_BYTES
+        for start, length, size in zip(span.offset, span.lengths, part.shape, strict=True):
             assert 0 <= start < start + length <= size
-    assert places == places_in(parts)
+    assert spans == spans_in(parts)
 
 
 def test_each_part_weighs_as_much_as_it_has_bytes() -> None:
     sizes = [240 * MIB, 120 * MIB, 60 * MIB, 60 * MIB]
-    places = places_in([Part(str(size), None, (size,), 1) for size in sizes])
-    assert len(places) == BLOCKS
+    spans = spans_in([Part(str(size), (size,), 1) for size in sizes])
+    assert len(spans) == BLOCKS
     weights = Counter[int]()
-    for place in places:
-        weights[place.part] += round(place.weight)
+    for span in spans:
+        weights[span.part] += round(span.weight)
     assert [weights[number] for number in range(4)] == sizes
 
 
 def test_equal_layers_are_not_all_sampled_at_the_same_tensor() -> None:
-    layer = [Part(name, "bfloat16", (2**20,), 2) for name in ("query", "key", "value", "output", "up", "down")]
-    met = Counter(layer[place.part % len(layer)].name for place in places_in(layer * BLOCKS))
+    layer = [Part(name, (2**20,), 2) for name in ("query", "key", "value", "output", "up", "down")]
+    met = Counter(layer[span.part % len(layer)].name for span in spans_in(layer * BLOCKS))
     assert set(met) == {part.name for part in layer}
     assert max(met.values()) <= BLOCKS // 4
 
 
 def test_a_small_source_is_sampled_whole() -> None:
-    small = [Part("a", "float32", (1000,), 4), Part("b", "float32", (1200,), 4), Part("none", "float32", (0, 5), 4)]
-    places = places_in(small)
-    assert [(place.part, place.box) for place in places] == [(0, Box((0,), (1000,))), (1, Box((0,), (1200,)))]
-    assert sum(place.weight for place in places) == pytest.approx(8800)
+    small = [Part("a", (1000,), 4), Part("b", (1200,), 4), Part("none", (0, 5), 4)]
+    spans = spans_in(small)
+    assert [span[:3] for span in spans] == [(0, (0,), (1000,)), (1, (0,), (1200,))]
+    assert sum(span.weight for span in spans) == pytest.approx(8800)
 
 
 def test_a_scalar_is_a_block() -> None:
-    (place,) = places_in([Part("step", "int64", (), 8)])
-    assert place == Place(0, Box((), ()), 8.0)
+    (span,) = spans_in([Part("step", (), 8)])
+    assert span == Span(0, (), (), 8.0)
 
 
 class Recording:
@@ -100,22 +99,22 @@ class Recording:
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
-        self.places: list[Place] = []
+        self.spans: list[Span] = []
 
-    def read(self, places: Sequence[Place]) -> list[bytes]:
-        self.places += places
-        return [bytes(math.prod(place.box.lengths) * self.parts[place.part].itemsize) for place in places]
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        self.spans += spans
+        return [bytes(math.prod(span.lengths) * self.parts[span.part].itemsize) for span in spans]
 
 
 def test_no_more_is_read_than_the_sample() -> None:
-    source = Recording([Part("huge", "bfloat16", (2**20, 2**20), 2)])
+    source = Recording([Part("huge", (2**20, 2**20), 2)])
     blocks = take_sample(source)
     assert sum(len(block.data) for block in blocks) == BLOCKS * BLOCK_BYTES
-    assert len(source.places) == BLOCKS
-    assert {(block.item, block.dtype) for block in blocks} == {("huge", "bfloat16")}
+    assert len(source.spans) == BLOCKS
+    assert {block.part.name for block in blocks} == {"huge"}
 
 
 def test_nothing_is_read_of_a_source_without_bytes() -> None:
-    source = Recording([Part("empty", "float32", (0,), 4)])
+    source = Recording([Part("empty", (0,), 4)])
     assert take_sample(source) == []
-    assert source.places == []
+    assert source.spans == []

@@ -30,21 +30,28 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
 )
-from streamxf.tuning.checkpoint import Checkpoint
-from streamxf.tuning.file import File
-from streamxf.tuning.sample import BLOCKS, Box, Place, Source, places_in, take_sample
+from streamxf.stream.encoder import encoding_facts
+from streamxf.tuning.sample import BLOCKS, Part, Sampled, Span, spans_in, take_sample
+from streamxf.tuning.sources import RawFile
 from streamxf.tuning.state import StateDict
-from streamxf.tuning.tuner import open_source
+from streamxf.tuning.tuner import source_of
 
 KEY = Key(bytes(range(32)))
 MIB = 2**20
 
 
-def whole(source: Source, number: int) -> bytes:
+def whole(source: Sampled, number: int) -> bytes:
     """All bytes of a part."""
     part = source.parts[number]
-    box = Box((0,) * len(part.shape), part.shape)
-    return source.read([Place(number, box, 1.0)])[0]
+    return source.read([Span(number, (0,) * len(part.shape), part.shape, 1.0)])[0]
+
+
+def dtype_of(part: Part) -> str | None:
+    return part.identity.dtype if part.identity is not None else None
+
+
+def row_of(part: Part) -> int | None:
+    return encoding_facts(part.identity)[2]
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -68,7 +75,7 @@ def test_tensors_are_found_however_deep() -> None:
         8: torch.tensor(3.0, dtype=torch.float64),
     }
     source = StateDict(state)
-    found = {part.name: (part.dtype, part.nbytes) for part in source.parts}
+    found = {part.name: (dtype_of(part), part.nbytes) for part in source.parts}
     assert found == {
         "model.weight": ("int32", 60),
         "model.bias": ("float32", 28),
@@ -76,7 +83,7 @@ def test_tensors_are_found_however_deep() -> None:
         "optim.0.moments.1": ("bfloat16", 8),
         "8": ("float64", 8),
     }
-    assert [part.row for part in source.parts] == [5, None, None, 2, None]
+    assert [row_of(part) for part in source.parts] == [5, None, None, 2, None]
     assert whole(source, 0) == raw(state["model"]["weight"])  # type: ignore[index]
     assert whole(source, 1) == raw(torch.ones(7))
 
@@ -90,31 +97,24 @@ def test_any_dtype_is_read_bit_for_bit(dtype: torch.dtype) -> None:
     tensor = torch.randint(0, 256, (40 * dtype.itemsize,), dtype=torch.uint8)
     tensor = (tensor % 2 if dtype == torch.bool else tensor).view(dtype)
     source = StateDict({"w": tensor})
-    assert source.parts[0].dtype == str(dtype).removeprefix("torch.")
+    assert dtype_of(source.parts[0]) == str(dtype).removeprefix("torch.")
     assert whole(source, 0) == raw(tensor)
-
-
-def test_memory_without_gaps_is_read_in_its_own_order() -> None:
-    matrix = numbered(4, 6)
-    images = numbered(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    source = StateDict({"transposed": matrix.t(), "rows": matrix[1:3], "images": images})
-    assert whole(source, 0) == raw(matrix)
-    assert whole(source, 1) == raw(matrix[1:3])
-    assert whole(source, 2) == raw(images.permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize(
     "view",
     [
+        numbered(4, 6).t(),
+        numbered(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         numbered(6, 8)[:, ::2],
         numbered(6, 8)[1:, 3:5],
         numbered(5, 1).expand(5, 9),
         numbered(9)[::3],
         numbered(4, 4).to(torch.complex64).conj()[:, :2],
     ],
-    ids=["every second", "inner", "expanded", "strided", "conj"],
+    ids=["transposed", "channels last", "every second", "inner", "expanded", "strided", "conj"],
 )
-def test_views_with_gaps_are_read_in_row_major_order(view: torch.Tensor) -> None:
+def test_views_are_read_in_row_major_order(view: torch.Tensor) -> None:
     source = StateDict({"w": view})
     assert source.parts[0].shape == tuple(view.shape)
     assert source.parts[0].nbytes == view.numel() * view.element_size()
@@ -123,27 +123,24 @@ def test_views_with_gaps_are_read_in_row_major_order(view: torch.Tensor) -> None
 
 def test_blocks_come_from_their_places() -> None:
     flat = numbered(9 * MIB // 4)
-    wide = numbered(5, 3 * MIB // 4 + 8)  # with the gaps, a row is larger than a block
-    gaps = wide[:, 8:]
-    source = StateDict({"flat": flat, "gaps": gaps, "shifted": flat[3:]})
-    places = places_in(source.parts)
-    assert {place.part for place in places} == {0, 1, 2}
-    for place, data in zip(places, source.read(places), strict=True):
-        offsets, lengths = place.box.offsets, place.box.lengths
-        if place.part == 1:
-            slices = tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))
-            assert data == raw(gaps[slices])
-        else:
-            memory = raw(flat[3:] if place.part == 2 else flat)
-            assert data == memory[offsets[0] : offsets[0] + lengths[0]]
-            assert offsets[0] % MIB == 0
+    gaps = numbered(5, 3 * MIB // 4 + 8)[:, 8:]  # a row is larger than a block
+    state = {"flat": flat, "gaps": gaps, "shifted": flat[3:]}
+    source = StateDict(state)
+    spans = spans_in(source.parts)
+    assert {span.part for span in spans} == {0, 1, 2}
+    for span, data in zip(spans, source.read(spans), strict=True):
+        assert data == raw(list(state.values())[span.part][slices_of(span)])
+
+
+def slices_of(span: Span) -> tuple[slice, ...]:
+    return tuple(slice(start, start + length) for start, length in zip(span.offset, span.lengths, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensors_are_their_integers() -> None:
     tensor = torch.quantize_per_tensor(torch.arange(12.0), 0.5, 3, torch.qint8)
     source = StateDict({"w": tensor})
-    assert (source.parts[0].dtype, source.parts[0].nbytes) == ("qint8", 12)
+    assert (dtype_of(source.parts[0]), source.parts[0].nbytes) == ("qint8", 12)
     assert whole(source, 0) == raw(tensor.int_repr())
 
 
@@ -178,7 +175,7 @@ def test_tensors_of_an_accelerator_are_sampled() -> None:
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """As rank 0 of 2, where nobody is rank 1 and collectives do nothing."""
+    """As rank 0 of 2, where rank 1 does not exist and collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -210,7 +207,7 @@ def test_of_sharded_tensor_the_local_shards_count() -> None:
     layout = ShardedTensorMetadata(shards, torch.Size([8, 6]), properties)
     sharded = ShardedTensor._init_from_local_shards_and_global_metadata([LocalShard(rows, shards[0])], layout)
     source = StateDict({"sharded": sharded})
-    assert [(part.name, part.dtype, part.nbytes) for part in source.parts] == [("sharded", "float32", 96)]
+    assert [(part.name, dtype_of(part), part.nbytes) for part in source.parts] == [("sharded", "float32", 96)]
     assert whole(source, 0) == raw(rows)
 
 
@@ -263,19 +260,17 @@ def writers(folder: Path) -> dict[str, Any]:
 def test_a_checkpoint_gives_the_bytes_of_its_tensors(tmp_path: Path, name: str) -> None:
     state = training_state()
     dcp.save(state, storage_writer=writers(tmp_path / "saved")[name])
-    source = Checkpoint(str(tmp_path / "saved"), KEY if name == "full" else None)
+    source = source_of(str(tmp_path / "saved"), KEY if name == "full" else None)
     tensors = {f"model.{key}": tensor for key, tensor in state["model"].items()}
-    assert {part.name: (part.dtype, part.shape) for part in source.parts} == {
+    assert {part.name: (dtype_of(part), part.shape) for part in source.parts} == {
         key: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for key, tensor in tensors.items()
     }
-    rows = {part.name.removeprefix("model."): part.row for part in source.parts}
+    rows = {part.name.removeprefix("model."): row_of(part) for part in source.parts}
     assert rows == {"wide": 600_000, "deep": 280, "scalar": None, "empty": 4, "half": None}
-    places = places_in(source.parts)
-    assert {source.parts[place.part].name for place in places} >= {"model.wide", "model.deep"}
-    for place, data in zip(places, source.read(places), strict=True):
-        box = place.box
-        slices = tuple(slice(start, start + length) for start, length in zip(box.offsets, box.lengths, strict=True))
-        assert data == raw(tensors[source.parts[place.part].name][slices])
+    spans = spans_in(source.parts)
+    assert {source.parts[span.part].name for span in spans} >= {"model.wide", "model.deep"}
+    for span, data in zip(spans, source.read(spans), strict=True):
+        assert data == raw(tensors[source.parts[span.part].name][slices_of(span)])
 
 
 def test_each_chunk_of_a_sharded_tensor_is_a_part(tmp_path: Path) -> None:
@@ -291,23 +286,25 @@ def test_each_chunk_of_a_sharded_tensor_is_a_part(tmp_path: Path) -> None:
         MetadataIndex("w", torch.Size([int(index.fqn), 0])): place for index, place in content.storage_data.items()
     }
     (tmp_path / ".metadata").write_bytes(pickle.dumps(content))
-    source = Checkpoint(str(tmp_path))
+    source = source_of(str(tmp_path), None)
     assert [part.shape for part in source.parts] == [(4, 6), (4, 6)]
-    assert [whole(source, number) for number in (0, 1)] == [raw(half) for half in halves.values()]
+    assert source.read([Span(number, (0, 0), (4, 6), 1.0) for number in (0, 1)]) == [
+        raw(half) for half in halves.values()
+    ]
 
 
 def test_a_checkpoint_needs_its_key(tmp_path: Path) -> None:
     dcp.save(training_state(), storage_writer=writers(tmp_path)["full"])
     with pytest.raises(KeyMissingError, match="encrypted"):
-        Checkpoint(str(tmp_path))
+        source_of(str(tmp_path), None)
     with pytest.raises(StreamxfError, match="key"):
-        Checkpoint(str(tmp_path), Key(bytes(range(200, 232))))
+        source_of(str(tmp_path), Key(bytes(range(200, 232))))
 
 
 def test_a_checkpoint_that_is_not_encrypted_takes_no_key(tmp_path: Path) -> None:
     dcp.save(training_state(), storage_writer=writers(tmp_path)["default"])
-    with pytest.raises(PolicyError, match="leave keys= out if you know that it was not encrypted"):
-        Checkpoint(str(tmp_path), KEY)
+    with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
+        source_of(str(tmp_path), KEY)
 
 
 def test_damage_is_found_and_placed(tmp_path: Path) -> None:
@@ -316,9 +313,9 @@ def test_damage_is_found_and_placed(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    source = Checkpoint(str(tmp_path))
+    source = source_of(str(tmp_path), None)
     with pytest.raises(StreamxfError, match="damaged") as caught:
-        source.read(places_in(source.parts))
+        source.read(spans_in(source.parts))
     assert caught.value.item == "w"
     assert str(file) == caught.value.file
 
@@ -326,22 +323,22 @@ def test_damage_is_found_and_placed(tmp_path: Path) -> None:
 def test_damaged_metadata_is_named(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(b"no pickle")
     with pytest.raises(MetadataError) as caught:
-        Checkpoint(str(tmp_path))
+        source_of(str(tmp_path), None)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_folder_without_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError):
-        Checkpoint(str(tmp_path))
+        source_of(str(tmp_path), None)
     (tmp_path / "__0.metadata").write_bytes(b"")
     with pytest.raises(MetadataError):
-        Checkpoint(str(tmp_path))
+        source_of(str(tmp_path), None)
 
 
 def test_a_file_of_tensors_is_taken_by_its_tensors(tmp_path: Path) -> None:
     save_file({"w": numbered(500, 30).to(torch.bfloat16)}, tmp_path / "model.safetensors")
-    source = open_source(tmp_path / "model.safetensors", None)
-    assert [(part.name, part.dtype, part.shape, part.row) for part in source.parts] == [
+    source = source_of(tmp_path / "model.safetensors", None)
+    assert [(part.name, dtype_of(part), part.shape, row_of(part)) for part in source.parts] == [
         ("w", "bfloat16", (500, 30), 30)
     ]
     assert whole(source, 0) == raw(numbered(500, 30).to(torch.bfloat16))
@@ -349,10 +346,10 @@ def test_a_file_of_tensors_is_taken_by_its_tensors(tmp_path: Path) -> None:
 
 def test_any_other_file_is_taken_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "anything").write_bytes(bytes(range(256)))
-    source = open_source(tmp_path / "anything", None)
-    assert [(part.dtype, part.nbytes) for part in source.parts] == [(None, 256)]
+    source = source_of(tmp_path / "anything", None)
+    assert [(dtype_of(part), part.nbytes) for part in source.parts] == [(None, 256)]
     with pytest.raises(FileNotFoundError):
-        open_source(tmp_path / "nothing", None)
+        source_of(tmp_path / "nothing", None)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -362,27 +359,27 @@ def test_a_file_is_bytes(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     data = os.urandom(5 * MIB + MIB // 2)
     file.write_bytes(data)
-    source = File(str(file))
-    assert (source.parts[0].dtype, source.parts[0].nbytes) == (None, len(data))
-    places = places_in(source.parts)
-    assert len(places) == 6
-    found = dict(zip((place.box.offsets[0] for place in places), source.read(places), strict=True))
+    source = RawFile(str(file))
+    assert (dtype_of(source.parts[0]), source.parts[0].nbytes) == (None, len(data))
+    spans = spans_in(source.parts)
+    assert len(spans) == 6
+    found = dict(zip((span.offset[0] for span in spans), source.read(spans), strict=True))
     assert b"".join(found[start] for start in sorted(found)) == data
 
 
 def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(1000))
-    source = File(str(file))
+    source = RawFile(str(file))
     os.truncate(file, 10)
     with pytest.raises(ParameterError, match="was cut") as caught:
-        source.read(places_in(source.parts))
+        source.read(spans_in(source.parts))
     assert caught.value.file == str(file)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ParameterError, match="no regular file"):
-        File(str(tmp_path / "pipe"))
+    with pytest.raises(ParameterError, match="not a regular file"):
+        RawFile(str(tmp_path / "pipe"))
     with pytest.raises(FileNotFoundError, match="missing"):
-        File(str(tmp_path / "missing"))
+        RawFile(str(tmp_path / "missing"))

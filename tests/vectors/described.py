@@ -1,28 +1,137 @@
-"""From the JSON of a vector to what the two readers take as keys."""
+"""Vectors as their JSON describes them, and what comes of them in streamxf and in the reference decoder."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from reference_decoder import Keys
+import zstandard
+from reference_codecs import TRANSFORMS
+from reference_decoder import Tensor, load, read_container
+from reference_keys import Key as ReferenceKey
+from reference_keys import Reader, aes_key, hpke_key
+from reference_plain import read_plain
 
+import streamxf
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.reading import Box
+from streamxf.descriptor import Descriptor
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
+from streamxf.keys.datakey import DataKey
+from streamxf.registry import CodecRegistry
+from streamxf.stream.container import BlockReader, read_header
+from streamxf.stream.opening import ChainOpener
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
+
+V1 = Path(__file__).parent / "v1"
+SUBJECTS = ("plain", "container", "checkpoint", "key")
+
+Entry = dict[str, Any]
+
+TRANSFORMS["stream.zstd"] = lambda stream: zstandard.ZstdDecompressor().decompressobj().decompress(stream)
 
 
-def reference_keys_of(vector: dict[str, Any]) -> Keys:
-    """For the second decoder."""
-    held = tuple((entry["kind"], bytes.fromhex(entry["secret"])) for entry in vector["keys"])
-    trust = tuple(bytes.fromhex(public) for public in vector.get("trust", ()))
-    return Keys(held, trust, vector.get("allow_unsigned", False))
+@cache
+def vectors(subject: str) -> dict[str, Entry]:
+    """The vectors of a subject, by name."""
+    return {entry["name"]: entry for entry in json.loads((V1 / f"{subject}.json").read_text())}
 
 
-def keyring_of(vector: dict[str, Any]) -> KeyRing:
-    """For streamxf."""
+def bytes_of(file: dict[str, str]) -> bytes:
+    """A file, which stands in the JSON or beside it."""
+    return base64.b64decode(file["base64"]) if "base64" in file else (V1 / file["path"]).read_bytes()
+
+
+def unpack(entry: Entry, folder: Path) -> Path:
+    """Put a checkpoint into a folder."""
+    for name, file in entry["files"].items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes_of(file))
+    return folder
+
+
+# -- streamxf --------------------------------------------------------------------------------------------------------
+
+
+def keyring_of(entry: Entry) -> KeyRing:
+    """What a reader is given."""
     held = [
-        Key(bytes.fromhex(entry["secret"]))
-        if entry["kind"] == "aeskw"
-        else PrivateKey(bytes.fromhex(entry["secret"]), entry["kind"])
-        for entry in vector["keys"]
+        Key(bytes.fromhex(key["secret"]))
+        if key["kind"] == "aeskw"
+        else PrivateKey(bytes.fromhex(key["secret"]), key["kind"])
+        for key in entry.get("keys", ())
     ]
-    trust = [VerifyKey(bytes.fromhex(public)) for public in vector.get("trust", ())]
-    return KeyRing(held or None, trust=trust or None, allow_unsigned=vector.get("allow_unsigned", False))
+    trust = [VerifyKey(bytes.fromhex(public)) for public in entry.get("trust", ())]
+    return KeyRing(held or None, trust=trust or None, allow_unsigned=entry.get("allow_unsigned", False))
+
+
+def container_by_streamxf(data: bytes, dek: str | None) -> bytes:
+    """The stream of a container."""
+    source = FileSlice(io.BytesIO(data))
+    header = read_header(source)
+    descriptors = [Descriptor.parse(text) for text in header.block_chain]
+    opener = ChainOpener(descriptors, CodecRegistry(), (lambda: DataKey(bytes.fromhex(dek))) if dek else None)
+    blocks = BlockReader(source, header, opener.coder(header))
+    blocks.decode_ends()
+    return StreamReader(blocks).read()
+
+
+def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
+    """The items of a checkpoint: streams of objects, and of each chunk of a tensor."""
+    rank = entry.get("rank")
+    found: dict[str, Any] = {}
+    with Checkpoint(folder, keys=keyring_of(entry), rank=rank, framework="numpy") as checkpoint:
+        for name, item in checkpoint.items.items():
+            if isinstance(item, ObjectItem):
+                found[name] = StreamReader(checkpoint.blocks(item)).read()
+                continue
+            assert isinstance(item, TensorItem)
+            if rank is None and not any(chunk.framed for chunk in item.chunks):
+                list(checkpoint.read_boxes([Box(item, (0,) * len(item.shape), item.shape)]))
+            found[name] = [StreamReader(checkpoint.blocks(item, chunk)).read() for chunk in item.chunks]
+    return found
+
+
+# -- the reference decoder -------------------------------------------------------------------------------------------
+
+
+def reader_of(entry: Entry) -> Reader:
+    """What a reader is given."""
+    held: list[ReferenceKey] = []
+    for key in entry.get("keys", ()):
+        secret = bytes.fromhex(key["secret"])
+        held.append(aes_key(secret) if key["kind"] == "aeskw" else hpke_key(key["kind"], secret))
+    trust = [bytes.fromhex(public) for public in entry.get("trust", ())]
+    return Reader(held, trust, entry.get("allow_unsigned", False))
+
+
+def container_by_reference(data: bytes, dek: str | None) -> bytes:
+    """The stream of a container."""
+    return read_container(data, bytes.fromhex(dek) if dek else None)[1]
+
+
+def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
+    """As `checkpoint_by_streamxf`."""
+    found = load(folder, reader_of(entry), entry.get("rank"))
+    return {
+        name: [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
+        for name, item in found.items()
+    }
+
+
+def plain_by_reference(entry: Entry, data: bytes) -> bytes:
+    """The stream of a plain file."""
+    return read_plain(data, reader_of(entry))
+
+
+def plain_by_streamxf(entry: Entry, source: Any) -> bytes:
+    """The same."""
+    with streamxf.open(source, keys=keyring_of(entry)) as file:
+        return file.read()

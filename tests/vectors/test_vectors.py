@@ -1,199 +1,308 @@
-"""Plain files that were made once: what they hold, or why they are refused, here and by the second decoder."""
+"""Files that were made once: what they hold, or which rule they break, in streamxf and in the reference decoder."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import make
 import pytest
-from described import keyring_of, reference_keys_of
+import torch
+import torch.distributed.checkpoint as dcp
+from described import (
+    SUBJECTS,
+    V1,
+    Entry,
+    bytes_of,
+    checkpoint_by_reference,
+    checkpoint_by_streamxf,
+    container_by_reference,
+    container_by_streamxf,
+    keyring_of,
+    plain_by_reference,
+    plain_by_streamxf,
+    unpack,
+    vectors,
+)
 from floatzip_forge import features
 from forge import take_apart
-from recipes.vector import digest_of
-from reference_decoder import FormatError, decode_plain_file, decode_plain_file_in_order
+from key_files import read_key_file
+from reference_codecs import Refused
 from samples import OneWay
 
 import streamxf
 from streamxf import errors
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import StreamxfError
+from streamxf.format.items import TensorItem
+from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
+from streamxf.keys.file import read_key
+from streamxf.stream.container import read_header
+from streamxf.stream.source import FileSlice
 
-FOLDER = Path(__file__).parent / "v1" / "plain"
-VECTORS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
-MADE = {vector.name: vector for vector in make.vectors("plain")}
-FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
-BLOCK = 1 << 16
+PAGES = Path(__file__).parents[2] / "docs" / "format"
 
-# What streamxf raises for each layer of README.md: exactly one of these, no base class of them.
+# What streamxf raises for each rule: exactly one of these, no base class of them. Where a rule is of files and of an
+# index, the second is MetadataError; where the reference decoder names a rule, streamxf may meet a neighbour first.
 CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
-    "prefix": (errors.ContainerError,),
-    "header": (errors.ContainerError,),
-    "identity": (errors.ContainerError,),
-    "chain": (errors.ContainerError, errors.ChainError),
-    "descriptor": (errors.DescriptorError, errors.ParameterError),
-    "unknown-codec": (errors.UnknownCodecError,),
-    "policy": (errors.PolicyError,),
-    "fragment": (errors.DescriptorError,),
-    "key-missing": (errors.KeyMissingError,),
-    "key-wrong": (errors.WrongKeyError,),
-    "signature": (errors.AuthenticationError,),
-    "seal": (errors.AuthenticationError,),
-    "block": (errors.BlockError, errors.ContainerError),
-    "tag": (errors.AuthenticationError,),
-    "codec:zstd": (errors.CodecError,),
-    "codec:lz4": (errors.CodecError,),
-    "codec:floatzip": (errors.CodecError,),
-    "codec:checksum": (errors.ChecksumError, errors.CodecError),
-    "codec:encrypt": (errors.CodecError,),
-    "size": (errors.CodecError, errors.ContainerError),
-    "index": (errors.ContainerError, errors.BlockError),
-    "footer": (errors.ContainerError,),
-    "trailing": (errors.ContainerError,),
+    **dict.fromkeys(
+        ["header", "identity", "footer", "prefix", "seal", "C2", "C4", "C11", "C12"], (errors.ContainerError,)
+    ),
+    **dict.fromkeys(["block", "C13"], (errors.BlockError,)),
+    **dict.fromkeys(["C7", "C10"], (errors.BlockError, errors.ContainerError)),
+    **dict.fromkeys(["trailer", "index", "M1", "M2", "M4", "M5", "M6", "M9", "M10"], (errors.MetadataError,)),
+    "descriptor": (errors.DescriptorError, errors.ContainerError, errors.MetadataError),
+    "C1": (errors.ContainerError, errors.ChainError, errors.MetadataError),
+    "C3": (errors.AuthenticationError,),
+    "C5": (errors.ContainerError, errors.MetadataError),
+    "C6": (errors.ContainerError, errors.MetadataError),
+    "C9": (errors.CodecError, errors.ContainerError),
+    "P1": (errors.ContainerError, errors.DescriptorError),
+    "M3": (errors.MetadataError, errors.ContainerError),
+    "M7": (errors.MetadataError, errors.IdentityError),
+    "M8": (errors.IdentityError, errors.MetadataError),
+    "M12": (errors.MetadataError,),
+    "D1": (errors.MetadataError,),
+    "D2": (errors.DescriptorError, errors.ParameterError, errors.ContainerError),
+    "D3": (errors.DescriptorError,),
+    "D4": (errors.UnknownCodecError,),
+    "D5": (errors.ContainerError, errors.MetadataError, errors.UnknownCodecError),
+    "D6": (errors.ChainError,),
+    "zstd": (errors.CodecError, errors.MetadataError, errors.ParameterError),
+    "lz4": (errors.CodecError, errors.ParameterError),
+    "checksum": (errors.ChecksumError, errors.CodecError),
+    "encrypt": (errors.AuthenticationError, errors.CodecError),
+    **dict.fromkeys(["floatzip", "Z1", "Z2", "Z3", "Z4"], (errors.CodecError,)),
+    "K1": (errors.DescriptorError, errors.ContainerError),
+    "K3": (errors.KeyMissingError, errors.WrongKeyError),
+    "K4": (errors.DescriptorError, errors.AuthenticationError),
+    "K5": (errors.AuthenticationError,),
+    "K6": (errors.PolicyError, errors.AuthenticationError),
+    "K7": (errors.PolicyError,),
+    **dict.fromkeys(["key file", "K9"], (errors.KeyFileError,)),
+    "K10": (errors.KeyFileError, errors.WrongKeyError, errors.KeyMissingError),
+}
+
+# Rules that no file can break by itself, each with where they are tested.
+ELSEWHERE = {
+    "C8": "tests/stream: third parties' codecs; those of streamxf keep the limit by rules of their own",
+    "C14": "shown by C9-C14-raw-size: which rule a wrong size breaks then is that of the last block",
+    "P2": "an order of checks; tests/stream",
+    "M11": "of readers that nest",
+    **dict.fromkeys(["R1", "R2", "R3", "R4", "R5"], "an order of checks; tests/checkpoint"),
+    **dict.fromkeys(["F1", "F2", "F3", "F4", "K8"], "checkpoints of other writers; tests/checkpoint"),
+    "K2": "shown by K3-x25519-other-info and K3-mlkem768-x25519-other-info: what does not open is passed over",
+    "K11": "shown by protected-nfc and K10-nfd",
 }
 
 
-def named(wanted: Callable[[dict[str, Any]], bool]) -> pytest.MarkDecorator:
-    """Run a test with each vector for which `wanted` holds."""
-    return pytest.mark.parametrize("name", [name for name, vector in VECTORS.items() if wanted(vector)])
+def of(subject: str, outcome: str = "") -> pytest.MarkDecorator:
+    """Run a test with each vector of a subject, or those with an outcome."""
+    names = [name for name, entry in vectors(subject).items() if not outcome or outcome in entry]
+    return pytest.mark.parametrize("name", names)
 
 
-HOLDING = named(lambda vector: "holds" in vector)
-FAILING = named(lambda vector: "fails" in vector)
-ALL = named(lambda vector: True)
+def digest_of(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def file_of(name: str) -> bytes:
-    return (FOLDER / f"{name}.bin").read_bytes()
+def refused(action: Callable[[], object], rule: str) -> StreamxfError:
+    """The error by which streamxf refuses a file that breaks a rule."""
+    with pytest.raises(StreamxfError) as caught:
+        action()
+    assert type(caught.value) in CLASSES[rule], repr(caught.value)
+    return caught.value
 
 
-# -- what is recorded --------------------------------------------------------------------------------------------------
+def refused_by_reference(action: Callable[[], object], rule: str) -> None:
+    with pytest.raises(Refused) as caught:
+        action()
+    assert caught.value.rule == rule, str(caught.value)
 
 
-@ALL
-def test_the_files_are_those_that_were_recorded(name):
-    assert hashlib.sha256(file_of(name)).hexdigest() == VECTORS[name]["file_sha256"]
+# -- plain files -----------------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_described_and_every_description_made():
-    assert {path.stem for path in FOLDER.glob("*.bin")} == set(VECTORS) == set(MADE)
-    assert len(make.vectors("plain")) == len(MADE)
+@of("plain", "holds")
+def test_plain_files(name: str) -> None:
+    entry = vectors("plain")[name]
+    data = bytes_of(entry["file"])
+    for source in (io.BytesIO(data), OneWay(data), OneWay(data, step=7)):
+        if isinstance(source, OneWay) and entry.get("trust"):
+            with pytest.raises(errors.PolicyError):
+                plain_by_streamxf(entry, source)
+        else:
+            assert digest_of(plain_by_streamxf(entry, source)) == entry["holds"]
+    assert digest_of(plain_by_reference(entry, data)) == entry["holds"]
 
 
-@ALL
-def test_anybody_can_make_again_what_is_described(name):
-    described = MADE[name].described(file_of(name))
-    assert described == VECTORS[name]
+@of("plain", "breaks")
+def test_plain_files_that_are_refused(name: str) -> None:
+    entry = vectors("plain")[name]
+    data = bytes_of(entry["file"])
+    refused_by_reference(lambda: plain_by_reference(entry, data), entry["breaks"])
+    refused(lambda: plain_by_streamxf(entry, io.BytesIO(data)), entry["breaks"])
+    with pytest.raises(StreamxfError):
+        streamxf.decode(data, keys=keyring_of(entry))
+    for step in (1 << 30, 7):
+        with pytest.raises(StreamxfError):
+            plain_by_streamxf(entry, OneWay(data, step))
 
 
-def test_every_layer_has_a_vector_and_every_vector_a_layer():
-    named = {vector[key] for vector in VECTORS.values() for key in ("fails", "fails_in_order") if key in vector}
-    assert named == set(CLASSES)
+# -- containers ------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_small():
-    files = [path for path in FOLDER.parents[1].rglob("*") if path.suffix in (".bin", ".json")]
-    assert sum(path.stat().st_size for path in files) < 2 << 20
+@of("container", "holds")
+def test_containers(name: str) -> None:
+    entry = vectors("container")[name]
+    data = bytes_of(entry["file"])
+    assert digest_of(container_by_streamxf(data, entry.get("dek"))) == entry["holds"]
+    assert digest_of(container_by_reference(data, entry.get("dek"))) == entry["holds"]
 
 
-# -- streamxf ----------------------------------------------------------------------------------------------------------
+@of("container", "breaks")
+def test_containers_that_are_refused(name: str) -> None:
+    entry = vectors("container")[name]
+    data = bytes_of(entry["file"])
+    refused(lambda: container_by_streamxf(data, entry.get("dek")), entry["breaks"])
+    refused_by_reference(lambda: container_by_reference(data, entry.get("dek")), entry["breaks"])
 
 
-def read_all(source: Any, keys: Any) -> tuple[bytes, StreamxfError | None]:
-    """All that comes out of a source before its end or an error, read block by block; and the error."""
-    out = b""
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def check_content(found: dict[str, Any], expected: Entry) -> None:
+    assert list(found) == list(expected)
+    for name, content in found.items():
+        wanted = expected[name]
+        if "loads" in wanted:
+            assert torch.load(io.BytesIO(content), weights_only=True) == wanted["loads"]
+        elif isinstance(content, bytes):
+            assert digest_of(content) == wanted
+        else:
+            assert len(content) == len(wanted["chunks"])
+            for stream, chunk in zip(content, wanted["chunks"], strict=True):
+                usual = {"size": chunk.get("size"), "sha256": chunk.get("sha256")}
+                assert (digest_of(_elements(stream)) if "elements" in chunk else digest_of(stream)) == chunk.get(
+                    "elements", usual
+                )
+
+
+def _elements(stream: bytes) -> bytes:
+    tensor = torch.load(io.BytesIO(stream), weights_only=True).contiguous()
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@of("checkpoint", "holds")
+def test_checkpoints(name: str, tmp_path: Path) -> None:
+    entry = vectors("checkpoint")[name]
+    unpack(entry, tmp_path)
+    check_content(checkpoint_by_streamxf(entry, tmp_path), entry["holds"])
+    check_content(checkpoint_by_reference(entry, tmp_path), entry["holds"])
+
+
+@of("checkpoint", "breaks")
+def test_checkpoints_that_are_refused(name: str, tmp_path: Path) -> None:
+    entry = vectors("checkpoint")[name]
+    unpack(entry, tmp_path)
+    refused(lambda: checkpoint_by_streamxf(entry, tmp_path), entry["breaks"])
+    refused_by_reference(lambda: checkpoint_by_reference(entry, tmp_path), entry["breaks"])
+
+
+@of("checkpoint", "breaks")
+def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
+    entry = vectors("checkpoint")[name]
+    unpack(entry, tmp_path)
+    options: dict[str, Any] = {"keys": keyring_of(entry)}
     try:
-        with streamxf.open(source, keys=keys) as file:
-            while data := file.read(BLOCK):
-                out += data
-    except StreamxfError as error:
-        return out, error
-    return out, None
+        with Checkpoint(tmp_path, **options, rank=entry.get("rank")) as checkpoint:
+            items = dict(checkpoint.items)
+    except StreamxfError:
+        return  # by the test above
+    target = {name: torch.zeros(item.shape) if isinstance(item, TensorItem) else None for name, item in items.items()}
+    reader = streamxf.FileSystemReader(tmp_path, **options)
+    with pytest.raises((StreamxfError, dcp.api.CheckpointException)):
+        dcp.load(target, storage_reader=reader, no_dist=True)
 
 
-@HOLDING
-def test_streamxf_reads_them(name):
-    vector = VECTORS[name]
-    with streamxf.open(FOLDER / f"{name}.bin", keys=keyring_of(vector)) as file:
-        data = file.read()
-    assert digest_of(data) == vector["holds"]
-    for source in (io.BytesIO(file_of(name)), OneWay(file_of(name)), OneWay(file_of(name), step=7)):
-        assert read_all(source, keyring_of(vector)) == (data, None)
+# -- key files -------------------------------------------------------------------------------------------------------
+
+_KINDS = {"aeskw": (Key, None), "ed25519": (SigningKey, VerifyKey)}
 
 
-@FAILING
-def test_streamxf_refuses_them(name):
-    vector = VECTORS[name]
-    out, error = read_all(io.BytesIO(file_of(name)), keyring_of(vector))
-    assert type(error) in CLASSES[vector["fails"]], repr(error)
-    with pytest.raises(type(error)):
-        streamxf.decode(file_of(name), keys=keyring_of(vector))
-    released = read_all(OneWay(file_of(name)), keyring_of(vector))[0]
-    assert released.startswith(out)
+def key_file(entry: Entry, folder: Path) -> Path:
+    path = folder / "key"
+    path.write_text(entry["text"])
+    path.chmod(0o600)
+    return path
 
 
-@FAILING
-def test_streamxf_refuses_them_in_order_and_releases_no_more_than_it_may(name):
-    vector = VECTORS[name]
-    out, error = read_all(OneWay(file_of(name)), keyring_of(vector))
-    assert type(error) in CLASSES[vector.get("fails_in_order", vector["fails"])], repr(error)
-    assert digest_of(out) == vector["released"]
+@of("key", "holds")
+def test_key_files(name: str, tmp_path: Path) -> None:
+    entry = vectors("key")[name]
+    wanted = entry["holds"]
+    found = read_key(key_file(entry, tmp_path), entry.get("passphrase"))
+    secret, public = _KINDS.get(wanted["kind"], (PrivateKey, PublicKey))
+    if wanted["what"] == "public":
+        assert isinstance(found, VerifyKey | PublicKey)
+        assert type(found) is public
+        assert found.data.hex() == wanted["key"]
+    else:
+        assert isinstance(found, Key | PrivateKey | SigningKey)
+        assert type(found) is secret
+        assert found.reveal().hex() == wanted["key"]
+    assert found.kind == wanted["kind"]
+    described = wanted["what"], wanted["kind"], bytes.fromhex(wanted["key"])
+    assert read_key_file(entry["text"].encode(), entry.get("passphrase")) == described
 
 
-# -- the second decoder ------------------------------------------------------------------------------------------------
+@of("key", "breaks")
+def test_key_files_that_are_refused(name: str, tmp_path: Path) -> None:
+    entry = vectors("key")[name]
+    path = key_file(entry, tmp_path)
+    refused(lambda: read_key(path, entry.get("passphrase")), entry["breaks"])
+    refused_by_reference(lambda: read_key_file(entry["text"].encode(), entry.get("passphrase")), entry["breaks"])
 
 
-@HOLDING
-def test_the_second_decoder_reads_them(name):
-    vector = VECTORS[name]
-    found = decode_plain_file(file_of(name), key=reference_keys_of(vector))
-    assert digest_of(found.payload) == vector["holds"]
-    assert found.chain == vector["chain"]
-    assert b"".join(decode_plain_file_in_order(file_of(name), key=reference_keys_of(vector))) == found.payload
+# -- the vectors themselves ------------------------------------------------------------------------------------------
 
 
-@FAILING
-def test_the_second_decoder_refuses_them_by_the_same_layer(name):
-    vector = VECTORS[name]
-    with pytest.raises(FormatError) as whole:
-        decode_plain_file(file_of(name), key=reference_keys_of(vector))
-    assert whole.value.layer == vector["fails"], str(whole.value)
-
-    out = b""
-    with pytest.raises(FormatError) as in_order:
-        for part in decode_plain_file_in_order(file_of(name), key=reference_keys_of(vector)):
-            out += part
-    assert in_order.value.layer == vector.get("fails_in_order", vector["fails"]), str(in_order.value)
-    assert digest_of(out) == vector["released"]
+def test_each_rule_has_a_vector_that_breaks_it() -> None:
+    pages = [PAGES.with_suffix(".md"), *PAGES.glob("*.md")]
+    rules = {rule for page in pages for rule in re.findall(r"^- \*\*([A-Z]\d+)\.\*\*", page.read_text(), re.MULTILINE)}
+    broken = {entry["breaks"] for subject in SUBJECTS for entry in vectors(subject).values() if "breaks" in entry}
+    assert len(rules) > 45
+    assert rules - broken == set(ELSEWHERE)
+    assert broken == set(CLASSES)
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+def test_every_file_is_described() -> None:
+    """No file is left over, and none is missing."""
+    files = {str(path.relative_to(V1)) for path in V1.rglob("*") if path.is_file() and path.suffix != ".json"}
+    entries = [entry for subject in SUBJECTS for entry in vectors(subject).values()]
+    named = [file for entry in entries for file in [entry.get("file", {}), *entry.get("files", {}).values()]]
+    assert {file["path"] for file in named if "path" in file} == files
+    assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 2 << 20
 
 
-def test_those_of_floatzip_meet_all_that_its_page_tells():
-    seen = set()
-    for name, vector in VECTORS.items():
-        if "holds" in vector and vector["chain"] == ["streamxf.floatzip/1"]:
-            for _, stored in take_apart(file_of(name)).blocks:
-                seen |= features(stored)
+def test_names_are_unique() -> None:
+    for subject in SUBJECTS:
+        assert len(vectors(subject)) == (V1 / f"{subject}.json").read_text().count('{"name": ')
+
+
+def test_those_of_floatzip_use_all_that_its_page_specifies() -> None:
+    seen: set[str] = set()
+    for entry in vectors("plain").values():
+        if "holds" in entry and "keys" not in entry:
+            data = bytes_of(entry["file"])
+            source = FileSlice(io.BytesIO(data), 16)
+            if read_header(source).chain == ("streamxf.floatzip/1",):
+                for _, stored in take_apart(data).blocks:
+                    seen |= features(stored)
     assert seen == {
         *("stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "phase", "lane 1", "lane 2"),
         *("lane 4", "raw", "zstd", "packed", "exceptions", "levelled", "levels of rows", "levels of columns"),
     }
-
-
-def test_the_worked_example_of_the_format():
-    rows = re.findall(
-        r"^\| (\d+) \| `([0-9a-f ]+)` \|", FORMAT.read_text().partition("## A worked example")[2], re.MULTILINE
-    )
-    example = b""
-    for at, digits in rows:
-        assert len(example) == int(at)
-        example += bytes.fromhex(digits)
-    assert len(example) == 142
-    assert streamxf.decode(example) == b"abc"
-    assert decode_plain_file(example).payload == b"abc"

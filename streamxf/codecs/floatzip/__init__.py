@@ -14,12 +14,12 @@ import numpy as np
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
-from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, unpack
+from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
     Coding,
     Plane,
-    Table,
+    PlaneTable,
     pack_table,
     parse_table,
     table_size,
@@ -30,14 +30,15 @@ from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
 from streamxf.errors import CodecError
 
 _STORED = bytes([STORED])
+_LITTLE = 4096  # bytes
 
 
 @dataclass(frozen=True)
 class FloatZip(Codec):
     """Compress floating-point data near the entropy of its bytes; lossless, whatever the bytes are.
 
-    Floats of 2, 4 and 8 bytes are split into exponents and the rest. Where the dtype is not known, and for everything
-    that is no such float, a sample of each block decides. A block grows by one byte at the most.
+    Floats of 2, 4 and 8 bytes are split into exponents and the rest. If the dtype is unknown or another one, a sample
+    of each block decides. A block grows by at most one byte.
     """
 
     name: ClassVar[str] = "streamxf.floatzip"
@@ -65,6 +66,9 @@ class FloatZip(Codec):
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
         table = parse_table(block, info.limit)
+        plane, _ = table.planes[0]
+        if table.layout.width == 1 and plane.coding == Coding.ZSTD:  # as of most that are not numbers
+            return memoryview(inflate(block[table.end :], table.raw_size))
         out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
             _decode_planes(block, table, out, work)
@@ -114,11 +118,12 @@ def _encode_plane(
         return Coding.LEVELLED, size
     if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
         return Coding.PACKED, size
-    with borrowed(general if planned.general else huffman) as compressor:
+    kind = huffman if not planned.general else general if len(values) > _LITTLE else quick
+    with borrowed(kind) as compressor:
         return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
 
 
-def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Workspace) -> None:
+def _decode_planes(block: memoryview, table: PlaneTable, out: memoryview, work: Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
     places = _places(table)
@@ -139,7 +144,7 @@ def _decode_planes(block: memoryview, table: Table, out: memoryview, work: Works
     out[end:] = edges[begin:]
 
 
-def _places(table: Table) -> list[int]:
+def _places(table: PlaneTable) -> list[int]:
     """Where the data of each plane begins: first come the planes that are stored as they are, then the others."""
     places = [0] * len(table.planes)
     position = table.end

@@ -44,8 +44,13 @@ def huffman() -> zstandard.ZstdCompressor:
 
 
 def general() -> zstandard.ZstdCompressor:
-    """A compressor for everything that is no float."""
+    """A compressor for everything but floats."""
     return frames.compressor(3)
+
+
+def quick() -> zstandard.ZstdCompressor:
+    """A compressor for little of that: tables of frequencies would cost more than they save."""
+    return frames.compressor(-1)
 
 
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
@@ -98,13 +103,7 @@ def _places(flags: Array) -> Array:
 
 
 def unpack(stored: memoryview, out: Array, work: Workspace) -> None:
-    """Fill `out`, of shape (n,), with the values that `pack_into` stored.
-
-    Raises
-    ------
-    CodecError
-        If `stored` is damaged.
-    """
+    """Fill `out`, of shape (n,), with the values that `pack_into` stored. Raises CodecError if `stored` is damaged."""
     if len(stored) < _PACKED.size or any(stored[1:4]):
         raise CodecError("FloatZip packed plane has a damaged head")
     base, listed = _PACKED.unpack_from(stored)
@@ -136,13 +135,7 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
 
 
 def inflate(frame: memoryview, size: int) -> bytes:
-    """Decompress a plane of `size` bytes.
-
-    Raises
-    ------
-    CodecError
-        If it is not exactly one frame of that size.
-    """
+    """Decompress a plane of `size` bytes. Raises CodecError if it is not exactly one frame of that size."""
     declared = frames.declared_size(frame)
     if declared != size:
         raise CodecError(f"FloatZip plane declares {declared} bytes where {size} belong")

@@ -31,10 +31,7 @@ def collision_bits(histogram: Array, total: int) -> float:
 def entropies(histograms: Array) -> list[float]:
     """Bits of each of at most `MAX_SAMPLE` values that were counted.
 
-    Parameters
-    ----------
-    histograms : array of int, shape (samples, kinds)
-        How often each kind was met; as many values in each sample.
+    - `histograms`: how often each kind was met; as many values in each sample.
     """
     total = int(histograms[0].sum())
     kinds = (histograms > 0).sum(axis=1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ _PLANES = 1 << 6  # set in the first byte of every block that is not stored as i
 _HEAD = struct.Struct("<BI")
 _PLANE = struct.Struct("<BI")
 _ALIGNMENT = 8
+_PADDING = bytes(_ALIGNMENT)
 
 
 class Coding(IntEnum):
@@ -32,30 +32,20 @@ class Coding(IntEnum):
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
-    Attributes
-    ----------
-    coding : Coding
-    lane : int
-        How many bytes of each element: 1, 2 or 4.
+    - `lane`: how many bytes of each element: 1, 2 or 4.
     """
 
     coding: Coding
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """What a block is made of.
 
-    Attributes
-    ----------
-    width : int
-        Bytes of an element: 1, 2, 4 or 8, little-endian.
-    rotated : bool
-        Whether elements are rotated left by one bit before they are split: the sign of a float then stands last, and
-        its exponent fills the first byte.
-    phase : int
-        Bytes before the first element, less than `width`.
+    - `width`: bytes of an element: 1, 2, 4 or 8, little-endian.
+    - `rotated`: whether elements are rotated left by one bit before they are split: the sign of a float then stands
+      last, and its exponent fills the first byte.
+    - `phase`: bytes before the first element, less than `width`.
     """
 
     width: int
@@ -67,18 +57,27 @@ class Layout:
         return max(0, size - self.phase) // self.width
 
 
-class Table(NamedTuple):
+_LAYOUTS = {
+    _PLANES | phase << 3 | rotated << 2 | log2: Layout(1 << log2, bool(rotated), phase)
+    for log2 in range(4)
+    for phase in range(1 << log2)
+    for rotated in ((0, 1) if log2 else (0,))
+}
+"""By the first byte of a block."""
+_KINDS = {
+    coding | log2 << 2: Plane(coding, 1 << log2)
+    for coding in Coding
+    for log2 in ((0, 1, 2) if coding < Coding.PACKED else (0,))  # planes of several bytes cannot be packed
+}
+"""By the first byte of a plane's entry."""
+
+
+class PlaneTable(NamedTuple):
     """The table of a block, parsed and checked.
 
-    Attributes
-    ----------
-    layout : Layout
-    raw_size : int
-        Bytes of the block before it was encoded.
-    planes : list of (Plane, int)
-        From the lowest bytes of an element to the highest, with stored sizes in bytes.
-    end : int
-        Where the planes' data begins.
+    - `raw_size`: bytes of the block before it was encoded.
+    - `planes`: from the lowest bytes of an element to the highest, with stored sizes in bytes.
+    - `end`: where the planes' data begins.
     """
 
     layout: Layout
@@ -102,20 +101,15 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
     out[:end] = table.ljust(end, b"\0")
 
 
-def parse_table(block: memoryview, limit: int) -> Table:
-    """Read the table of a block that is not stored as it is.
-
-    Raises
-    ------
-    CodecError
-        If it is not what `pack_table` writes, or the block would decode to more than `limit` bytes, or the sizes do not
-        add up to the block's own.
+def parse_table(block: memoryview, limit: int) -> PlaneTable:
+    """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
+    or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
     if len(block) < _HEAD.size:
         raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
     first, raw_size = _HEAD.unpack_from(block)
-    layout = Layout(1 << (first & 3), bool(first & 4), first >> 3 & 7)
-    if first >> 6 != 1 or layout.phase >= layout.width or (layout.rotated and layout.width == 1):
+    layout = _LAYOUTS.get(first)
+    if layout is None:
         raise CodecError(f"FloatZip block of an unknown layout {first:#04x}")
     if raw_size > limit:
         raise CodecError(f"FloatZip block declares {raw_size} bytes, {limit} are allowed here")
@@ -124,12 +118,12 @@ def parse_table(block: memoryview, limit: int) -> Table:
         raise CodecError(f"FloatZip block of {raw_size} bytes has no whole element of {layout.width} bytes")
     planes, position = _parse_planes(block, layout, count)
     end = table_size(len(planes))
-    if any(block[position:end]):
+    if block[position:end] != _PADDING[: end - position]:
         raise CodecError("FloatZip table does not end with zeros")
     edges = raw_size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
-    return Table(layout, raw_size, planes, end)
+    return PlaneTable(layout, raw_size, planes, end)
 
 
 def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
@@ -139,15 +133,12 @@ def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[t
         if len(block) < position + _PLANE.size:
             raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
         code, size = _PLANE.unpack_from(block, position)
-        lane = 1 << (code >> 2)
-        covered += lane
-        if code >> 4 or lane > 4 or covered > layout.width:
+        plane = _KINDS.get(code)
+        if plane is None or covered + plane.lane > layout.width:
             raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
-        plane = Plane(Coding(code & 3), lane)
-        if plane.coding == Coding.RAW and size != count * lane:
-            raise CodecError(f"FloatZip plane of {size} bytes where {count * lane} belong")
-        if plane.coding >= Coding.PACKED and lane != 1:
-            raise CodecError("FloatZip plane of several bytes cannot be packed")
+        covered += plane.lane
+        if code & 3 == Coding.RAW and size != count * plane.lane:
+            raise CodecError(f"FloatZip plane of {size} bytes where {count * plane.lane} belong")
         planes.append((plane, size))
         position += _PLANE.size
     return planes, position

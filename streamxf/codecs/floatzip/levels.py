@@ -28,18 +28,8 @@ _HEAD = struct.Struct("<B3xII")
 
 
 def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> int:
-    """Take levels off `values`, pack the rest, and store both in `out`.
-
-    Parameters
-    ----------
-    values : array of uint8, shape (n,)
-    period : int
-        The length of a row, where columns have levels; else 1.
-
-    Returns
-    -------
-    int
-        Bytes written; 0 if the rest cannot be packed.
+    """Take levels off `values`, pack the rest, and store both in `out`; returns the bytes written, 0 if the rest cannot
+    be packed. `period` is the length of a row, where columns have levels, else 1.
     """
     columns = column_levels(values, period)
     rest = work.plane(-4, len(values))
@@ -58,13 +48,7 @@ def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> 
 
 
 def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
-    """Fill `out`, of shape (n,), with the values that `level_into` stored.
-
-    Raises
-    ------
-    CodecError
-        If `stored` is damaged.
-    """
+    """Fill `out`, of shape (n,), with the values that `level_into` stored. Raises CodecError if `stored` is damaged."""
     if len(stored) < _HEAD.size or any(stored[1:4]):
         raise CodecError("FloatZip levelled plane has a damaged head")
     group_log2, period, size = _HEAD.unpack_from(stored)
@@ -78,20 +62,8 @@ def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
 
 
 def best_period(values: Array, row: int | None, width: int) -> int:
-    """Which levels are worth their place, by a sample of the values.
-
-    Parameters
-    ----------
-    values : array of uint8, shape (n,)
-    row : int or None
-        How many values a row of the matrix has, where that is known.
-    width : int
-        Bytes of the elements that the values are a part of.
-
-    Returns
-    -------
-    int
-        0 for none, 1 for groups alone, or the length of a row for columns as well.
+    """Which levels are worth their place, by a sample of the values, which are bytes of elements of `width` in a matrix
+    of `row` columns: 0 for none, 1 for groups alone, or the length of a row for columns as well.
     """
     group = 1 << GROUP_LOG2
     if row is not None and group <= row <= MAX_PERIOD and len(values) >= _SAMPLE_ROWS * row:

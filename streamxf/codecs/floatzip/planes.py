@@ -40,13 +40,8 @@ class Workspace:
 def split(elements: Array, rotated: bool, planes: Sequence[Array], work: Workspace) -> None:
     """Spread the bytes of each element over the planes, the lowest bytes first.
 
-    Parameters
-    ----------
-    elements : array of unsigned integers, shape (n,)
-    rotated : bool
-        Rotate elements left by one bit first.
-    planes : sequence of arrays of unsigned integers, shape (n,)
-        Filled. Their item sizes add up to that of `elements`.
+    - `rotated`: rotate elements left by one bit first.
+    - `planes`: filled. Their item sizes add up to that of `elements`.
     """
     bits = 8 * elements.itemsize
     first, second = work.parts(elements.itemsize)

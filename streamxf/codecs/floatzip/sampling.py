@@ -47,15 +47,9 @@ _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
 class PlanePlan(NamedTuple):
     """How one plane is to be stored.
 
-    Attributes
-    ----------
-    plane : Plane
-    base : int
-        First of the sixteen values around which a packed plane is packed.
-    general : bool
-        Whether matches are worth looking for.
-    levels : bool
-        Whether to look for scales that differ from place to place.
+    - `base`: first of the sixteen values around which a packed plane is packed.
+    - `general`: whether matches are worth looking for.
+    - `levels`: whether to look for scales that differ from place to place.
     """
 
     plane: Plane
@@ -74,21 +68,21 @@ class BlockPlan(NamedTuple):
     planes: list[PlanePlan]
 
 
+_SMALL = {
+    width: BlockPlan(Layout(width, True, 0), [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
+    for width in set(FLOAT_WIDTHS.values())
+}
+
+
 def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
-    Parameters
-    ----------
-    block : array of uint8
-    dtype : str or None
-        The name of the torch dtype of its elements, where it is known; a float's elements then begin with the block.
+    - `dtype`: the name of the torch dtype of its elements, where it is known; a float's elements then begin with the
+      block.
     """
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:
-        layout = Layout(width, True, 0)
-        if len(block) <= SMALL_FLOATS:
-            return BlockPlan(layout, [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
-        return _plan(block, layout)
+        return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
     if len(block) <= SMALL_BYTES:
         return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
     layout, bits = _detect(block)

@@ -1,1 +1,1 @@
-"""One process's part of a load."""
+"""Items of a load, read into the planner's targets."""

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
-from streamxf.dcp.metadata.tiling import Chunk, check_tiles
 from streamxf.errors import MetadataError
+from streamxf.format.items import TensorItem
+from streamxf.format.tiling import Chunk, check_tiles
 
 _Target = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
@@ -27,13 +28,8 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     """Check that what `plan` reads fills its targets, each element once.
 
     A planner that has DCP's `lookup_tensor` is asked how large a target is. One that has a `state_dict`, as DCP's own
-    have, is asked for targets of which nothing is read, too. Of one that has neither nobody can tell: then the
-    metadata has to speak of the whole tensor.
-
-    Parameters
-    ----------
-    items : mapping
-        What the metadata says of each item.
+    have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
+    tensor.
 
     Raises
     ------
@@ -71,7 +67,7 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, tor
         return {}
     sizes: dict[_Target, torch.Size] = {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or not isinstance(items.get(name), TensorStorageMetadata):
+        if not isinstance(value, torch.Tensor) or not isinstance(items.get(name), TensorItem):
             continue
         if isinstance(value, DTensor) and value.device_mesh.get_coordinate() is None:
             continue  # it lies on other ranks
@@ -82,10 +78,10 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, tor
 
 def _check_whole(name: str, items: Mapping[str, Any]) -> None:
     item = items.get(name)
-    if not isinstance(item, TensorStorageMetadata):
+    if not isinstance(item, TensorItem):
         return  # which the read itself refuses
     try:
-        check_tiles(item.size, [(chunk.offsets, chunk.sizes) for chunk in item.chunks])
+        check_tiles(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
     except MetadataError as error:
         raise _not_filled(name) from error
 

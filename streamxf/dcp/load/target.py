@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from streamxf.buffers import flat_view
-from streamxf.dcp.tensors.payload import dense_order
+from streamxf.checkpoint.elements import Array
+from streamxf.dcp.save.sources import array_of
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Target:
     """A planner's tensor, detached.
 
@@ -37,14 +37,9 @@ class Target:
         )
         return cls(tensor, plain)
 
-    def memory(self, dtype: torch.dtype, strides: tuple[int, ...]) -> memoryview | None:
-        """The tensor's own memory, if writing elements of `dtype` into it, in the order of `strides`, is the same as
+    def array(self, dtype: torch.dtype) -> Array | None:
+        """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
         `copy_`; else None.
-
-        Parameters
-        ----------
-        strides : tuple of int
-            In elements, without gaps.
 
         Raises
         ------
@@ -58,24 +53,13 @@ class Target:
             and tensor.dtype == dtype
             and not (tensor.is_conj() or tensor.is_neg())
             and not torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]
-            and tensor.numel() > 0
-            and self.has_order(strides)
         )
         if not fits:
             return None
-        flat = tensor.as_strided((tensor.numel(),), (1,))
-        flat[:0].zero_()  # torch then knows of a change in place, and refuses one of a tensor that takes none
-        return flat_view(flat.view(torch.uint8).numpy().data)
-
-    def has_order(self, strides: tuple[int, ...]) -> bool:
-        """Whether the tensor has these strides; that of a dimension with a single element means nothing."""
-        own = zip(self.tensor.shape, self.tensor.stride(), strides, strict=True)
-        return all(size == 1 or one == other for size, one, other in own)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the tensor's memory has no gaps, in whatever order its elements stand."""
-        return dense_order(self.tensor) is not None
+        # torch then knows of a change in place, and refuses one of a tensor that takes none
+        nothing = tensor.as_strided((0,), (1,))
+        nothing.copy_(nothing)
+        return array_of(tensor)
 
     def overlaps(self, other: Target) -> bool:
         """Whether two plain tensors may share memory: whether they lie between the same addresses.

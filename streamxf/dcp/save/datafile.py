@@ -2,55 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import io
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf import engine
-from streamxf.container.header import Identity, Kind
-from streamxf.dcp.extensions import Extensions, SaveStream
-from streamxf.dcp.save.counted import CountedOutlet
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.metadata import STORED_ATTRIBUTE, Stored
 from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.save.streamed import Streamed, write_streamed, write_unchained
-from streamxf.dcp.tensors.framing import save_tensor
-from streamxf.dcp.tensors.payload import minimal
-from streamxf.dcp.tensors.staging import Staging
+from streamxf.dcp.save.sources import Streamed, check_storable, dtype_name, has_elements, source_of
+from streamxf.dcp.save.staging import Staging
+from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError, UnsupportedError
-from streamxf.fileio.outlet import Outlet
-from streamxf.fileio.ring import Buffer, Ring
+from streamxf.format.header import Identity, Kind
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Share
+from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 
-MIN_ROW = 64
+# Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
+ON_THE_SPOT = 64 * 1024
+
+_PIECE = 2**20  # bytes that a stream without blocks is given at a time
+
+
+@dataclass(eq=False, slots=True)
+class _InFlight:
+    """An item whose blocks are on their way."""
+
+    item: WriteItem
+    encoder: ContainerEncoder
+    framed: bool
+    share: Share | None
 
 
 class DataFile:
     """Writes items into one file, in the order in which they come; results are known when their bytes have left.
 
-    The blocks of all items go through one outlet: while those of one item are still being encoded or written, the next
-    item is under way. So memory that is handed over stays in use until `finish`.
-
-    Parameters
-    ----------
-    output : OutputFile
-    path : str
-        Relative to the checkpoint.
-    extensions : Extensions
-        Renewed for this save.
-    descriptors : list of str, optional
-        Of the extensions; recorded with each item.
-    writer_id : bytes
-        Of this process and save.
-    block_log2 : int
-    meter : Meter
-    progress : Progress, optional
-        Expects the planned bytes of all tensors, and is told of objects, too.
+    The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
+    next item is under way. So memory that is handed over stays in use until `finish`.
 
     Attributes
     ----------
@@ -63,7 +58,6 @@ class DataFile:
         output: OutputFile,
         path: str,
         extensions: Extensions,
-        descriptors: list[str] | None,
         writer_id: bytes,
         block_log2: int,
         meter: Meter,
@@ -72,15 +66,15 @@ class DataFile:
         self._output = output
         self._path = path
         self._extensions = extensions
-        self._descriptors = descriptors
         self._writer_id = writer_id
         self._block_log2 = block_log2
         self._meter = meter
         self._progress = progress
-        self._outlet = Outlet(meter) if progress is None else CountedOutlet(meter)
+        self._pipeline: Pipeline[Encoded] = Pipeline()
+        self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
+        self._hashed = extensions.hashed
         self._staging = Staging(1 << block_log2)
-        # each worker has a buffer, and one is put together
-        self._ring = Ring(partial(_buffer, 1 << block_log2), engine.shared().workers + 1)
+        self._usual = Stored(framed=not extensions.in_blocks)
         self.results: list[WriteResult] = []
 
     def write(self, item: WriteItem, data: Any) -> None:
@@ -89,111 +83,189 @@ class DataFile:
         Raises
         ------
         UnsupportedError
-            If it is not the tensor that the metadata will describe: no reader that checks could load it.
+            If it is not the tensor that the metadata will describe, or one that cannot be saved.
         Exception
             Whatever went wrong, with this item or with one before; then the file is spoiled.
         """
         try:
-            _check_planned(item, data)
-            if self._extensions.foreign or not self._extensions:
-                self._outlet.settle()  # what passes no blocks, or streams of others first, is written here and now
-                self._write_directly(item, data)
-            else:
+            if isinstance(data, torch.Tensor):
+                check_storable(data)
+                _check_planned(item, data)
+            if self._extensions.in_blocks:
                 self._write_blocks(item, data)
+            else:
+                self._write_framed(item, data)
         except StreamxfError as error:
             error.locate(item=item.index.fqn)
             raise
 
     def finish(self) -> None:
         """Wait until all items have left; raises as `write`."""
-        self._outlet.finish()
+        self._store(self._pipeline.results())
+        self._meter.blocks(self._pipeline.peak_jobs)
 
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""
-        self._outlet.cancel()
+        self._pipeline.cancel()
+
+    # -- blocks --------------------------------------------------------------------------------------
 
     def _write_blocks(self, item: WriteItem, data: Any) -> None:
-        share = self._share_of(item, data)
-        if isinstance(self._outlet, CountedOutlet):
-            self._outlet.share = share
-
-        def stored(raw_size: int, size: int) -> None:
-            self._note(item.index, raw_size, size, share)
-
-        _write_and_close(item, data, self._open(item, data, self._outlet, stored), self._write)
-
-    def _write(self, data: Any, target: SaveStream) -> int:
-        """Write a tensor, or what is streamed, into its container."""
-        if isinstance(data, Streamed):
-            write_streamed(data, target, self._ring)
-            return data.size
-        return save_tensor(data, target, self._staging)
-
-    def _write_slowly(self, data: Any, target: SaveStream) -> int:
-        """The same where no container comes first."""
-        if isinstance(data, Streamed):
-            write_unchained(data, target, self._outlet, 1 << self._block_log2)
-            return data.size
-        return save_tensor(data, target)
-
-    def _write_directly(self, item: WriteItem, data: Any) -> None:
-        start = self._output.size
-        share = self._output.share = self._share_of(item, data)
-        if not self._extensions and not isinstance(data, Streamed) and item.type != WriteItemType.BYTE_IO:
-            _save_bare(data, self._output)
-            raw_size = self._output.size - start
-        else:
-            raw_size = _write_and_close(item, data, self._open(item, data), self._write_slowly)
-        self._note(item.index, raw_size, self._output.size - start, share)
-
-    def _open(
-        self,
-        item: WriteItem,
-        data: Any,
-        outlet: Outlet | None = None,
-        stored: Callable[[int, int], None] | None = None,
-    ) -> SaveStream:
-        dtype = _dtype_of(data)
-        return self._extensions.open(
-            self._output,
-            identity_of(self._writer_id, item),
+        source, kind = self._source(item, data)
+        encoder = ContainerEncoder(
+            self._extensions.chain,
+            identity=identity_of(self._writer_id, item, kind),
             published=True,
-            dtype=str(dtype).removeprefix("torch.") if dtype is not None else None,
-            row=row_length(data.shape, dtype) if dtype is not None else None,
+            hashed=self._hashed,
             block_log2=self._block_log2,
-            outlet=outlet,
-            stored=stored,
             meter=self._meter,
         )
+        leaving = _InFlight(item, encoder, kind is Kind.FRAMED, self._share_of(item, source.size))
+        for job, size in encoder.jobs(source):
+            self._leaving.append((leaving, size))
+            small = size <= ON_THE_SPOT
+            self._store(self._pipeline.put(job(), size) if small else self._pipeline.submit(job, size))
 
-    def _share_of(self, item: WriteItem, data: Any) -> Share | None:
+    def _store(self, blocks: Iterable[Encoded]) -> None:
+        """Write finished blocks, which come in the order in which they were submitted."""
+        for block in blocks:
+            leaving, size = self._leaving.popleft()
+            for part in leaving.encoder.framed(block):
+                self._output.write(part)
+            block.release()
+            if leaving.share is not None:
+                leaving.share.advance(size)
+            if block.last:
+                encoder = leaving.encoder
+                sha256 = encoder.table_digest if self._hashed else None
+                self._note(leaving, encoder.raw_size, encoder.stored_size, Stored(leaving.framed, sha256))
+
+    def _source(self, item: WriteItem, data: Any) -> tuple[ByteSource, Kind]:
+        if isinstance(data, Streamed):
+            return data.source, data.kind
+        if item.type == WriteItemType.BYTE_IO:
+            return MemorySource(data.getbuffer()), Kind.OBJECT
+        if has_elements(data):
+            return source_of(data, self._staging), Kind.TENSOR
+        return MemorySource(_saved(data)), Kind.FRAMED
+
+    # -- without a container, or behind stream transforms ------------------------------------------------
+
+    def _write_framed(self, item: WriteItem, data: Any) -> None:
+        start = self._output.size
+        is_tensor = item.type != WriteItemType.BYTE_IO
+        target = self._extensions.open(
+            self._output,
+            identity_of(self._writer_id, item, Kind.FRAMED if is_tensor else Kind.OBJECT),
+            published=True,
+            block_log2=self._block_log2,
+            meter=self._meter,
+        )
+        share = self._share_of(item, 0 if is_tensor else _size_of(data))
+        counted = _Counted(target.stream, share)
+        try:
+            if isinstance(data, Streamed):
+                data.write_framed(counted)
+            elif is_tensor:
+                _save(data, counted)
+            else:
+                counted.write(data.getbuffer())
+            target.close()
+        except BaseException:
+            target.abort()
+            raise
+        leaving = _InFlight(item, cast("Any", None), is_tensor, share)
+        self._note(leaving, counted.size, self._output.size - start, Stored(is_tensor, None))
+
+    # -- results ---------------------------------------------------------------------------------------
+
+    def _share_of(self, item: WriteItem, size: int) -> Share | None:
         """What the item is to bring those who want to know how far the save is."""
         if self._progress is None:
             return None
-        if item.type != WriteItemType.BYTE_IO:
-            return Share(self._progress, planned_bytes(item))
-        size = data.size if isinstance(data, Streamed) else data.getbuffer().nbytes  # of which the plan says nothing
-        self._progress.expect(size)
-        return Share(self._progress, size)
+        if item.type == WriteItemType.BYTE_IO:
+            self._progress.expect(size)  # the plan says nothing of it
+            return Share(self._progress, size)
+        return Share(self._progress, planned_bytes(item))
 
-    def _note(self, index: MetadataIndex, raw_size: int, size: int, share: Share | None) -> None:
-        info = _StorageInfo(self._path, self._output.size - size, size, transform_descriptors=self._descriptors)
-        self.results.append(WriteResult(index=index, size_in_bytes=size, storage_data=info))
+    def _note(self, leaving: _InFlight, raw_size: int, size: int, stored: Stored) -> None:
+        info = _StorageInfo(self._path, self._output.size - size, size)
+        if stored != self._usual:
+            setattr(info, STORED_ATTRIBUTE, stored)
+        self.results.append(WriteResult(index=leaving.item.index, size_in_bytes=size, storage_data=info))
         self._meter.item(raw_size, size)
-        if share is not None:
-            share.finish()
+        if leaving.share is not None:
+            leaving.share.finish()
 
 
-def _check_planned(item: WriteItem, data: Any) -> None:
+class _Counted:
+    """A stream for ``torch.save``: it writes all that it is given in pieces, and keeps count and the first error, which
+    torch turns into another one.
+    """
+
+    def __init__(self, stream: IO[bytes], share: Share | None) -> None:
+        self._stream = stream
+        self._share = share
+        self.size = 0
+        self.error: BaseException | None = None
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                if self._stream.write(piece) not in (len(piece), None):  # some streams return nothing
+                    raise OSError("a stream transform accepted only part of what was written to it")
+                if self._share is not None:
+                    self._share.advance(len(piece))
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """The file is flushed once, when all of its items are written."""
+
+
+def _save(tensor: torch.Tensor, target: _Counted) -> None:
+    """Write what ``torch.save`` writes for a tensor, as torch's own writer does."""
+    try:
+        torch.save(_minimal(tensor.cpu()), cast("IO[bytes]", target))
+    except RuntimeError:
+        if target.error is None:
+            raise
+    if target.error is not None:
+        raise target.error
+
+
+def _saved(tensor: torch.Tensor) -> memoryview:
+    buffer = io.BytesIO()
+    torch.save(_minimal(tensor.cpu()), buffer)
+    return buffer.getbuffer()
+
+
+def _minimal(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a storage of its own size, where it has one of its own."""
+    if type(tensor) is not torch.Tensor or tensor.untyped_storage().size() == tensor.nbytes:
+        return tensor
+    return tensor.clone()
+
+
+def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
     plan = item.tensor_data
-    if plan is None or not isinstance(data, torch.Tensor):
+    if plan is None:
         return
     if data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes:
         raise UnsupportedError(
-            f"the planner gave a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
+            f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )
+
+
+def _size_of(data: Any) -> int:
+    return data.source.size if isinstance(data, Streamed) else data.getbuffer().nbytes
 
 
 def planned_bytes(item: WriteItem) -> int:
@@ -202,57 +274,10 @@ def planned_bytes(item: WriteItem) -> int:
     return 0 if data is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
-def identity_of(writer_id: bytes, item: WriteItem) -> Identity:
+def identity_of(writer_id: bytes, item: WriteItem, kind: Kind) -> Identity:
     """The identity that an item's container is bound to."""
-    kind = Kind.BYTES if item.type == WriteItemType.BYTE_IO else Kind.TENSOR
-    return Identity(writer_id, kind, tuple(item.index.offset or ()), item.index.fqn)
-
-
-def _dtype_of(data: Any) -> torch.dtype | None:
-    return data.dtype if isinstance(data, torch.Tensor | Streamed) else None
-
-
-def _buffer(size: int) -> Buffer:
-    memory = bytearray(size)
-    return Buffer(memoryview(memory), memory)
-
-
-def row_length(shape: Sequence[int], dtype: torch.dtype) -> int | None:
-    """Elements in a row of a matrix; of kernels or a stack of matrices, in a row that is worth the name.
-
-    Views whose memory is in another order just compress a little less.
-    """
-    if len(shape) < 2 or dtype.is_complex:
-        return None
-    row = 1
-    for length in reversed(shape[1:]):
-        row *= length
-        if row >= MIN_ROW:
-            break
-    return row
-
-
-def _write_and_close(item: WriteItem, data: Any, target: SaveStream, write: Callable[[Any, SaveStream], int]) -> int:
-    try:
-        if item.type == WriteItemType.BYTE_IO and not isinstance(data, Streamed):
-            view: memoryview = data.getbuffer()
-            target.write_owned(view)
-            size = len(view)
-        else:
-            size = write(data, target)
-        target.close()
-    except BaseException:
-        target.abort()
-        raise
-    return size
-
-
-def _save_bare(tensor: torch.Tensor, output: OutputFile) -> None:
-    """Write a tensor without any chain: the same bytes as torch's own writer."""
-    try:
-        torch.save(minimal(tensor.cpu()), cast("IO[bytes]", output))
-    except RuntimeError:
-        if output.error is None:
-            raise
-    if output.error is not None:
-        raise output.error
+    data = item.tensor_data
+    if kind is Kind.OBJECT or data is None:
+        return Identity(writer_id, Kind.OBJECT, item.index.fqn)
+    chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
+    return Identity(writer_id, kind, item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes), tuple(data.size))

@@ -1,53 +1,41 @@
-"""One data file that is being written: its position, its size and its digest."""
+"""A data file that is being written: its size and digest, and that nothing of it is stored after an error."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import UnsupportedOperation
 from time import perf_counter
-from typing import IO
+from typing import IO, Any
 
 import crc32c
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
-from streamxf.dcp.metadata.manifest import FileFacts
 from streamxf.meter import Meter
-from streamxf.progress import Share
-
-_STEP = 16 * 2**20  # bytes that are written before somebody hears of them
 
 
 class OutputFile:
     """Writes everything it is given to `raw`, however little `raw` takes at a time, and keeps count.
 
-    Parameters
-    ----------
-    raw : binary file
-    meter : Meter
-        Is told how long the calls of `raw` take.
-    sync : bool
-        Whether `finish` has to bring everything to the disk.
-
     Attributes
     ----------
     size : int
         Bytes that were written.
+    crc : int or None
+        CRC-32C of what was written, if it was asked for.
     error : BaseException or None
         The first thing that went wrong.
-    share : Share or None
-        Is told what is written, meanwhile.
     """
 
-    def __init__(self, raw: IO[bytes], meter: Meter, sync: bool = False) -> None:
+    def __init__(self, raw: IO[bytes], meter: Meter, *, sync: bool = False, digest: bool = False) -> None:
         self._raw = raw
         self._meter = meter
         self._sync = sync
-        self._crc = 0
+        self.crc = 0 if digest else None
         self.size = 0
         self.error: BaseException | None = None
-        self.share: Share | None = None
 
     def write(self, data: Buffer, /) -> int:
         if self.error is not None:
@@ -55,21 +43,15 @@ class OutputFile:
         view = flat_view(data)
         begin = perf_counter()
         try:
-            if self.share is None:
-                write_all(self._raw, view)
-            else:
-                self._write_and_tell(view, self.share)
+            write_all(self._raw, view)
         except BaseException as error:
             self.error = error  # torch.save goes on, and makes a RuntimeError of it in the end, or nothing
             raise
         self._meter.io(perf_counter() - begin)
-        self._crc = crc32c.crc32c(view, self._crc)
+        if self.crc is not None:
+            self.crc = crc32c.crc32c(view, self.crc)
         self.size += len(view)
         return len(view)
-
-    def _write_and_tell(self, view: memoryview, share: Share) -> None:
-        for start in range(0, len(view), _STEP):
-            share.advance(write_all(self._raw, view[start : start + _STEP]))
 
     def flush(self) -> None:
         """The file is flushed once, by `finish`."""
@@ -91,6 +73,39 @@ class OutputFile:
                 os.fsync(self._raw.fileno())
         self._meter.io(perf_counter() - begin)
 
-    def facts(self, writer_id: bytes) -> FileFacts:
-        """The manifest's entry for the file."""
-        return FileFacts(self.size, writer_id.hex(), f"crc32c:{self._crc:08x}")
+
+@contextmanager
+def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
+    """Open a file for writing; after an error an upload that was begun is aborted.
+
+    A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
+    of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
+    """
+    stream: Any = None
+    discarded = False
+    try:
+        with opening as stream:
+            try:
+                yield stream
+            except BaseException as error:
+                discarded = True
+                _discard(stream, error)
+                raise
+    except BaseException as error:
+        if stream is not None and not discarded:  # it could not be closed
+            _discard(stream, error)
+        raise
+
+
+def _discard(stream: Any, error: BaseException) -> None:
+    if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which upload
+        return
+    try:
+        stream.discard()
+    except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
+        error.add_note(
+            f"the upload of this file could not be aborted ({type(reason).__name__}: {reason}); the store may keep its "
+            "parts until a rule for incomplete uploads removes them"
+        )
+    finally:
+        stream.closed = True  # or it would be completed with what there is

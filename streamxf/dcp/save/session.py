@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.container.header import WRITER_ID_BYTES
+from streamxf.checkpoint.mounts import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata.manifest import FileFacts
-from streamxf.dcp.mounts import Place
-from streamxf.dcp.objects.archive import NotSavedByTorch
-from streamxf.dcp.objects.needs import quick_needs, shown
 from streamxf.dcp.save.datafile import DataFile
-from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.save.output import OutputFile, storing
+from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
+from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
+from streamxf.objects.needs import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
+from streamxf.torchsave.archive import NotSavedByTorch
 
 RECORD_ATTRIBUTE = "streamxf_record"
 _REASONS = 3  # in a warning
@@ -38,20 +40,28 @@ class FileRecord:
     ----------
     path : str
         Relative to the checkpoint.
-    facts : FileFacts
+    size : int
+    crc : int or None
+        CRC-32C of the whole file, where its items have no containers.
+    writer_id : bytes
+    wrapped : str
+        The wrapped data key of the process, as text; empty where the chain does not encrypt.
     modules : tuple of str
         The third-party packages that provided its codecs.
     chain : str
         The extensions and the ids of the keys, for people; all ranks must have the same.
-    place : Place or None
+    place : Mount or None
         Where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
     path: str
-    facts: FileFacts
+    size: int
+    crc: int | None
+    writer_id: bytes
+    wrapped: str
     modules: tuple[str, ...]
     chain: str
-    place: Place | None
+    place: Mount | None
 
 
 @dataclass
@@ -69,7 +79,7 @@ class Save:
     sync : bool
         Whether each file must be on the disk before the save goes on.
     writer_id : bytes
-    place : Place or None
+    place : Mount or None
         Where the checkpoint's folder is, once it is there; None if it is not local.
     meter : Meter
         What all threads of the save count in.
@@ -79,27 +89,17 @@ class Save:
         What was written, once all of it is.
     progress : Progress or None
         Is told as blocks leave.
-    before_publish : callable or None
-        Called last before the save is published, while nobody else can publish to a local folder; may raise, and so
-        keep it from that.
-    keeps_files : bool
-        Whether its files stay if it cannot be published: others may go on from them, and publish them as theirs.
     """
 
     extensions: Extensions
     block_log2: int
     sync: bool
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
-    place: Place | None = None
+    place: Mount | None = None
     report: SaveReport | None = None
     progress: Progress | None = None
-    before_publish: Callable[[], None] | None = None
-    keeps_files: bool = False
 
     def __post_init__(self) -> None:
-        self._descriptors = (
-            self.extensions.descriptors() or None
-        )  # one object for all items: pickle then stores it once
         self.modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -149,41 +149,62 @@ class Save:
         if names:
             text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
         for item, reason in list(reasons.items())[:_REASONS]:
-            text += (
-                f" {shown([item])} does not load then either: {reason}; store a list, a dict or a text in its place."
-            )
+            text += f" {shown([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
+
+    def write_files(
+        self,
+        files: Iterable[tuple[str, list[WriteItem]]],
+        threads: int,
+        opening: Callable[[str], AbstractContextManager[Any]],
+        resolve: Callable[[WriteItem], Any],
+    ) -> list[WriteResult]:
+        """Write files, each with its items, in up to `threads` threads, this one among them; returns when all have
+        stopped.
+
+        Raises
+        ------
+        BaseException
+            The first failure, in any thread. An interrupt of this thread is one, too.
+        """
+        waiting = deque(files)
+        results: dict[str, list[WriteResult]] = {name: [] for name, _ in waiting}
+
+        def work() -> None:
+            while not self.failed:
+                try:
+                    name, items = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    with storing(opening(name)) as raw:
+                        results[name] = self.write_file(raw, name, items, resolve)
+                        begin = perf_counter()
+                    self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+                except BaseException as error:
+                    self.fail(error)
+
+        side_by_side(work, min(threads, len(waiting)), self.fail)
+        cause = self.take_cause()
+        if cause is not None:
+            try:
+                raise cause
+            finally:
+                del cause  # or it would lead to itself, and live until the garbage is collected
+        return [result for each in results.values() for result in each]
 
     def write_file(
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]
     ) -> list[WriteResult]:
         """Write items into one file.
 
-        Parameters
-        ----------
-        raw : binary file
-            Empty, open for writing.
-        path : str
-            Relative to the checkpoint.
-        resolve : callable
-            Gives an item's data, as `DataFile.write` takes it.
-
         Raises
         ------
         Exception
             Whatever went wrong. All other files of this save then stop, too.
         """
-        output = OutputFile(raw, self.meter, self.sync)
-        file = DataFile(
-            output,
-            path,
-            self.extensions,
-            self._descriptors,
-            self.writer_id,
-            self.block_log2,
-            self.meter,
-            self.progress,
-        )
+        output = OutputFile(raw, self.meter, sync=self.sync, digest=not len(self.extensions.chain))
+        file = DataFile(output, path, self.extensions, self.writer_id, self.block_log2, self.meter, self.progress)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         place = "nothing yet"
         try:
@@ -206,8 +227,10 @@ class Save:
             file.cancel()
             raise
         if file.results:
-            facts = output.facts(self.writer_id)
-            record = FileRecord(path, facts, self.modules, self.extensions.summary(), self.place)
+            encryption = self.extensions.encryption
+            wrapped = encryption.wrapped if encryption is not None else ""
+            about = (self.modules, self.extensions.summary(), self.place)
+            record = FileRecord(path, output.size, output.crc, self.writer_id, wrapped, *about)
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 

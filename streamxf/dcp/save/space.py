@@ -22,12 +22,14 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
+from streamxf.checkpoint.mounts import Volume
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import identity_of, planned_bytes, row_length
-from streamxf.dcp.save.volume import Volume
-from streamxf.dcp.tensors.framing import save_tensor
-from streamxf.dcp.tensors.payload import is_plain
+from streamxf.dcp.save.datafile import identity_of, planned_bytes
+from streamxf.dcp.save.sources import has_elements, memory_of
 from streamxf.errors import NoSpaceError
+from streamxf.format.header import Kind
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.writer import StreamWriter
 
 SAMPLE_BYTES = 1 << 24
 MAX_SAMPLES, MIN_SAMPLES = 16, 8
@@ -97,17 +99,6 @@ def check_room(
 ) -> None:
     """Refuse to begin what cannot fit.
 
-    Parameters
-    ----------
-    folder : path
-        Local, and there.
-    plan : SavePlan
-        This rank's.
-    extensions : Extensions
-        Renewed for this save.
-    save : bytes
-        This rank's writer id.
-
     Raises
     ------
     NoSpaceError
@@ -144,7 +135,7 @@ def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) 
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
         f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
-        "room. Nothing was written. Make room (streamxf.clean removes what failed saves left), or save elsewhere",
+        "space. Nothing was written. Make room (`streamxf clean` removes what failed saves left), or save elsewhere",
         file=os.fspath(folder),
     )
 
@@ -181,7 +172,7 @@ class _Tensors:
             if item.tensor_data is None:
                 continue
             data = planner.resolve_data(item)
-            if isinstance(data, torch.Tensor) and is_plain(data.detach()):
+            if isinstance(data, torch.Tensor) and has_elements(data.detach()):
                 self.items.append((item, data.detach()))
         self._ends = list(accumulate(tensor.nbytes for _, tensor in self.items))
         self.size = self._ends[-1] if self._ends else 0
@@ -224,19 +215,15 @@ def _stored(
     item: WriteItem, tensor: torch.Tensor, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool
 ) -> float:
     """The bytes that a piece takes."""
+    memory = memory_of(piece.cpu().contiguous())
     sink = io.BytesIO()
-    if extensions:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        row = row_length(tensor.shape, tensor.dtype)
-        stream = extensions.open(
-            sink, identity_of(bytes(16), item), published=True, dtype=dtype, row=row, block_log2=block_log2
-        )
-        try:
-            save_tensor(piece.cpu().contiguous(), stream)
-            stream.close()
-        except BaseException:
-            stream.abort()
-            raise
+    if len(extensions.chain):
+        shape = tuple(piece.shape)
+        identity = identity_of(bytes(16), item, Kind.TENSOR)
+        identity = identity._replace(offset=(0,) * piece.dim(), shape=shape, tensor_shape=shape)
+        encoder = ContainerEncoder(extensions.chain, identity=identity, published=True, block_log2=block_log2)
+        with StreamWriter(sink, encoder) as stream:
+            stream.write(memory)
     else:
-        sink.write(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        sink.write(memory)
     return sink.tell() if plain else min(sink.tell(), _STRONGER * len(zlib.compress(sink.getbuffer(), 1)))

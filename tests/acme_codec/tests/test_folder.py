@@ -6,10 +6,10 @@ import pytest
 from acme_codec.folder import FolderKey
 
 import streamxf
-from streamxf.errors import KeyFileError, KeyMissingError, WrongKeyError
+from streamxf.errors import AuthenticationError, KeyFileError, KeyMissingError, WrongKeyError
 from streamxf.keys import write_key
 
-DATA_KEY, DEK_ID = bytes(range(32)), bytes(32)
+DATA_KEY, DEK_ID, DIGEST = bytes(range(32)), bytes(32), bytes(range(100, 132))
 
 
 @pytest.fixture
@@ -24,6 +24,14 @@ def test_there_and_back(key: FolderKey) -> None:
     assert streamxf.decode(file, keys=key) == b"data"
     with pytest.raises(KeyMissingError, match=key.id):
         streamxf.decode(file, keys=streamxf.Key.generate())
+
+
+def test_it_vouches_for_its_own_contents(key: FolderKey) -> None:
+    voucher = key.vouch(DIGEST)
+    key.check_voucher(voucher, DIGEST)
+    for wrong, digest in ((voucher, bytes(32)), (key.wrap(DIGEST, DIGEST), DIGEST), (voucher[:-1], DIGEST)):
+        with pytest.raises(AuthenticationError, match=key.id):
+            key.check_voucher(wrong, digest)
 
 
 @pytest.mark.parametrize("size", [0, 11, 12, 27, 28])

@@ -1,51 +1,64 @@
-"""Encrypted files: what somebody without the key does to blocks and header, and what can be wrong with wrapped keys."""
+"""Encrypted plain files: what can be done to them without the key, and what can be wrong with wrapped keys."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from functools import partial
 
-from forge import Parts, prefix_of
-
-from recipes.data import BLOCK, lines, payload
-from recipes.sealing import (
+from forge import HASHED, Parts, prefix_of, seal_of
+from sealing import (
     DEK,
     ENCRYPT,
     KEY,
+    OTHER_DEK,
     OTHER_KEY,
+    Vouching,
+    aes_wrap,
     b64url,
+    container,
     dek_id,
-    fragment,
+    encrypted,
+    entry,
     key_id,
-    parts,
-    seal,
+    keyed,
+    mac_of,
+    plain,
+    plain_digest,
     secret,
+    signature,
+    voucher,
     wrapped,
     zstd,
 )
-from recipes.vector import NO_KEYS, Keys, Vector, fails, reads
 
-HELD = Keys((("aeskw", KEY),))
-OTHERS = Keys((("aeskw", OTHER_KEY),))
+from recipes.data import BLOCK, lines, payload
+from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, breaks, holds
+
 CHAIN = ["streamxf.zstd/1", ENCRYPT]
 
 DATA = lines(3 * BLOCK + 77)
-_OTHER_DATA = lines(5 * BLOCK + 77)[BLOCK:][: len(DATA)]
-OPEN = parts(CHAIN, [zstd(DATA[at : at + BLOCK]) for at in range(0, len(DATA), BLOCK)], len(DATA))
-FILE = seal(OPEN)
+OPEN = container(CHAIN, [zstd(DATA[at : at + BLOCK]) for at in range(0, len(DATA), BLOCK)], len(DATA))
+BY = Vouching()
+FILE = plain(encrypted(OPEN), BY)
 _A, _B, _C, _D = FILE.blocks
-_OTHER = seal(
-    parts(CHAIN, [zstd(_OTHER_DATA[at : at + BLOCK]) for at in range(0, len(DATA), BLOCK)], len(DATA)).change(
-        salt=secret("another salt")
-    )
+_OTHER_DATA = lines(5 * BLOCK + 77)[BLOCK:][: len(DATA)]
+_OTHER = plain(
+    encrypted(
+        OPEN.change(
+            blocks=tuple(
+                (last, zstd(_OTHER_DATA[number * BLOCK :][:BLOCK])) for number, (last, _) in enumerate(OPEN.blocks)
+            ),
+            salt=secret("another salt"),
+        )
+    ),
+    BY,
 )
 SMALL = payload(100)
 
 
 def vectors() -> list[Vector]:
     """All of them."""
-    return [*_blocks(), *_under_right_tags(), *_headers(), *_keys(), *_fragments(), *_policy()]
+    return [*_blocks(), *_right_tags(), *_headers(), *_keys(), *_wrapped(), *_vouchers(), *_policy(), *_seal()]
 
 
 def _flipped(block: tuple[bool, bytes], at: int) -> tuple[bool, bytes]:
@@ -54,256 +67,316 @@ def _flipped(block: tuple[bool, bytes], at: int) -> tuple[bool, bytes]:
     return block[0], bytes(changed)
 
 
-def _flagged(blocks: Sequence[tuple[bool, bytes]]) -> tuple[tuple[bool, bytes], ...]:
+def _flagged(*blocks: tuple[bool, bytes]) -> tuple[tuple[bool, bytes], ...]:
     """The blocks, of which the last one says so."""
     return tuple((number == len(blocks) - 1, stored) for number, (_, stored) in enumerate(blocks))
 
 
-# -- without the key -------------------------------------------------------------------------------------------------
+# -- with the data key, but for none of the keys that vouch ----------------------------------------------------------
 
 
 def _blocks() -> list[Vector]:
+    """Vouchers are right again: whoever has the data key, and a key that vouches, still cannot forge blocks by moving
+    them. Without such keys the vouchers fail first, as `K4-table` shows.
+    """
     size = len(DATA)
-    short = size % BLOCK
+    b = _B[1]
 
-    def of(*blocks: tuple[bool, bytes], raw_size: int = size) -> Parts:
-        return FILE.change(blocks=blocks, raw_size=raw_size)
+    def of(*blocks: tuple[bool, bytes], raw_size: int = size) -> bytes:
+        return plain(FILE.change(blocks=blocks, raw_size=raw_size), BY).pack()
 
-    def second(stored: bytes) -> Parts:
+    def second(stored: bytes) -> bytes:
         return of(_A, (False, stored), _C, _D)
 
-    b = _B[1]
-    two, one = _flagged((_A, _B)), _flagged((_A,))
-    cases: list[tuple[str, str, Parts, str, str | None, int]] = [
-        ("tag-of-first", "a bit of the first tag", of(_flipped(_A, -1), _B, _C, _D), "tag", None, 0),
-        ("tag-of-third", "a bit of the third tag", of(_A, _B, _flipped(_C, -1), _D), "tag", None, 2),
-        ("tag-of-last", "a bit of the last tag", of(_A, _B, _C, _flipped(_D, -1)), "tag", None, 3),
-        ("ciphertext", "a bit of the second ciphertext", of(_A, _flipped(_B, 0), _C, _D), "tag", None, 1),
-        ("swapped", "two blocks changed places", of(_A, _C, _B, _D), "tag", None, 1),
-        ("reversed", "the blocks before the last, reversed", of(_C, _B, _A, _D), "tag", None, 0),
-        ("last-moved-to-front", "the last block moved", of(*_flagged((_D, _A, _B, _C))), "tag", None, 0),
-        ("duplicated", "the second block twice", of(_A, _B, _B, _C, _D, raw_size=size + BLOCK), "tag", None, 2),
+    tags = [
+        ("tag-of-first", "a bit of the first tag", of(_flipped(_A, -1), _B, _C, _D)),
+        ("tag-of-last", "a bit of the last tag", of(_A, _B, _C, _flipped(_D, -1))),
+        ("ciphertext", "a bit of the second ciphertext", second(_flipped(_B, 0)[1])),
+        ("swapped", "two blocks changed places", of(_A, _C, _B, _D)),
+        ("last-moved-to-front", "the last block moved", of(*_flagged(_D, _A, _B, _C))),
+        ("duplicated", "the second block twice", of(_A, _B, _B, _C, _D, raw_size=size + BLOCK)),
+        ("dropped", "the second block is missing", of(_A, _C, _D, raw_size=size - BLOCK)),
         (
-            "last-twice",
-            "the last block twice",
-            of(*_flagged((_A, _B, _C, _D, _D)), raw_size=4 * BLOCK + short),
-            "tag",
-            None,
-            3,
+            "truncated",
+            "two blocks, of which the second says that it is the last",
+            of(*_flagged(_A, _B), raw_size=2 * BLOCK),
         ),
-        ("second-dropped", "the second block is missing", of(_A, _C, _D, raw_size=size - BLOCK), "tag", None, 1),
-        ("first-dropped", "the first block is missing", of(_B, _C, _D, raw_size=size - BLOCK), "tag", None, 0),
-        ("truncated-at-block", "two blocks, and the second is flagged", of(*two, raw_size=2 * BLOCK), "tag", None, 1),
-        ("truncated-to-one", "one block, and it is flagged", of(*one, raw_size=BLOCK), "tag", None, 0),
-        ("last-dropped", "the last is missing, none is flagged", of(_A, _B, _C, raw_size=3 * BLOCK), "block", None, 3),
-        ("last-flag-taken", "the last block says that it is none", of(_A, _B, _C, (False, _D[1])), "block", "tag", 3),
-        ("last-flag-given", "the third block is flagged", of(_A, _B, (True, _C[1]), _D), "block", "tag", 2),
-        ("of-another-stream", "a block of another stream", of(_A, _OTHER.blocks[1], _C, _D), "tag", None, 1),
-        ("all-of-another-stream", "all blocks of another stream", of(*_OTHER.blocks), "tag", None, 0),
-        ("empty-payload", "a block of 0 bytes", second(b""), "codec:encrypt", None, 1),
-        ("15-bytes", "a block of 15 bytes, less than a tag", second(b[:15]), "codec:encrypt", None, 1),
-        ("tag-alone", "a tag and no ciphertext", second(b[-16:]), "tag", None, 1),
-        ("ciphertext-cut", "the first byte of a ciphertext is missing", second(b[1:]), "tag", None, 1),
-        ("zeros", "a block of zeros", second(bytes(len(b))), "tag", None, 1),
-        ("raw-size", "raw_size is one less", FILE.change(raw_size=size - 1), "size", None, 3),
-        ("raw-size-whole-blocks", "raw_size is the most it can be", FILE.change(raw_size=4 * BLOCK), "size", None, 3),
+        ("of-another-stream", "a block of another stream", of(_A, _OTHER.blocks[1], _C, _D)),
+        ("all-of-another-stream", "all blocks of another stream", of(*_OTHER.blocks)),
+        ("empty-payload", "a block of 0 bytes", second(b"")),
+        ("15-bytes", "a block of 15 bytes, less than a tag", second(b[:15])),
+        ("tag-alone", "a tag without a ciphertext", second(b[-16:])),
+        ("zeros", "a block of zeros", second(bytes(len(b)))),
     ]
+    whole = plain(FILE.change(raw_size=4 * BLOCK), BY).pack()
     return [
-        *(
-            fails(
-                f"encrypt-{name}",
-                about,
-                CHAIN,
-                made.pack(),
-                layer,
-                keys=HELD,
-                in_order=in_order,
-                released=DATA[: whole * BLOCK],
-            )
-            for name, about, made, layer, in_order, whole in cases
-        ),
-        reads("encrypt-four-blocks", "four blocks, none of the faults", CHAIN, FILE.pack, DATA, HELD),
+        *(breaks("encrypt", name, about, file, HELD) for name, about, file in tags),
+        breaks("C9", "raw-size-whole-blocks", "raw_size is the most that it can be", whole, HELD),
+        holds("encrypt-four-blocks", "four blocks, none of the faults", FILE.pack, DATA, HELD),
     ]
 
 
 def _headers() -> list[Vector]:
     cases = [
-        ("seal-bit", "a bit of the seal", FILE.change(seal=bytes([FILE.seal[0] ^ 1]) + FILE.seal[1:])),
-        ("seal-last-bit", "the last bit of the seal", FILE.change(seal=FILE.seal[:-1] + bytes([FILE.seal[-1] ^ 1]))),
-        ("seal-zeros", "a seal of zeros", FILE.change(seal=bytes(32))),
-        ("seal-of-another-stream", "the seal of another stream", FILE.change(seal=_OTHER.seal)),
-        ("salt", "another salt", FILE.change(salt=secret("a third salt"))),
-        ("block-log2", "another block_log2", FILE.change(block_log2=17)),
-        ("chain", "another chain", FILE.change(chain=b"streamxf.lz4/1\nstreamxf.encrypt/1")),
-        ("chain-longer", "a checksum more", FILE.change(chain=FILE.chain + b"\nstreamxf.checksum/1")),
-        ("chain-shorter", "a codec less", FILE.change(chain=ENCRYPT.encode())),
-        ("chain-unknown", "a codec that must not be looked for", FILE.change(chain=b"acme.unknown/1\n" + FILE.chain)),
-        ("data-key", "the wrapped data key of another save", FILE.change(prefix=_prefix(_other_save()))),
+        ("bit", "a bit of the seal", {"seal": bytes([FILE.seal[0] ^ 1]) + FILE.seal[1:]}),
+        ("zeros", "a seal of zeros", {"seal": bytes(32)}),
+        ("of-another-stream", "the seal of another stream", {"seal": _OTHER.seal}),
+        ("salt", "another salt", {"salt": secret("a third salt")}),
+        ("block-log2", "another block_log2", {"block_log2": 17, "raw_size": 7 * BLOCK}),
+        ("chain", "another chain", {"chain": b"streamxf.lz4/1\nstreamxf.encrypt/1"}),
+        ("chain-unknown", "a codec that must not be looked for", {"chain": b"acme.unknown/1\nstreamxf.encrypt/1"}),
     ]
+    other = Vouching(dek=OTHER_DEK)
     return [
-        fails(f"seal-{name.removeprefix('seal-')}", about, CHAIN, made.pack(), "seal", keys=HELD)
-        for name, about, made in cases
+        *(breaks("C3", name, about, plain(FILE.change(**changes), BY).pack(), HELD) for name, about, changes in cases),
+        breaks("C3", "data-key", "another data key, wrapped and vouched for", plain(FILE, other).pack(), HELD),
     ]
 
 
-def _other_save() -> str:
-    dek = secret("another data key")
-    return fragment([wrapped(KEY, dek)], dek)
+# -- written with the keys, as no writer writes ----------------------------------------------------------------------
 
 
-def _prefix(text: str) -> bytes:
-    return prefix_of(text.encode("latin-1"))
-
-
-# -- by somebody who has the key, and writes what no writer writes ---------------------------------------------------
-
-
-def _under_right_tags() -> list[Vector]:
-    chain, both = [ENCRYPT], [ENCRYPT, "streamxf.checksum/1"]
-    one, two = DATA[:BLOCK], DATA[BLOCK : 2 * BLOCK]
-    compressed = [zstd(one), zstd(two), zstd(DATA[2 * BLOCK :][:77])]
-    size = 2 * BLOCK + 77
-    short = seal(parts(CHAIN, [compressed[0], zstd(two[:-1]), compressed[2]], size))
-    not_zstd = seal(parts(CHAIN, [compressed[0], b"no frame", compressed[2]], size))
-    unsummed = seal(parts(both, [SMALL], len(SMALL)))
+def _right_tags() -> list[Vector]:
+    both = [ENCRYPT, "streamxf.checksum/1"]
+    two = DATA[BLOCK : 2 * BLOCK]
+    short = OPEN.change(blocks=(OPEN.blocks[0], (False, zstd(two[:-1])), *OPEN.blocks[2:]))
+    not_zstd = OPEN.change(blocks=(OPEN.blocks[0], (False, b"no frame"), *OPEN.blocks[2:]))
+    unsummed = encrypted(container(both, [SMALL], len(SMALL)))
     last, stored = unsummed.blocks[0]
+    wrong = unsummed.change(blocks=((last, stored + bytes(4)),))
     return [
-        fails(
-            "sealed-short-block",
-            "a block in the middle lacks a byte",
-            CHAIN,
-            short.pack(),
-            "size",
-            keys=HELD,
-            released=one,
-        ),
-        fails(
-            "sealed-bad-frame",
-            "no frame under a right tag",
-            CHAIN,
-            not_zstd.pack(),
-            "codec:zstd",
-            keys=HELD,
-            released=one,
-        ),
-        fails(
-            "sealed-no-checksum",
-            "a checksum after encryption is wrong",
-            both,
-            unsummed.change(blocks=((last, stored + bytes(4)),)).pack(),
-            "codec:checksum",
-            keys=HELD,
-        ),
-        reads("sealed-empty", "an empty stream", chain, seal(parts(chain, [b""], 0)).pack, b"", HELD),
+        breaks("C9", "sealed-short", "a block in the middle lacks a byte", plain(encrypted(short), BY).pack(), HELD),
+        breaks("zstd", "sealed-no-frame", "no frame under a right tag", plain(encrypted(not_zstd), BY).pack(), HELD),
+        breaks("checksum", "sealed", "a checksum after encryption is wrong", plain(wrong, BY).pack(), HELD),
+        holds("encrypt-empty-stream", "an empty stream", keyed([ENCRYPT], [b""], 0).pack, b"", HELD),
     ]
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
+# -- wrapped data keys -----------------------------------------------------------------------------------------------
 
 
-def _small(text: str | None = None, dek: bytes = DEK) -> bytes:
-    return seal(parts([ENCRYPT], [SMALL], len(SMALL), text=text), dek).pack()
+def small(text: str = "", *, dek: bytes = DEK, keys: Sequence[bytes] = (KEY,)) -> bytes:
+    """A small file whose data key is wrapped as `text`."""
+    return keyed([ENCRYPT], [SMALL], len(SMALL), Vouching(text, tuple(keys), dek=dek)).pack()
 
 
 def _keys() -> list[Vector]:
-    chain = [ENCRYPT]
-    many = [wrapped(secret(f"key {number}")) for number in range(15)]
-    future = f"future-kind:{key_id(KEY)}:{b64url(b'something else')}"
-    own_id, _, own_blob = wrapped(KEY).partition(":")[2].partition(":")
-    blob = base64.urlsafe_b64decode(own_blob + "==")
-    stale = f"aeskw:{own_id}:{b64url(blob[:-1] + bytes([blob[-1] ^ 1]))}"
-    right = [
-        ("one", "one recipient", [wrapped(KEY)], HELD),
-        ("second-of-two", "two recipients, and the second reads", [wrapped(KEY), wrapped(OTHER_KEY)], OTHERS),
-        ("sixteen", "16 recipients, of whom the last reads", [*many, wrapped(KEY)], HELD),
-        ("unknown-kind-beside", "a kind that nobody knows before a known one", [future, wrapped(KEY)], HELD),
+    many = [aes_wrap(secret(f"key {number}")) for number in range(15)]
+    future = entry(f"future-kind:{key_id(KEY)}", b"something else")
+    head, _, own = aes_wrap().rpartition(":")
+    blob = base64.urlsafe_b64decode(own + "==")
+    altered = entry(head, blob[:-1] + bytes([blob[-1] ^ 1]))
+    both = (KEY, OTHER_KEY)
+    right: list[tuple[str, str, bytes, Reader]] = [
+        ("one", "one recipient", small(), HELD),
         (
-            "ring",
+            "second-of-two",
+            "the second of two recipients",
+            small(wrapped([aes_wrap(), aes_wrap(OTHER_KEY)]), keys=both),
+            OTHERS,
+        ),
+        ("sixteen", "16 recipients, of whom the last reads", small(wrapped([*many, aes_wrap()])), HELD),
+        ("unknown-kind-beside", "an unknown kind before a known one", small(wrapped([future, aes_wrap()])), HELD),
+        ("wrong-size-beside", "another's wrapped key, of a size that its kind does not have", small(_beside()), HELD),
+        (
+            "keys-of-a-reader",
             "a reader with three keys",
-            [wrapped(KEY)],
-            Keys((*OTHERS.held, ("aeskw", secret("key 1")), *HELD.held)),
+            small(),
+            Reader((*OTHERS.held, ("aeskw", secret("1")), *HELD.held)),
         ),
     ]
-    other_dek = fragment([wrapped(KEY, secret("another data key"))])
-    misnamed = fragment([wrapped(OTHER_KEY).replace(key_id(OTHER_KEY), key_id(KEY))])
-    wrong = [
-        ("wrap-altered", "a bit of the wrapped key", fragment([stale])),
-        ("wrap-of-another-dek", "a wrapped key that is another data key", other_dek),
-        ("dek-id", "another dek_id", fragment().replace(b64url(dek_id()), b64url(secret("another id")))),
-        ("wrap-of-another-key", "the wrap of another key under this key's id", misnamed),
-    ]
-    missing = [
-        ("none", "no key", None, NO_KEYS),
-        ("another", "a key that it is not wrapped for", None, OTHERS),
-        ("only-unknown-kind", "the id of the key, under a kind that nobody knows", fragment([future]), HELD),
-        ("fifteen-others", "15 recipients, none of whom reads", fragment(many), HELD),
+    other_dek = f"dek={dek_id().hex()}&w={aes_wrap(dek=OTHER_DEK)}"
+    misnamed = aes_wrap(OTHER_KEY).replace(key_id(OTHER_KEY), key_id(KEY))
+    wrong: list[tuple[str, str, bytes, Reader]] = [
+        ("altered", "a bit of the wrapped key", small(wrapped([altered])), HELD),
+        ("of-another-dek", "a wrapped key that is another data key", small(other_dek), HELD),
+        ("dek", "another dek", small(wrapped().replace(dek_id().hex(), secret("another id").hex())), HELD),
+        ("of-another-key", "another's wrapped key under this key's id", small(wrapped([misnamed])), HELD),
+        ("wrong-size", "a wrapped key of 39 bytes", small(wrapped([entry(head, blob[:-1])])), HELD),
+        ("none", "no key", small(), NOTHING),
+        ("another", "a key that it is not wrapped for", small(), OTHERS),
+        ("unknown-kind", "the id of the key, under an unknown kind", small(wrapped([future])), HELD),
+        ("fifteen-others", "15 recipients, none of whom reads", small(wrapped(many)), HELD),
     ]
     return [
         *(
-            reads(f"key-{name}", about, chain, partial(_small, fragment(to)), SMALL, keys)
-            for name, about, to, keys in right
+            holds(f"wrapped-{name}", about, lambda file=file: file, SMALL, reader)
+            for name, about, file, reader in right
         ),
-        *(fails(f"key-{name}", about, chain, _small(text), "key-wrong", keys=HELD) for name, about, text in wrong),
-        *(
-            fails(f"key-{name}", about, chain, _small(text), "key-missing", keys=keys)
-            for name, about, text, keys in missing
-        ),
+        *(breaks("K3", name, about, file, reader) for name, about, file, reader in wrong),
     ]
 
 
-def _fragments() -> list[Vector]:
-    dek, wrap = fragment().split("&")
-    blob = wrap.rpartition(":")[2]
-    sixteen = [wrapped(secret(f"key {number}")) for number in range(16)]
-    stray = blob[:-1] + chr(ord(blob[-1]) + 1)  # 40 bytes leave 4 bits of the last letter unused, and they are 0
+def _beside() -> str:
+    return wrapped([entry(f"aeskw:{key_id(OTHER_KEY)}", b"x"), aes_wrap()])
+
+
+def _wrapped() -> list[Vector]:
+    dek, wrap = wrapped().split("&")
+    own = wrap.rpartition(":")[2]
+    stray = own[:-1] + chr(ord(own[-1]) + 1)  # 40 bytes leave 4 bits of the last letter unused, and they are 0
+    seventeen = [aes_wrap(secret(f"key {number}")) for number in range(17)]
+    long = [entry(f"other{number}:{key_id(KEY)}", bytes(6000)) for number in range(4)]
     cases = [
         ("no-wrapped-key", "no wrapped key", dek),
-        ("seventeen", "17 wrapped keys", fragment([*sixteen, wrapped(KEY)])),
-        ("key-twice", "two wraps for one key", fragment([wrapped(KEY), wrapped(KEY)])),
-        ("no-dek", "no dek_id", wrap),
-        ("dek-twice", "the dek_id twice", f"{dek}&{dek}&{wrap}"),
-        ("dek-31-bytes", "a dek_id of 31 bytes", f"dek={b64url(dek_id()[:31])}&{wrap}"),
-        ("dek-33-bytes", "a dek_id of 33 bytes", f"dek={b64url(dek_id() + b'x')}&{wrap}"),
-        ("dek-empty", "an empty dek_id", f"dek=&{wrap}"),
-        ("dek-stray-bits", "bits at the end of the dek_id", f"{dek[:-1]}{chr(ord(dek[-1]) + 1)}&{wrap}"),
-        ("unknown-key", "a key that the fragment does not have", f"{dek}&{wrap}&x=1"),
-        ("level", "a parameter of another codec", f"{dek}&{wrap}&level=3"),
-        ("stray-bits", "bits at the end of a wrapped key that mean nothing", f"{dek}&{wrap[: -len(blob)]}{stray}"),
+        ("seventeen", "17 wrapped keys", wrapped(seventeen)),
+        ("twice", "a kind and key_id twice", f"{dek}&{wrap}&{wrap}"),
+        ("no-dek", "no dek", wrap),
+        ("dek-twice", "two deks", f"{dek}&{dek}&{wrap}"),
+        ("dek-second", "the wrapped key before dek", f"{wrap}&{dek}"),
+        ("dek-31-bytes", "a dek of 31 bytes", f"{dek[:-2]}&{wrap}"),
+        ("dek-33-bytes", "a dek of 33 bytes", f"{dek}00&{wrap}"),
+        ("dek-capitals", "a dek in capitals", f"dek={dek[4:].upper()}&{wrap}"),
+        ("unknown-member", "a member that there is not", f"{dek}&{wrap}&x=1"),
+        ("stray-bits", "bits at the end of a wrapped key that mean nothing", f"{dek}&{wrap[: -len(own)]}{stray}"),
         ("padding", "base64url with its padding", f"{dek}&{wrap}=="),
         ("newline", "a newline at the end", f"{dek}&{wrap}\n"),
-        ("space", "a space after the ampersand", f"{dek}& {wrap}"),
-        ("empty-parameter", "an ampersand at the end", f"{dek}&{wrap}&"),
-        ("two-parts", "a wrapped key without a kind", f"{dek}&w={key_id(KEY)}:{blob}"),
+        ("ampersand", "an ampersand at the end", f"{dek}&{wrap}&"),
+        ("two-parts", "a wrapped key without a kind", f"{dek}&w={key_id(KEY)}:{own}"),
         ("four-parts", "a wrapped key with a part too many", f"{dek}&{wrap}:AAAA"),
         ("kind-empty", "an empty kind", f"{dek}&{wrap.replace('aeskw', '')}"),
-        ("kind-upper-case", "a capital in the kind", f"{dek}&{wrap.replace('aeskw', 'AESKW')}"),
-        ("key-id-upper-case", "capitals in the key_id", f"{dek}&{wrap.replace(key_id(KEY), key_id(KEY).upper())}"),
+        ("kind-of-33", "a kind of 33 characters", f"{dek}&{wrap.replace('aeskw', 'a' * 33)}"),
+        ("kind-capitals", "a capital in the kind", f"{dek}&{wrap.replace('aeskw', 'AESKW')}"),
         ("key-id-of-15", "a key_id of 15 digits", f"{dek}&{wrap.replace(key_id(KEY), key_id(KEY)[:15])}"),
+        ("nothing-wrapped", "an entry without bytes", f"{dek}&w=other:{key_id(KEY)}:&{wrap}"),
+        ("6145-bytes", "a wrapped key of 6145 bytes", f"{dek}&{wrap}&w=other:{key_id(KEY)}:{b64url(bytes(6145))}"),
     ]
+    made = keyed([ENCRYPT], [SMALL], len(SMALL))
+    not_ascii = made.change(prefix=prefix_of(wrapped().encode() + b"\x80")).pack()
+    assert len(wrapped([aes_wrap(), *long])) < 32768
     return [
-        fails(f"fragment-{name}", about, [ENCRYPT], _small(text), "fragment", keys=HELD) for name, about, text in cases
+        *(breaks("K1", name, about, small(text), HELD) for name, about, text in cases),
+        breaks("K1", "not-ascii", "a byte 80", not_ascii, HELD),
+        holds("wrapped-long", "entries of 6000 bytes", lambda: small(wrapped([aes_wrap(), *long])), SMALL, HELD),
     ]
 
 
-# -- policy ----------------------------------------------------------------------------------------------------------
+# -- vouchers --------------------------------------------------------------------------------------------------------
+
+
+def _vouchers() -> list[Vector]:
+    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
+    signed = encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED))
+    digest, text = plain_digest(made), wrapped()
+    mac, own, other = mac_of(digest, text), voucher(digest), voucher(digest, OTHER_KEY)
+    sig = signature(plain_digest(signed))
+    strange = plain_digest(_OTHER)
+
+    def of(vouchers: str, parts: Parts = made) -> bytes:
+        return parts.change(prefix=prefix_of(text), tail=seal_of(vouchers)).pack()
+
+    name, _, tag = own.rpartition(":")
+    forms = [
+        ("no-mac", "no mac", own),
+        ("mac-twice", "two macs", f"{mac}&{mac}&{own}"),
+        ("mac-second", "the voucher before the mac", f"{own}&{mac}"),
+        ("mac-31-bytes", "a mac of 31 bytes", f"{mac[:-2]}&{own}"),
+        ("mac-capitals", "a mac in capitals", f"mac={mac[4:].upper()}&{own}"),
+        (
+            "hpke",
+            "a voucher of a kind that does not vouch",
+            f"{mac}&{own}&{name.replace('aeskw', 'hpke-x25519')}:{tag}",
+        ),
+        ("unknown-member", "a member that there is not", f"{mac}&{own}&x=1"),
+        ("newline", "a newline at the end", f"{mac}&{own}\n"),
+        ("padding", "base64url with its padding", f"{mac}&{own}="),
+    ]
+    signatures = [
+        (
+            "signature-twice",
+            "two signatures",
+            f"{mac_of(plain_digest(signed), text)}&{voucher(plain_digest(signed))}&{sig}&{sig}",
+        ),
+        ("signature-63-bytes", "a signature of 63 bytes", _signed(signed, f"{sig[:21]}{b64url(bytes(63))}")),
+        ("signature-no-id", "a signature without a key_id", _signed(signed, f"sig={sig[21:]}")),
+        (
+            "signature-stray-bits",
+            "bits at the end of the signature",
+            _signed(signed, f"{sig[:21]}{b64url(bytes(64))[:-1]}B"),
+        ),
+    ]
+    macs = [
+        ("bit", "a bit of the mac", f"{mac[:-1]}{'0' if mac[-1] != '0' else '1'}&{own}"),
+        ("of-other-contents", "the mac of other contents", f"{mac_of(strange, text)}&{own}"),
+        ("of-another-data-key", "the mac under another data key", f"{mac_of(digest, text, OTHER_DEK)}&{own}"),
+    ]
+    own_ones = [
+        ("none", "no voucher: whoever once had the data key can make this", mac),
+        ("of-another", "another's voucher alone", f"{mac}&{other}"),
+        ("of-other-contents", "the voucher for other contents", f"{mac}&{voucher(strange)}"),
+        ("by-another-key", "another's voucher under this key's id", f"{mac}&{name}:{other.rpartition(':')[2]}"),
+        ("31-bytes", "a voucher of 31 bytes", f"{mac}&{entry(name, bytes(31))}"),
+    ]
+    two = keyed([ENCRYPT], [SMALL], len(SMALL), Vouching(wrapped([aes_wrap(), aes_wrap(OTHER_KEY)])))
+    added = keyed([ENCRYPT], [SMALL], len(SMALL))
+    stranger = entry(f"aeskw:{key_id(OTHER_KEY)}", b"not a voucher")
+    return [
+        *(breaks("K4", f"form-{name}", about, of(vouchers), HELD) for name, about, vouchers in forms),
+        *(breaks("K4", name, about, of(vouchers, signed), HELD) for name, about, vouchers in signatures),
+        breaks("K1", "voucher-twice", "a kind and key_id twice", of(f"{mac}&{own}&{own}"), HELD),
+        *(breaks("K4", f"mac-{name}", about, of(vouchers), HELD) for name, about, vouchers in macs),
+        breaks(
+            "K4", "recipient-removed", "another's wrapped key is gone", two.change(prefix=prefix_of(text)).pack(), HELD
+        ),
+        breaks(
+            "K4", "recipient-added", "another's wrapped key came later", added.change(prefix=two.prefix).pack(), HELD
+        ),
+        breaks("K4", "table", "contents that were changed after they were vouched for", _cut(), HELD),
+        *(breaks("K5", name, about, of(vouchers), HELD) for name, about, vouchers in own_ones),
+        holds("vouchers-of-others", "another's voucher is wrong", lambda: of(f"{mac}&{own}&v={stranger}"), SMALL, HELD),
+        holds(
+            "vouchers-in-another-order",
+            "another's voucher comes first",
+            lambda: of(f"{mac}&{other}&{own}"),
+            SMALL,
+            HELD,
+        ),
+    ]
+
+
+def _signed(made: Parts, sig: str) -> str:
+    digest = plain_digest(made)
+    return f"{mac_of(digest, wrapped())}&{voucher(digest)}&{sig}"
+
+
+def _cut() -> bytes:
+    return FILE.change(blocks=_flagged(_A, _B), raw_size=2 * BLOCK).pack()
 
 
 def _policy() -> list[Vector]:
-    plain = parts(["streamxf.zstd/1"], [zstd(SMALL)], len(SMALL))
+    open_ = plain(container(["streamxf.zstd/1"], [zstd(SMALL)], len(SMALL)))
     return [
-        fails(
-            "policy-not-encrypted",
-            "encryption was stripped from a file, and the reader has a key",
-            ["streamxf.zstd/1"],
-            plain.pack(),
-            "policy",
-            keys=HELD,
-        ),
-        reads(
-            "policy-not-encrypted-no-key",
-            "the same file, and the reader has no key",
-            ["streamxf.zstd/1"],
-            plain.pack,
-            SMALL,
-        ),
+        breaks("K7", "not-encrypted", "encryption was stripped, and the reader has a key", open_.pack(), HELD),
+        holds("not-encrypted-no-key", "the same file, and the reader has no key", open_.pack, SMALL),
     ]
+
+
+def _seal() -> list[Vector]:
+    made = keyed([ENCRYPT], [SMALL], len(SMALL))
+    tail, vouchers = made.tail, made.tail[:-16]
+    signed = Vouching(signer=None)
+    hashed = plain(encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED)), signed)
+    cases = [
+        ("missing", "no seal", made.change(tail=b"").pack()),
+        ("magic", "another last byte", made.change(tail=tail[:-1] + b"\xd2").pack()),
+        ("crc", "a bit of the CRC", made.change(tail=tail[:-9] + bytes([tail[-9] ^ 1]) + tail[-8:]).pack()),
+        ("length-0", "seal_len is 0", made.change(tail=seal_of(b"")).pack()),
+        ("length-beyond-file", "seal_len is larger than the file", made.change(tail=seal_of(vouchers, 20000)).pack()),
+        ("length-above-limit", "seal_len is 32769", made.change(tail=seal_of(vouchers.ljust(32769, b"x"))).pack()),
+        ("continued", "a byte follows", made.pack() + b"\0"),
+        ("cut", "the last byte is missing", made.pack()[:-1]),
+    ]
+    return [
+        *(breaks("seal", name, about, file, HELD) for name, about, file in cases),
+        breaks(
+            "footer", "before-seal", "a byte between container and seal", made.change(tail=b"\0" + tail).pack(), HELD
+        ),
+        breaks("P1", "hashed-unsigned", "hashes, and the vouchers have no signature", hashed.pack(), HELD),
+        breaks("P1", "signed-unhashed", "a signature, and no hashes", _unhashed(), HELD),
+    ]
+
+
+def _unhashed() -> bytes:
+    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
+    text = _signed(made, signature(plain_digest(made)))
+    return made.change(prefix=prefix_of(wrapped()), tail=seal_of(text)).pack()

@@ -1,4 +1,4 @@
-"""A vector: a file, what a reader is given, and what has to come of it; README.md has the words of its JSON."""
+"""A vector: files, what a reader is given, and what has to come of it; README.md has the words of its JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sealing import KEY, OTHER_KEY, READER, TRUSTED
+
 
 @dataclass(frozen=True)
-class Keys:
-    """What a reader is given: `held` has pairs of a kind of wrapped key and 32 bytes, `trust` public Ed25519 keys."""
+class Reader:
+    """What a reader is given.
+
+    Attributes
+    ----------
+    held : tuple of (str, bytes)
+        The kind of each key, and its 32 secret bytes.
+    trust : tuple of bytes
+        Public Ed25519 keys.
+    allow_unsigned : bool
+    """
 
     held: tuple[tuple[str, bytes], ...] = ()
     trust: tuple[bytes, ...] = ()
@@ -18,7 +29,9 @@ class Keys:
 
     def described(self) -> dict[str, Any]:
         """As the JSON has it; what is empty is left out."""
-        entry: dict[str, Any] = {"keys": [{"kind": kind, "secret": secret.hex()} for kind, secret in self.held]}
+        entry: dict[str, Any] = {}
+        if self.held:
+            entry["keys"] = [{"kind": kind, "secret": secret.hex()} for kind, secret in self.held]
         if self.trust:
             entry["trust"] = [public.hex() for public in self.trust]
         if self.allow_unsigned:
@@ -26,31 +39,42 @@ class Keys:
         return entry
 
 
-NO_KEYS = Keys()
+NOTHING = Reader()
+HELD = Reader((("aeskw", KEY),))
+OTHERS = Reader((("aeskw", OTHER_KEY),))
+
+
+def holding(*kinds: str, trust: tuple[bytes, ...] = (TRUSTED,), allow_unsigned: bool = False) -> Reader:
+    """A reader with `READER` as a private key of these kinds, or with `KEY` for the kind `aeskw`."""
+    return Reader(tuple((kind, KEY if kind == "aeskw" else READER) for kind in kinds), trust, allow_unsigned)
 
 
 @dataclass(frozen=True)
 class Vector:
     """One vector.
 
-    `make` gives the file's bytes, and is called only where the file is not there yet. `outcome` is all of the JSON
-    that depends on neither keys nor bytes.
+    Attributes
+    ----------
+    name, about : str
+    make : callable
+        Gives the files by name; called only where they are not there yet.
+    outcome : dict
+        What is in it, or the rule that it breaks.
+    reader : Reader
+    facts : dict
+        What else the JSON says.
     """
 
     name: str
     about: str
-    make: Callable[[], bytes]
-    keys: Keys
-    outcome: dict[str, Any] = field(default_factory=dict)
+    make: Callable[[], dict[str, bytes]]
+    outcome: dict[str, Any]
+    reader: Reader = NOTHING
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    def described(self, file: bytes) -> dict[str, Any]:
-        """The vector's JSON."""
-        return {
-            "about": self.about,
-            "file_sha256": hashlib.sha256(file).hexdigest(),
-            **self.keys.described(),
-            **self.outcome,
-        }
+    def described(self) -> dict[str, Any]:
+        """The vector's JSON, but for its files."""
+        return {"name": self.name, "about": self.about, **self.reader.described(), **self.facts, **self.outcome}
 
 
 def digest_of(data: bytes) -> dict[str, Any]:
@@ -58,26 +82,12 @@ def digest_of(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def reads(
-    name: str, about: str, chain: list[str], make: Callable[[], bytes], data: bytes, keys: Keys = NO_KEYS
-) -> Vector:
+def holds(name: str, about: str, make: Callable[[], bytes], data: bytes, reader: Reader = NOTHING) -> Vector:
     """A plain file that holds `data`."""
-    return Vector(name, about, make, keys, {"chain": chain, "holds": digest_of(data)})
+    return Vector(name, about, lambda: {name: make()}, {"holds": digest_of(data)}, reader)
 
 
-def fails(
-    name: str,
-    about: str,
-    chain: list[str],
-    file: bytes,
-    layer: str,
-    *,
-    keys: Keys = NO_KEYS,
-    in_order: str | None = None,
-    released: bytes = b"",
-) -> Vector:
-    """A plain file that is refused: by `layer`, or `in_order` if it is read front to back."""
-    outcome: dict[str, Any] = {"chain": chain, "fails": layer}
-    if in_order is not None:
-        outcome["fails_in_order"] = in_order
-    return Vector(name, about, lambda: file, keys, outcome | {"released": digest_of(released)})
+def breaks(rule: str, name: str, about: str, file: bytes, reader: Reader = NOTHING) -> Vector:
+    """A plain file that is refused."""
+    full = f"{rule.replace(' ', '-')}-{name}"
+    return Vector(full, about, lambda: {full: file}, {"breaks": rule}, reader)

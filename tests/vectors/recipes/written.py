@@ -7,14 +7,13 @@ import io
 from functools import partial
 from typing import ClassVar
 
+from sealing import KEY, OTHER_KEY
+
 import streamxf
 from recipes.data import BLOCK, integers, noise, numbers, payload, rows_of_zeros
-from recipes.vector import NO_KEYS, Keys, Vector, reads
+from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holds
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.codec import BlockInfo
-
-KEY = bytes(range(32))
-SECOND_KEY = bytes(range(32, 64))
 
 
 class Told(FloatZip):
@@ -47,7 +46,7 @@ _FILES: list[tuple[str, list[streamxf.Codec], bytes, bytes | None]] = [
     ("encrypt", [Encrypt(KEY)], payload(1000), KEY),
     ("encrypt-empty", [Encrypt(KEY)], payload(0), KEY),
     ("full", [ZStandard(3), Checksum(), Encrypt(KEY)], payload(5000), KEY),
-    ("full-three-blocks", [ZStandard(3), Checksum(), Encrypt(SECOND_KEY)], payload(2 * BLOCK + 77), SECOND_KEY),
+    ("full-three-blocks", [ZStandard(3), Checksum(), Encrypt(OTHER_KEY)], payload(2 * BLOCK + 77), OTHER_KEY),
     ("full-block-edge", [LZ4(9), Encrypt(KEY), Checksum("sha256")], payload(2 * BLOCK), KEY),
     ("six-codecs", [Checksum(), LZ4(), ZStandard(1), Checksum("sha256"), Encrypt(KEY), Checksum()], payload(3000), KEY),
     ("floatzip-empty", [FloatZip()], b"", None),
@@ -65,7 +64,7 @@ _FILES: list[tuple[str, list[streamxf.Codec], bytes, bytes | None]] = [
     ("floatzip-columns", [ToldOfRows()], numbers(40_004, *FP32, row=128), None),
     ("floatzip-blocks", [FloatZip()], numbers(BLOCK, *BF16) + bytes(BLOCK) + numbers(7777, *FP32), None),
     ("floatzip-full", [FloatZip(), Checksum(), Encrypt(KEY)], numbers(10_000, *BF16), KEY),
-    ("floatzip-full-blocks", [FloatZip(), Checksum(), Encrypt(SECOND_KEY)], numbers(BLOCK + 77, *BF16), SECOND_KEY),
+    ("floatzip-full-blocks", [FloatZip(), Checksum(), Encrypt(OTHER_KEY)], numbers(BLOCK + 77, *BF16), OTHER_KEY),
 ]
 
 
@@ -79,13 +78,9 @@ def _write(codecs: list[streamxf.Codec], data: bytes) -> bytes:
 def vectors() -> list[Vector]:
     """All of them."""
     return [
-        reads(
-            name,
-            "written by streamxf.open",
-            [codec.descriptor().bound for codec in codecs],
-            partial(_write, codecs, data),
-            data,
-            Keys((("aeskw", key),)) if key else NO_KEYS,
-        )
+        holds(f"written-{name}", "written by streamxf.open", partial(_write, codecs, data), data, _READERS[key])
         for name, codecs, data, key in _FILES
     ]
+
+
+_READERS: dict[bytes | None, Reader] = {None: NOTHING, KEY: HELD, OTHER_KEY: OTHERS}

@@ -1,4 +1,4 @@
-"""Keys in a folder, each in a file of its own, found by the file's name: ``acme-folder:/run/keys/training``."""
+"""Keys in a folder, one in each file, found by the file's name: ``acme-folder:/run/keys/training``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NONCE_BYTES = 12
 class FolderKey(KeyProvider):
     """The key in one file of a folder.
 
-    It holds the file's path and no key: that is read for each use. So it may go into pickles.
+    It holds the file's path, and reads the key for each use, so it can be pickled.
 
     Parameters
     ----------
     path : str
-        The file's, whose name says which key it is, wherever the folder lies.
+        The file's; its name says which key it is, wherever the folder is.
     """
 
     kind = "acme-folder"
-    authenticates_writer: ClassVar[bool] = True
+    vouches: ClassVar[bool] = True
     portable: ClassVar[bool] = True
     path: str
     id: str = field(init=False)
@@ -47,7 +47,7 @@ class FolderKey(KeyProvider):
         try:
             return self._cipher().decrypt(nonce, sealed, dek_id)
         except (InvalidTag, ValueError):
-            raise WrongKeyError(f"the key {self.path} does not open this wrapped data key") from None
+            raise WrongKeyError(f"the key {self.path} does not open this") from None
 
     def _cipher(self) -> AESGCM:
         key = read_key(self.path)

@@ -1,0 +1,189 @@
+"""What very small items cost: many small objects, many tensors of 4 KiB, and metadata of very many items."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from benchmarks.data.gaussian import gaussian_items
+from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, Run, State, empty_target, full_chain
+from benchmarks.harness import Phases, Rounds, Settings, alternate
+from benchmarks.result import Result, Row, Table, goal_row
+from benchmarks.spread import Spread, ratios
+from streamxf.buffers import Scratch
+from streamxf.chain import Chain
+from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder
+
+OBJECTS, TENSORS, ITEM_BYTES, ITEMS = 6_600, 5_000, 4096, 100_000
+OBJECTS_GOAL, SAVE_GOAL, LOAD_GOAL, METADATA_GOAL, OVERHEAD_GOAL = 1.3, 1.0, 0.8, 1.0, 300
+STOCK_READER = "torch's reader"
+SAME = "streamxf's reader, the same checkpoint"
+OWN = "streamxf's reader, streamxf's checkpoint"
+CHAIN = "FloatZip + Checksum + Encrypt"
+CPU, WALL = "CPU", "wall"
+
+
+def run(settings: Settings) -> Result:
+    """Measure."""
+    objects = _objects(settings)
+    tensors, overhead = _tensors(settings)
+    metadata = _metadata(settings)
+    count = settings.pick(TENSORS, 50)
+    what = f"{count:,} tensors of 4 KiB, {CHAIN}"
+    goals: list[Row] = []
+    for kind in (CPU, WALL):
+        goals += [
+            *(
+                goal_row(f"load of objects, {side}, {kind} time", STOCK_READER, part, OBJECTS_GOAL)
+                for side, part in _against(objects, STOCK_READER, f"load, {kind}").items()
+            ),
+            *(
+                goal_row(f"{phase}, {what}, {kind} time", STOCK.name, part, goal)
+                for phase, goal in (("save", SAVE_GOAL), ("load", LOAD_GOAL))
+                for part in _against(tensors, STOCK.name, f"{phase}, {kind}").values()
+            ),
+            *(
+                goal_row(f"read_metadata, {side}, {kind} time", STOCK_READER, part, METADATA_GOAL)
+                for side, part in _against(metadata, STOCK_READER, f"read_metadata, {kind}").items()
+                if side == OWN  # torch's own metadata is a pickle for streamxf's reader, too
+            ),
+        ]
+    goals.append(
+        goal_row("bytes of a tensor of 4 KiB beyond its compressed elements", "", Spread.of([overhead]), OVERHEAD_GOAL)
+    )
+    rows = [
+        {"side": side, "phase": phase, "seconds": Spread.of(seconds)}
+        for rounds in (objects, tensors, metadata)
+        for side, phases in rounds.items()
+        for phase, seconds in phases.items()
+    ]
+    note = (
+        f"Objects: {settings.pick(OBJECTS, 40):,} numbers, pairs of numbers and short lists, as a flattened optimizer "
+        "state has them. Tensors: saved and loaded with `thread_count` 1, all files synced; stock DCP without an "
+        f"extension. Metadata: {settings.pick(ITEMS, 400):,} tensors of one element each. CPU time is that of all "
+        "threads, and hardly depends on what else the machine does; wall time does. Bytes beyond the compressed "
+        "elements: the data files' size less that of what FloatZip makes of each tensor; metadata does not count."
+    )
+    return Result("small_items", "Small items", note, [Table(goals, "Goals"), Table(rows, "All")])
+
+
+def _against(rounds: Rounds, base: str, phase: str) -> dict[str, Spread]:
+    return {side: ratios(phases[phase], rounds[base][phase]) for side, phases in rounds.items() if side != base}
+
+
+def _measured(phase: str, action: Callable[[], Any]) -> Phases:
+    wall, cpu = time.perf_counter(), time.process_time()
+    action()
+    return {f"{phase}, {CPU}": time.process_time() - cpu, f"{phase}, {WALL}": time.perf_counter() - wall}
+
+
+# -- objects -----------------------------------------------------------------------------------------
+
+
+def _objects(settings: Settings) -> Rounds:
+    state = made_up(settings.pick(OBJECTS, 40))
+    stock, own = settings.folder / "objects-stock", settings.folder / "objects-own"
+    STOCK.save(state, stock, 1)
+    FLOATZIP.save(state, own, 1)
+    sides = {
+        STOCK_READER: partial(_load_objects, state, stock, dcp.FileSystemReader),
+        SAME: partial(_load_objects, state, stock, streamxf.FileSystemReader),
+        OWN: partial(_load_objects, state, own, streamxf.FileSystemReader),
+    }
+    try:
+        return alternate(sides, settings.rounds, "small items: objects")
+    finally:
+        shutil.rmtree(stock)
+        shutil.rmtree(own)
+
+
+def made_up(count: int) -> dict[str, Any]:
+    """An optimizer's numbers, no two of them alike."""
+    draw = random.Random(5)
+    kinds: list[Callable[[], Any]] = [
+        draw.random,
+        lambda: draw.randrange(10**6),
+        lambda: (draw.random(), draw.random()),
+        lambda: [draw.randrange(1000) for _ in range(3)],
+    ]
+    return {f"optimizer.param_groups.{number}": kinds[number % len(kinds)]() for number in range(count)}
+
+
+def _load_objects(state: dict[str, Any], path: Path, reader: Callable[[Path], Any]) -> Phases:
+    target = dict.fromkeys(state)
+    taken = _measured("load", lambda: dcp.load(target, storage_reader=reader(path)))
+    if target != state:
+        raise AssertionError("the load did not give back what was saved")
+    return taken
+
+
+# -- tensors -----------------------------------------------------------------------------------------
+
+
+def _tensors(settings: Settings) -> tuple[Rounds, float]:
+    state = gaussian_items(settings.pick(TENSORS, 50), ITEM_BYTES)
+    target = empty_target(state)
+    runs = {side.name: Run(side, state, target, settings.folder, 1, "-small") for side in (STOCK, FULL)}
+
+    def save_and_load(each: Run) -> Phases:
+        return {**_measured("save", each.save), **_measured("load", each.load)}
+
+    try:
+        rounds = alternate(
+            {name: partial(save_and_load, each) for name, each in runs.items()}, settings.rounds, "small items: tensors"
+        )
+        stored = sum(file.stat().st_size for file in runs[FULL.name].path.glob("*.distcp"))
+    finally:
+        for each in runs.values():
+            shutil.rmtree(each.path, ignore_errors=True)
+    return rounds, (stored - _compressed(state)) / len(state)
+
+
+def _compressed(state: State) -> int:
+    """Bytes of what the first codec of the chain makes of all tensors."""
+    info = StreamInfo(2**20, bytes(32), bytes(32), dtype="bfloat16")
+    coder, scratch = StreamCoder(Chain(full_chain()[:1]), info), Scratch()
+    blocks = (memoryview(tensor.view(torch.uint8).numpy()) for tensor in state.values())
+    return sum(len(coder.encode(block, 0, True, scratch)) for block in blocks)
+
+
+# -- metadata ----------------------------------------------------------------------------------------
+
+
+def _metadata(settings: Settings) -> Rounds:
+    state = {f"layers.{number}.weight": torch.zeros(1) for number in range(settings.pick(ITEMS, 400))}
+    stock, own = settings.folder / "metadata-stock", settings.folder / "metadata-own"
+    STOCK.save(state, stock, 1)
+    FLOATZIP.save(state, own, 1)
+    sides: Mapping[str, Callable[[], Any]] = {
+        STOCK_READER: lambda: dcp.FileSystemReader(stock),
+        SAME: lambda: streamxf.FileSystemReader(stock),
+        OWN: lambda: streamxf.FileSystemReader(own),
+    }
+
+    def read(reader: Callable[[], Any]) -> Phases:
+        gc.collect()
+        found: list[Any] = []
+        taken = _measured("read_metadata", lambda: found.append(reader().read_metadata()))
+        if len(found[0].state_dict_metadata) != len(state):
+            raise AssertionError("the metadata has another number of items")
+        return taken
+
+    try:
+        return alternate(
+            {name: partial(read, reader) for name, reader in sides.items()}, settings.rounds, "small items: metadata"
+        )
+    finally:
+        shutil.rmtree(stock)
+        shutil.rmtree(own)

@@ -1,1 +1,0 @@
-"""`verify` for every format: checkpoints of DCP, files that `streamxf.open` wrote, and other formats ' files."""

@@ -1,0 +1,1 @@
+"""Checkpoints as they lie in storage: read, checked and published, without torch."""

@@ -1,0 +1,128 @@
+"""`Access`: with what keys and on what terms checkpoints are read; one frozen object that every reader is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from streamxf.checkpoint.transforms import Transform, known_transform
+from streamxf.errors import IdentityError, ParameterError, PolicyError
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.objects.policy import Objects
+from streamxf.proportion import MAX_EXPANSION, Budget
+from streamxf.registry import CodecRegistry
+
+SaveIds = str | Collection[str] | None
+"""The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
+
+UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
+"""What cannot be checked without these ids, where ranks have metadata of their own."""
+
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+Require = Literal["published", "bound", "encrypted"]
+REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
+
+
+@dataclass(frozen=True)
+class Access:
+    """With what keys and on what terms a checkpoint is read.
+
+    Attributes
+    ----------
+    keys : KeyRing
+        Keys, and whose signatures are trusted.
+    require : str or None
+        The weakest item that is acceptable: ``"published"``, ``"bound"`` or ``"encrypted"``; None, without keys, takes
+        any.
+    expected_saves : frozenset of str or None
+        The only saves that are acceptable.
+    codecs : CodecRegistry
+        Where codecs are looked up.
+    transform : callable
+        Undoes stream transforms.
+    objects : Objects
+        How objects are loaded.
+    """
+
+    keys: KeyRing = field(default_factory=KeyRing)
+    require: Require | None = None
+    expected_saves: frozenset[str] | None = None
+    codecs: CodecRegistry = field(default_factory=CodecRegistry)
+    transform: Transform = known_transform
+    objects: Objects = field(default_factory=Objects)
+
+    @classmethod
+    def of(
+        cls,
+        keys: KeysLike = None,
+        *,
+        trust: TrustLike = None,
+        allow_unsigned: bool = False,
+        require: Require | None = None,
+        expect_save_id: SaveIds = None,
+        codecs: CodecRegistry | None = None,
+        transform: Transform = known_transform,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+        max_expansion: int = MAX_EXPANSION,
+    ) -> Self:
+        """What the keyword arguments of public functions say.
+
+        Raises
+        ------
+        ParameterError
+            If one of them is not what it should be, or `require` is given without keys.
+        """
+        ring = KeyRing.of(keys, trust, allow_unsigned)
+        if require is not None and require not in REQUIREMENTS:
+            raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
+        if require is not None and not len(ring):
+            raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
+        required = require or ("published" if len(ring) else None)
+        saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
+        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
+
+    def budget(self, stored: int) -> Budget:
+        """What may be made of so many stored bytes."""
+        return Budget(self.objects.max_expansion, stored)
+
+    def check_save(self, save_id: str | None) -> None:
+        """Compare the id of a checkpoint with the expected ones.
+
+        Raises
+        ------
+        IdentityError
+            If it is another save's.
+        PolicyError
+            If it has none.
+        """
+        if self.expected_saves is None:
+            return
+        if save_id is None:
+            raise PolicyError(
+                f"the save {', '.join(sorted(self.expected_saves))} is expected, and this metadata has no index that "
+                "says which save it is; leave expect_save_id out to read it"
+            )
+        if save_id not in self.expected_saves:
+            raise IdentityError(
+                f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
+                "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
+            )
+
+
+def _save_ids(given: SaveIds) -> frozenset[str] | None:
+    if given is None:
+        return None
+    found = (given,) if isinstance(given, str) or not isinstance(given, Collection) else tuple(given)
+    if not found:
+        raise ParameterError("expect_save_id= is empty, so no save would be the right one; leave it out for any")
+    for save_id in found:
+        if not isinstance(save_id, str) or _ID.fullmatch(save_id) is None:
+            raise ParameterError(
+                f"expect_save_id={save_id!r:.80}: a save's id is 32 lower-case hexadecimal digits, as writer.save_id "
+                "gives it"
+            )
+    return frozenset(found)

@@ -1,0 +1,232 @@
+"""A metadata file read: trailer, key and vouchers first, and only then what it says; docs/format.md, "Reading"."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.missing import no_metadata
+from streamxf.checkpoint.stock import read_stock
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
+from streamxf.format.index import File, Index
+from streamxf.format.items import Item
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer
+from streamxf.keys import KeyRing
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
+from streamxf.proportion import check_whole
+
+GLOBAL = ".metadata"
+MAX_METADATA = 2**30
+"""Bytes of a metadata file."""
+
+_RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
+
+
+def metadata_name(rank: int | None) -> str:
+    """The name of a rank's metadata file, or of that of all ranks."""
+    return GLOBAL if rank is None else f"__{rank}.metadata"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank in the name of a metadata file; None for that of all ranks, and for other names."""
+    found = _RANK.fullmatch(name)
+    return int(found[1]) if found is not None else None
+
+
+def is_metadata_name(name: str) -> bool:
+    """Whether a file of this name is a checkpoint's metadata."""
+    return name == GLOBAL or _RANK.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a metadata file says.
+
+    Attributes
+    ----------
+    name : str
+        The file's.
+    rank : int or None
+        Whose it is; None for that of all ranks.
+    items : mapping of str to Item
+    index : Index or None
+        None for a checkpoint of another writer.
+    modules : tuple of str
+        Third-party packages that provide codecs.
+    authenticated : bool
+        Whether it was vouched for: false where it is encrypted and there are no keys, and where nothing can be.
+    wrapped : mapping of bytes to str
+        The wrapped data keys by their ids, that of the process that published first.
+    vouchers : str
+        As text; empty if there are none.
+    """
+
+    name: str
+    rank: int | None
+    items: Mapping[str, Item]
+    index: Index | None
+    modules: tuple[str, ...] = ()
+    authenticated: bool = False
+    wrapped: Mapping[bytes, str] = field(default_factory=dict)
+    vouchers: str = ""
+
+    @property
+    def files(self) -> Mapping[str, File]:
+        """What is known of the data files; nothing where there is no index."""
+        return self.index.files if self.index is not None else {}
+
+    def data_key(self, dek: bytes, keys: KeyRing) -> DataKey:
+        """The data key that has the id `dek`.
+
+        Raises
+        ------
+        KeyMissingError, WrongKeyError, KeyServiceError
+            If it cannot be unwrapped.
+        """
+        wrapped = self.wrapped.get(dek)
+        if wrapped is None:
+            raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
+        return keys.unwrap(wrapped)
+
+
+def read_metadata(
+    storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
+    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
+    says whose it must be, where its name does not.
+
+    Raises
+    ------
+    FileNotFoundError
+    MetadataError
+        If the file is damaged, hostile or inconsistent.
+    AuthenticationError
+        If it was altered.
+    KeyMissingError, WrongKeyError, KeyServiceError
+        If it is encrypted and none of the keys opens it.
+    PolicyError
+        If it is weaker than what is required.
+    IdentityError
+        If it is another save than the expected one.
+    """
+    with located(file=storage.full(name)), storage.open(name) as file:
+        try:
+            sections = read_sections(file)
+            if sections is None:
+                return _stock(file, name, access)
+            return metadata_in(sections, name, access, listing=listing, rank=rank)
+        except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
+            raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
+
+
+def read_sections(file: StoredFile) -> Sections | None:
+    """Index and keys of a metadata file; None if it ends in no trailer.
+
+    Raises
+    ------
+    MetadataError
+        If it is damaged.
+    """
+    if file.size > MAX_METADATA:
+        raise MetadataError(
+            f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
+        )
+    if not file.size:
+        raise MetadataError("the file is empty: it was cut, or never written; restore it")
+    end = min(file.size, TRAILER_BYTES)
+    trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
+    if trailer is None:
+        return None
+    return trailer.split(file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size))
+
+
+def metadata_in(
+    sections: Sections, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+) -> Metadata:
+    """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
+    lines = sections.key_lines()
+    opened = bool(len(access.keys)) or not (listing or lines is None)
+    if opened:
+        _open(sections, lines, access)
+    index = Index.parse(sections.index)
+    if index.rank != (rank_of(name) if rank is None else rank):
+        raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
+    wrapped, vouchers = _keys_of(sections, lines, index)
+    access.check_save(index.save_id)
+    authenticated = opened or lines is None
+    return Metadata(name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers)
+
+
+def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
+    if lines is None:
+        raise PolicyError(
+            "the checkpoint is not encrypted, and keys were given; leave the keys out if you know that it was not "
+            "encrypted"
+        )
+    try:
+        access.keys.open(*lines, sections.digest)
+    except KeyMissingError as error:
+        raise KeyMissingError(f"this checkpoint is {error.message}") from None
+
+
+def _keys_of(sections: Sections, lines: tuple[str, str] | None, index: Index) -> tuple[dict[bytes, str], str]:
+    """The wrapped data keys by their ids, and the vouchers."""
+    if lines is None:
+        if index.dek is not None:
+            raise MetadataError("the metadata has no keys, and its index says that it is encrypted")
+        return {}, ""
+    others = sections.other_key_lines()
+    wrapped = {Envelope.parse(line).dek_id: line for line in (lines[0], *others)}
+    deks = dict.fromkeys([index.dek, *(writer.dek for writer in index.writers)])
+    if next(iter(wrapped)) != index.dek or wrapped.keys() != deks.keys() or len(others) != len(deks) - 1:
+        raise MetadataError("the metadata's keys contradict its index")
+    if index.hashed not in (None, Vouchers.parse(lines[1]).signature is not None):
+        raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
+    return wrapped, lines[1]
+
+
+def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
+    if access.require == "published":
+        raise PolicyError(
+            "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
+            "altered: restore it. If torch's own writer did, leave the keys out if you know that it was not encrypted, "
+            "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
+        )
+    access.check_save(None)
+    check_whole(file.raw, file.size, file.size, MetadataError)
+    rank = rank_of(name)
+    stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
+    return Metadata(name, rank, stock.items, None, stock.modules)
+
+
+def _whose(rank: int | None) -> str:
+    return "all ranks" if rank is None else f"rank {rank}"
+
+
+def metadata_files(storage: Storage) -> list[str]:
+    """The names of the metadata files that describe the checkpoint, in the order of ranks.
+
+    Raises
+    ------
+    MetadataError
+        If there are data files, and no metadata.
+    NoCheckpointError
+        If there is nothing of a checkpoint.
+    """
+    try:
+        names = storage.names()
+    except NotADirectoryError:
+        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
+    if GLOBAL in names:
+        return [GLOBAL]
+    ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
+    if not ranks:
+        raise no_metadata(names, os.fspath(storage.given))
+    return ranks

@@ -1,0 +1,355 @@
+"""From an item's place in a file to its stream: size, chain, identity, policy and seal are checked, in that order,
+before a block is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import framed_elements
+from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.reading import itemsize_of
+from streamxf.checkpoint.storage import StoredFile
+from streamxf.checkpoint.transforms import Undone
+from streamxf.coder import StreamCoder
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import (
+    ContainerError,
+    IdentityError,
+    KeyMissingError,
+    MetadataError,
+    PolicyError,
+)
+from streamxf.format.dtypes import ITEMSIZES, elements_size
+from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
+from streamxf.keys.datakey import DataKey
+from streamxf.meter import Meter
+from streamxf.proportion import Budget
+from streamxf.registry import providers_in
+from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
+from streamxf.stream.container import BlockReader, read_header
+from streamxf.stream.opening import ChainOpener
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice
+
+RAW_SLACK = 2**20
+"""Bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts."""
+
+MAX_TRANSFORMED = 64 * 2**30
+"""Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Wanted:
+    """What is to be opened: an object, or one chunk of a tensor; it is stored at `place`."""
+
+    item: Item
+    chunk: Chunk | None = None
+    place: Place = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            self.place = self.chunk.place
+        else:
+            assert isinstance(self.item, ObjectItem)
+            self.place = self.item.place
+
+    @property
+    def kind(self) -> Kind:
+        """What its stream holds."""
+        if self.chunk is None:
+            return Kind.OBJECT
+        return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
+
+    def identity(self, writer_id: bytes) -> Identity:
+        """The identity that its container has to have."""
+        name = self.item.name
+        if self.chunk is None or not isinstance(self.item, TensorItem):
+            return Identity(writer_id, Kind.OBJECT, name)
+        chunk, item = self.chunk, self.item
+        return Identity(writer_id, self.kind, name, item.dtype, chunk.offset, chunk.shape, item.shape)
+
+    def check(self, found: Identity, writer_id: bytes) -> None:
+        """Compare the identity of its container; raises IdentityError."""
+        wanted = self.identity(writer_id)
+        if found.writer_id != writer_id:
+            raise IdentityError("the container was written by another process or save than its file: it was swapped")
+        if found != wanted:
+            raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
+
+    def elements(self, blocks: Blocks) -> Elements:
+        """The elements in a tensor's stream.
+
+        Raises
+        ------
+        MetadataError
+            If the stream is another tensor's, or damaged.
+        UnsupportedError
+            If only torch can make the tensor.
+        """
+        assert self.chunk is not None
+        assert isinstance(self.item, TensorItem)
+        if self.chunk.framed:
+            return framed_elements(blocks, self.item.dtype, self.chunk.shape)
+        return Elements(blocks, 0, itemsize_of(self.item), self.chunk.shape)
+
+    def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
+        """The most bytes that the stream may have; None for any number."""
+        if isinstance(self.item, ObjectItem) or self.chunk is None:
+            return object_limit(self.place.size)
+        if self.item.dtype not in ITEMSIZES:
+            return None
+        size = elements_size(self.item.dtype, self.chunk.shape)
+        return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
+
+
+class ItemOpener:
+    """Opens items that one metadata file describes.
+
+    Parameters
+    ----------
+    metadata : Metadata
+    access : Access
+    object_limit : callable
+        From the stored size of an object to the most bytes that it may decode to; None for any number.
+    sees_index : bool
+        Whether who read the metadata looked for an index. Torch's own code does not, so there a missing one means
+        nothing.
+    budget : Budget, optional
+        Pays for what stream transforms make of items. None for readers, whose callers have made the memory for it.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        access: Access,
+        object_limit: Callable[[int], int | None] = lambda _: None,
+        *,
+        sees_index: bool = True,
+        budget: Budget | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._sees_index = sees_index
+        self._access = access
+        self._object_limit = object_limit
+        self._budget = budget
+        self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
+        self._checked: set[str] = set()
+
+    def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+        """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
+
+        Raises
+        ------
+        PolicyError
+            If the item is weaker than what is required.
+        ContainerError, IdentityError, AuthenticationError, MetadataError
+            If it is damaged, another item's, altered, or stripped of its descriptors.
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
+            If its chain cannot be rebuilt.
+        """
+        return self.open_source(self.source(file, wanted.place), wanted, meter)
+
+    def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+        """The same for a caller that has the item's stored bytes."""
+        blocks, transforms = self._below(source, wanted, meter)
+        if not transforms:
+            return blocks
+        limit = wanted.max_size(self._object_limit)
+        providers = providers_in(self._metadata.modules)
+        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
+
+    def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
+        """An item's stream as the codecs had it, and the stream transforms before them."""
+        place = wanted.place
+        check_size = self.size_check(wanted)
+        if not self.in_container(source, place):
+            if self._access.require is not None:
+                raise self._not_encrypted()
+            if not place.descriptors:
+                check_size(source.length)
+                return BareBlocks(source), ()
+            return BareBlocks(source), [text.removeprefix("!") for text in place.descriptors]
+        header = self._header(source, wanted)
+        transforms = [text[1:] for text in header.chain if text.startswith("!")]
+        coder = self.coder(header, place, meter)
+        blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
+        whole = blocks.decode_ends()
+        return blocks if whole is None else MemoryBlocks(whole), transforms
+
+    def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
+        """What decodes the blocks of a container whose header was checked; raises as `open`."""
+        return self._opener(header, place).coder(header, meter)
+
+    def size_check(self, wanted: Wanted) -> Callable[[int], None]:
+        """What raises ContainerError for more bytes than an item's stream may have."""
+        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
+
+    def source(self, file: StoredFile, place: Place) -> FileSlice:
+        """The stored bytes of an item, once the size of its file was compared."""
+        if place.file not in self._checked:
+            known = self._metadata.files.get(place.file)
+            if known is not None and known.size != file.size:
+                raise ContainerError(
+                    f"the file has {file.size} bytes, the metadata says {known.size}: it was cut or continued",
+                    file=file.name,
+                )
+            self._checked.add(place.file)
+        return file.slice(place.at, place.size)
+
+    def in_container(self, source: FileSlice, place: Place) -> bool:
+        """Whether an item's stored bytes are a container.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict the metadata.
+        """
+        index = self._metadata.index
+        if index is not None:
+            return bool(index.chain)
+        found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
+        if found and not place.descriptors:
+            raise MetadataError(
+                "the item is stored in a container, and the metadata gives it no codecs: its descriptors were removed"
+            )
+        if not found and any(text.startswith("streamxf.") for text in place.descriptors):
+            raise ContainerError(
+                "the metadata gives the item codecs, and it is not stored in a container: it was damaged"
+            )
+        return found
+
+    def _header(self, source: FileSlice, wanted: Wanted) -> Header:
+        """The header of a container, checked as `check_header` does."""
+        index, place = self._metadata.index, wanted.place
+        if index is not None:
+            identity = wanted.identity(index.writers[index.files[place.file].writer].id)
+            start = source.read_at(0, min(MAX_HEADER, source.length))
+            header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
+            if header is not None:
+                return header
+        header = read_header(source)  # says what is wrong with it
+        self.check_header(header, wanted)
+        return header
+
+    def check_header(self, header: Header, wanted: Wanted) -> None:
+        """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
+        stock = self._metadata.index is None
+        found = tuple(text.removeprefix("!") for text in header.chain) if stock else header.chain
+        recorded = _bound(wanted.place.descriptors)
+        if found != recorded:
+            raise IdentityError(
+                f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
+                "one of them was altered"
+            )
+        if stock:
+            self._check_unpublished(header, wanted)
+        else:
+            self._check_published(header, wanted)
+
+    # -- identity and policy -----------------------------------------------------------------------
+
+    def _check_published(self, header: Header, wanted: Wanted) -> None:
+        index = self._metadata.index
+        assert index is not None
+        identity = header.identity
+        if identity is None or not header.published:
+            raise IdentityError(
+                "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
+                "comes from elsewhere"
+            )
+        wanted.check(identity, index.writers[index.files[wanted.place.file].writer].id)
+        if header.hashed != (wanted.place.sha256 is not None):
+            raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
+
+    def _check_unpublished(self, header: Header, wanted: Wanted) -> None:
+        require, identity = self._access.require, header.identity
+        if header.published and self._sees_index:
+            raise MetadataError("the item was published with an index, and the metadata has none: it was removed")
+        if identity is not None:
+            wanted.check(identity, identity.writer_id)
+        if require is None:
+            return
+        if not header.keyed:
+            raise self._not_encrypted()
+        if require != "encrypted" and identity is None:
+            raise PolicyError(
+                "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
+                "could be swapped; require='encrypted' accepts it"
+            )
+
+    def _not_encrypted(self) -> PolicyError:
+        return PolicyError(
+            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave the keys "
+            "out if you know that it was not encrypted"
+        )
+
+    # -- chains --------------------------------------------------------------------------------------
+
+    def _opener(self, header: Header, place: Place) -> ChainOpener:
+        dek = self._dek_of(place)
+        known = self._openers.get((place.descriptors, dek))
+        if known is None:
+            codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
+            descriptors = [Descriptor.parse(text) for text in codecs]
+            data_key = self._data_key(descriptors, dek) if header.keyed else None
+            providers = tuple(providers_in(self._metadata.modules))
+            known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
+            self._openers[place.descriptors, dek] = known
+        return known
+
+    def _dek_of(self, place: Place) -> bytes | None:
+        index = self._metadata.index
+        return index.writers[index.files[place.file].writer].dek if index is not None else None
+
+    def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
+        keys = self._access.keys
+        if dek is not None:
+            if not len(keys):
+                raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
+            return partial(self._metadata.data_key, dek, keys)
+        fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
+        return partial(keys.unwrap_unvouched, fragment)
+
+
+@lru_cache(16)  # all items of a checkpoint have one chain
+def _bound(descriptors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.partition("#")[0] for text in descriptors)
+
+
+def _shown(identity: Identity) -> str:
+    if identity.kind is Kind.OBJECT:
+        return f"the object {identity.name!r}"
+    return (
+        f"the {identity.kind} {identity.name!r}, {identity.dtype} {list(identity.shape)} at {list(identity.offset)} of "
+        f"{list(identity.tensor_shape)}"
+    )
+
+
+def _check_size(limit: int | None, kind: Kind, size: int) -> None:
+    if limit is not None and size > limit:
+        hint = "; weights_only=False lifts the limit for objects" if kind is Kind.OBJECT else ""
+        raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+
+
+def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray:
+    """All of a stream, up to `limit` bytes and as far as `budget` goes: what it decompresses comes from outside, and it
+    declares no size.
+    """
+    data = bytearray()
+    while part := stream.read(min(2**20, limit + 1 - len(data))):
+        data += part
+        if len(data) > limit:
+            raise ContainerError(
+                f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+            )
+        if budget is not None:
+            budget.spend(len(part), "what a stream transform makes of the item")
+    return data

@@ -1,0 +1,1 @@
+"""Publishing a finished save, and removing what it replaces."""

@@ -1,0 +1,270 @@
+"""`BoxReader`: tensors of a checkpoint of any format, read box by box; blocks are decoded in parallel."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.engine import Pipeline
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.proportion import Budget
+
+BOX_BYTES = 16 * 2**20
+
+Ints = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """A part of a tensor.
+
+    Attributes
+    ----------
+    item : TensorItem
+    offset, lengths : tuple of int
+        In elements.
+    """
+
+    item: TensorItem
+    offset: Ints
+    lengths: Ints
+
+    @property
+    def size(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
+
+
+class BoxReader(abc.ABC):
+    """A checkpoint whose tensors can be read box by box; a context manager, which closes its files.
+
+    Attributes
+    ----------
+    items : mapping of str to Item
+        By name, in the order of the checkpoint's own metadata.
+    """
+
+    items: Mapping[str, Item]
+
+    @property
+    @abc.abstractmethod
+    def budget(self) -> Budget:
+        """Pays for each shard and object that is read, once."""
+
+    @abc.abstractmethod
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
+        """The elements of a shard, opened with all checks."""
+
+    @abc.abstractmethod
+    def full(self, file: str) -> str:
+        """The path of a file of the checkpoint, for errors."""
+
+    @abc.abstractmethod
+    def load_object(self, name: str) -> Any:
+        """An object, unpickled with ``weights_only``; needs torch."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close what is open."""
+
+    def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
+        """Read boxes, in their order.
+
+        Each comes as a contiguous array of the box's shape, whose elements are unsigned numbers (or, of 16 bytes,
+        complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
+        they are needed; a few of `BOX_BYTES` are in memory at a time.
+
+        Raises
+        ------
+        StreamxfError
+            With file, item and block, if something is not as it was stored.
+        """
+        pipeline: Pipeline[_Waiting] = Pipeline()
+        waiting: deque[_Waiting] = deque()
+        try:
+            for box in boxes:
+                check_box(box)
+                array = empty_array(box.item, box.lengths)
+                entry = _Waiting(array)
+                waiting.append(entry)
+                for job, size in self.jobs(box, array):
+                    if array.nbytes <= INLINE_BYTES:
+                        job()
+                        continue
+                    entry.left += 1
+                    for done in pipeline.submit(partial(_then, job, entry), size):
+                        done.left -= 1
+                entry.begun = True
+                while len(waiting) > 1 and sum(each.array.nbytes for each in waiting) > 2 * BOX_BYTES:
+                    yield self._first(pipeline, waiting)
+            while waiting:
+                yield self._first(pipeline, waiting)
+        finally:
+            pipeline.cancel()
+
+    def read_into(self, box: Box, out: Array) -> None:
+        """Fill `out`, an array of the box's shape with elements of the item's size, in any strides; raises as
+        `read_boxes`.
+        """
+        pipeline: Pipeline[None] = Pipeline()
+        try:
+            for job, size in self.jobs(box, out):
+                pipeline.submit(job, size)
+            for _ in pipeline.results():
+                """Blocks are decoded into their place."""
+        finally:
+            pipeline.cancel()
+
+    def jobs(self, box: Box, out: Array) -> Iterator[tuple[Callable[[], None], int]]:
+        """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`.
+
+        Raises
+        ------
+        ParameterError
+            If the box is not inside its tensor.
+        MetadataError
+            If no shard has some part of it.
+        """
+        check_box(box)
+        left = math.prod(box.lengths)
+        whole = box.lengths == box.item.shape
+        for chunk in box.item.chunks if left or whole else ():
+            shared = shared_part(box, chunk)
+            if shared is None:
+                if whole:  # it has no elements, so that nothing else would ever look at its container
+                    self.elements(box.item, chunk)
+                continue
+            inside, lengths, target = shared
+            left -= math.prod(lengths)
+            # with the ellipsis, also what has no dimensions is a view
+            cuts: Any = (*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...)
+            part = out[cuts]
+            place = {"file": self.full(chunk.place.file), "item": box.item.name}
+            with located(**place):
+                jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
+                yield from ((partial(_run_located, place, job), size) for job, size in jobs)
+            if not left and not whole:
+                break
+        if left:
+            raise MetadataError(f"the part of {box.lengths} at {box.offset} is not stored here", item=box.item.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
+        for done in pipeline.collect():
+            done.left -= 1
+        while waiting[0].left:
+            for done in pipeline.narrow(len(pipeline) - 1):
+                done.left -= 1
+        return waiting.popleft().array
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A box on its way."""
+
+    array: Array
+    left: int = field(default=0)
+    begun: bool = False
+
+
+def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
+    job()
+    return entry
+
+
+def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
+    with located(**place):
+        job()
+
+
+def itemsize_of(item: TensorItem) -> int:
+    """Bytes of an element.
+
+    Raises
+    ------
+    UnsupportedError
+        If the dtype is one whose elements only torch can read.
+    """
+    if item.dtype not in ITEMSIZES:
+        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
+    return ITEMSIZES[item.dtype]
+
+
+def empty_array(item: TensorItem, lengths: Ints) -> Array:
+    """An array for elements of a tensor, which are only moved.
+
+    Raises
+    ------
+    UnsupportedError
+        If numpy has no arrays of that shape, or of that dtype's size.
+    """
+    try:
+        return np.empty(lengths, unsigned(itemsize_of(item)))
+    except ValueError:  # for some shapes without elements, too
+        raise UnsupportedError(f"numpy has no arrays of the shape {lengths}", item=item.name) from None
+
+
+def check_box(box: Box) -> None:
+    """Raise ParameterError if a box is not inside its tensor."""
+    shape = box.item.shape
+    inside = len(shape) == len(box.offset) == len(box.lengths)
+    places = zip(box.offset, box.lengths, shape, strict=False)
+    if not inside or any(at < 0 or length < 0 or at + length > size for at, length, size in places):
+        raise ParameterError(
+            f"the box of {box.lengths} at {box.offset} is not inside the tensor, which has the shape {shape}",
+            item=box.item.name,
+        )
+
+
+def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
+    """Cut a tensor into boxes of at most `limit` bytes, in row-major order: one after the other, their elements are the
+    tensor's.
+    """
+    yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // itemsize_of(item))))
+
+
+def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
+    if math.prod(shape) <= most:
+        if math.prod(shape) or not shape:
+            yield (0,) * len(shape), shape
+        return
+    inner = math.prod(shape[1:])
+    if inner > most:
+        for row in range(shape[0]):
+            for offset, lengths in cut(shape[1:], most):
+                yield (row, *offset), (1, *lengths)
+        return
+    step = most // inner
+    for start in range(0, shape[0], step):
+        yield (start, *(0,) * (len(shape) - 1)), (min(step, shape[0] - start), *shape[1:])
+
+
+def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
+    """What a box and a chunk share, if there is anything: its offset in the chunk, its lengths, and its offset in the
+    box.
+    """
+    starts = tuple(map(max, box.offset, chunk.offset))
+    stops = tuple(map(min, map(int.__add__, box.offset, box.lengths), map(int.__add__, chunk.offset, chunk.shape)))
+    lengths = tuple(map(int.__sub__, stops, starts))
+    if any(length <= 0 for length in lengths):
+        return None
+    return tuple(map(int.__sub__, starts, chunk.offset)), lengths, tuple(map(int.__sub__, starts, box.offset))

@@ -1,0 +1,171 @@
+"""Containers in a file of which no metadata tells what is in it: they say so themselves.
+
+Nothing in such a file is vouched for, so the time that this takes is bounded by the file's size: each byte is searched
+once, and blocks are followed in vain only so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamxf.errors import ContainerError
+from streamxf.format.header import Header, header_size
+from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
+from streamxf.format.parser import Block, ContainerParser, End, Event, NeedData
+from streamxf.format.table import Footer, entry_size
+from streamxf.stream.source import FileSlice
+
+_BEGIN = CONTAINER_MAGIC + bytes([VERSION])
+_WINDOW = 2**20
+_FIRST_STEP, _LAST_STEP = 2**12, 2**18  # bytes that are fed at a time; few at first, since few may be needed
+_IN_VAIN = 16  # times the file that may be read of blocks that lead nowhere
+_IN_VAIN_FREE = 64 * 2**20  # bytes that may be in any case
+
+
+@dataclass(frozen=True)
+class Found:
+    """A container whose header is intact; nothing else of it was checked.
+
+    Attributes
+    ----------
+    at, size : int
+        Where it stands in its file.
+    header : Header
+    sure : bool
+        Whether it is known to end there. If not, other containers may have stood in that place, too.
+    """
+
+    at: int
+    size: int
+    header: Header
+    sure: bool
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A piece of a file that is not a container."""
+
+    at: int
+    size: int
+
+
+def scan(source: FileSlice, writer: bytes | None = None) -> Iterator[Found | Gap]:
+    """Find the containers of a file, in order.
+
+    Parameters
+    ----------
+    source : FileSlice
+        The whole file.
+    writer : bytes, optional
+        The id of the process whose published containers are looked for. Others are passed over as what they are: data
+        inside of an item, or a gap.
+
+    Raises
+    ------
+    OSError, ContainerError
+        If the file cannot be read.
+    """
+    return _Scan(source, writer).run()
+
+
+def walk(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Event]:
+    """The events of the container that begins at `at`; raises as `parser` does, and what reading raises."""
+    step = _FIRST_STEP
+    event: Event | None = None
+    while not isinstance(event, End):
+        found = parser.next_event()
+        if not isinstance(found, NeedData):
+            event = found
+            yield event
+            continue
+        size = min(step, source.length - at)
+        if not size:
+            parser.finish()  # raises
+        parser.feed(source.read_at(at, size))
+        at += size
+        step = min(2 * step, _LAST_STEP)
+
+
+class _Scan:
+    def __init__(self, source: FileSlice, writer: bytes | None) -> None:
+        self._source = source
+        self._writer = writer
+        self._in_vain = _IN_VAIN * source.length + _IN_VAIN_FREE
+        self._window, self._window_at = b"", 0
+
+    def run(self) -> Iterator[Found | Gap]:
+        at, size = 0, self._source.length
+        while at < size:
+            self._look_at(at)
+            start = at - self._window_at
+            header = self._header(self._window[start : start + MAX_HEADER])
+            if header is None:
+                end = self._next(at + 1)
+                yield Gap(at, end - at)
+            else:
+                known = self._end(at, header)
+                end = known if known is not None else self._next(at + header.size)
+                yield Found(at, end - at, header, known is not None or self._ends_at(at, header, end))
+            at = end
+
+    def _header(self, start: bytes) -> Header | None:
+        """The header at the start of some bytes, if there is one that counts."""
+        try:
+            header = Header.parse(start[: header_size(start[:HEADER_FIXED_BYTES])])
+        except ContainerError:
+            return None
+        if self._writer is None:
+            return header
+        identity = header.identity
+        ours = identity is not None and header.published and identity.writer_id == self._writer
+        return header if ours else None
+
+    def _end(self, at: int, header: Header) -> int | None:
+        """Where a container ends, by the heads of its blocks and its footer; None if these lead astray."""
+        if self._in_vain <= 0:
+            return None
+        parser = ContainerParser(lenient=True)
+        try:
+            for event in walk(self._source, parser, at):
+                if isinstance(event, Block) and event.last:
+                    count = event.index + 1
+                    end = at + parser.position + entry_size(header.hashed) * count + FOOTER_BYTES
+                    if self._ends_at(at, header, end):
+                        return end
+                    break
+        except ContainerError:
+            """The next header shows where it ended."""
+        self._in_vain -= parser.position + len(parser.rest)
+        return None
+
+    def _ends_at(self, at: int, header: Header, end: int) -> bool:
+        try:
+            footer = Footer.parse(self._source.read_at(end - FOOTER_BYTES, FOOTER_BYTES), header.block_size)
+        except ContainerError:
+            return False
+        return footer.container_size == end - at
+
+    def _next(self, start: int) -> int:
+        """Where the next header is; the end of the file if there is none."""
+        size = self._source.length
+        while start < size:
+            self._look_at(start)
+            window, base = self._window, self._window_at
+            # a header that begins before this is all here
+            limit = len(window) if base + len(window) == size else len(window) - MAX_HEADER
+            at = window.find(_BEGIN, start - base)
+            while 0 <= at < limit:
+                if self._header(window[at : at + MAX_HEADER]) is not None:
+                    return base + at
+                at = window.find(_BEGIN, at + 1)
+            start = base + limit
+        return size
+
+    def _look_at(self, at: int) -> None:
+        """Have a window in which a header that begins at `at`, or soon behind it, is whole."""
+        size = self._source.length
+        end = self._window_at + len(self._window)
+        if not self._window_at <= at or min(at + 2 * MAX_HEADER, size) > end:
+            self._window = self._source.read_at(at, min(_WINDOW, size - at))
+            self._window_at = at

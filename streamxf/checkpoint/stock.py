@@ -1,0 +1,301 @@
+"""DCP's own ``.metadata``, a pickle, read without running anything that it says.
+
+Python's unpickler, in C, does the work. The names that DCP's writers use lead to records, which hold the state that the
+pickle gives them and do nothing; every other name is refused. docs/format.md, "Checkpoints of other writers".
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from streamxf.collector import collector_paused
+from streamxf.descriptor import Descriptor
+from streamxf.errors import DescriptorError, MetadataError
+from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
+from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
+from streamxf.format.tiling import check_apart, check_tiles
+
+_SHOWN = 200
+_DCP = "torch.distributed.checkpoint.metadata"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
+_MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
+
+
+@dataclass(frozen=True)
+class StockMetadata:
+    """What a metadata file of another writer says."""
+
+    items: Mapping[str, Item]
+    modules: tuple[str, ...]
+
+
+def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
+    """Read DCP's pickle.
+
+    Parameters
+    ----------
+    pickled : bytes
+        The whole file.
+    rank : int or None
+        Whose rank-local metadata it is; None for that of all ranks, whose chunks have to tile their tensors.
+
+    Raises
+    ------
+    MetadataError
+        If it is damaged, names something that does not belong there, or is inconsistent.
+    """
+    file = io.BytesIO(pickled)
+    with collector_paused():
+        try:
+            content = _StockUnpickler(file).load()
+        except MetadataError:
+            raise
+        except Exception as error:  # whatever a damaged pickle makes the unpickler raise
+            raise MetadataError(
+                f"the metadata is not a pickle of DCP: {type(error).__name__}: {error!s:.200}"
+            ) from None
+        if file.tell() != len(pickled):
+            raise MetadataError(
+                "something follows the metadata that is not a trailer: the file is damaged, or was cut or continued"
+            )
+        return _Items(_state(content, "Metadata"), rank).convert()
+
+
+# -- unpickling ----------------------------------------------------------------------------------------------
+
+
+class _Sealed(type):
+    """A class that a pickle cannot change."""
+
+    def __setattr__(cls, name: str, value: object) -> NoReturn:
+        raise MetadataError("the metadata changes a class: it is hostile")
+
+
+class _Record(metaclass=_Sealed):
+    """Stands for an instance of one of DCP's classes, and holds its state."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _Dtype(NamedTuple):
+    name: str
+
+
+class _Layout(NamedTuple):
+    name: str
+
+
+class _MemoryFormat(NamedTuple):
+    value: int
+
+
+class _Callable:
+    """Stands for something that a pickle calls; made for each file, so that what a pickle does to it does not last."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+
+def _ignore(*parts: object) -> None:
+    """Where a path would be made."""
+
+
+_CLASSES = {
+    name: _Sealed(name, (_Record,), {"__slots__": ()})
+    for name in (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+        *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
+    )
+}
+_NAMED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch", "Size"): lambda sizes=(): tuple(sizes),
+    ("torch.serialization", "_get_layout"): lambda name: _Layout(str(name).removeprefix("torch.")),
+    (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
+    (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
+    ("collections", "OrderedDict"): dict,
+}
+_PATHS: dict[tuple[str, str], Callable[..., Any]] = {
+    # the folder's name, which torch's writers store as a path
+    ("pathlib", name): _ignore
+    for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+}
+_CALLS = _NAMED | _PATHS
+_MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
+
+
+class _StockUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (call := _CALLS.get((module, name))) is not None:
+            return _Callable(call)
+        if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):
+            return _Dtype(name)
+        if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):
+            return _CLASSES[name]
+        raise MetadataError(
+            f"the metadata wants {ascii(f'{module:.200}.{name:.200}')[1:-1]}, which does not belong in a checkpoint's "
+            "metadata; it was refused, and nothing was run"
+        )
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise MetadataError("the metadata refers to something outside itself")
+
+
+# -- from records to items ------------------------------------------------------------------------------------
+
+
+def _bad(what: str) -> NoReturn:
+    raise MetadataError(f"the metadata is malformed: {what}")
+
+
+def _state(record: object, name: str) -> Any:
+    if type(record) is not _CLASSES[name]:
+        _bad(f"there is no {name} where one belongs")
+    return getattr(record, "state", None)
+
+
+def _members(record: object, name: str) -> dict[str, Any]:
+    state = _state(record, name)
+    return state if type(state) is dict else _bad(f"a {name} has no attributes")
+
+
+def _number(value: object, what: str) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_INT else _bad(what)
+
+
+def _numbers(value: object, what: str) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or len(value) > MAX_NDIM:
+        _bad(what)
+    return tuple(_number(each, what) for each in value)
+
+
+class _Items:
+    """From DCP's records to items."""
+
+    def __init__(self, content: Any, rank: int | None) -> None:
+        if type(content) is not dict:
+            _bad("Metadata has no attributes")
+        self._content = content
+        self._check = check_tiles if rank is None else check_apart
+        self._checked: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._known: set[str] = set()
+
+    def convert(self) -> StockMetadata:
+        entries = self._content.get("state_dict_metadata")
+        if type(entries) is not dict:
+            _bad("state_dict_metadata")
+        self._places = self._read_places()
+        paths = self._content.get("planner_data")
+        self._paths = paths if type(paths) is dict else {}
+        items: dict[str, Item] = {}
+        for name, entry in entries.items():
+            try:
+                items[check_name(name)] = self._item(name, entry)
+            except MetadataError as error:
+                raise error.locate(item=str(name)[:_SHOWN]) from None
+        return StockMetadata(items, self._modules())
+
+    def _modules(self) -> tuple[str, ...]:
+        meta = self._content.get("storage_meta")
+        modules = _members(meta, "StorageMeta").get("modules") if type(meta) is _CLASSES["StorageMeta"] else None
+        return tuple(each for each in modules if type(each) is str) if isinstance(modules, list) else ()
+
+    def _read_places(self) -> dict[tuple[str, tuple[int, ...] | None], Place]:
+        stored = self._content.get("storage_data")
+        if type(stored) is not dict:
+            _bad("storage_data")
+        places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+        for record, info in stored.items():
+            index = _members(record, "MetadataIndex")
+            offset = index.get("offset")
+            where = check_name(index.get("fqn")), None if offset is None else _numbers(offset, "an offset")
+            if where in places:
+                _bad("a chunk has two places")
+            places[where] = self._place(_members(info, "_StorageInfo"))
+        return places
+
+    def _place(self, info: dict[str, Any]) -> Place:
+        path = info.get("relative_path")
+        if path not in self._known:
+            self._known.add(check_path(path))
+        at, size = _number(info.get("offset"), "an item's offset"), _number(info.get("length"), "an item's length")
+        texts = info.get("transform_descriptors") or ()
+        if type(texts) not in (list, tuple) or len(texts) > MAX_CODECS or not all(type(t) is str for t in texts):
+            _bad("transform_descriptors")
+        return Place(str(path), at, size, self._descriptors(tuple(texts)))
+
+    def _descriptors(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        """The descriptors in save order; nearly all items have the same."""
+        known = self._checked.get(texts)
+        if known is None:
+            for text in texts:
+                try:
+                    Descriptor.parse(text)
+                except DescriptorError as error:
+                    _bad(f"a descriptor: {error.message}")
+            known = self._checked[texts] = texts[::-1]
+        return known
+
+    def _item(self, name: str, entry: object) -> Item:
+        path = self._path(name)
+        if type(entry) is _CLASSES["BytesStorageMetadata"]:
+            return ObjectItem(name, self._place_of(name, None), path)
+        tensor = _members(entry, "TensorStorageMetadata")
+        dtype, properties = _properties(tensor.get("properties"))
+        shape = _numbers(tensor.get("size"), "a tensor's size")
+        records = tensor.get("chunks")
+        if type(records) is not list:
+            _bad("chunks")
+        chunks = []
+        for record in records:
+            chunk = _members(record, "ChunkStorageMetadata")
+            offset = _numbers(chunk.get("offsets"), "a chunk's offsets")
+            sizes = _numbers(chunk.get("sizes"), "a chunk's sizes")
+            chunks.append(Chunk(offset, sizes, self._place_of(name, offset), framed=True))
+        if len({chunk.offset for chunk in chunks}) < len(chunks):
+            _bad("two chunks have the same offset")
+        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
+        return TensorItem(name, dtype, shape, tuple(chunks), path, properties)
+
+    def _place_of(self, name: str, offset: tuple[int, ...] | None) -> Place:
+        place = self._places.get((name, offset))
+        return place if place is not None else _bad("it does not say where the item is stored")
+
+    def _path(self, name: str) -> Path | None:
+        path = self._paths.get(name)
+        if type(path) is not tuple or not 1 <= len(path) <= MAX_STEPS:
+            return None
+        fits = all(type(step) is str or (type(step) is int and 0 <= step <= MAX_STEP) for step in path)
+        return path if fits else None
+
+
+def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
+    """The dtype of a tensor, and what is not as in a plain one."""
+    state = _state(record, "TensorProperties")
+    if type(state) is not tuple or len(state) < 5 or type(state[0]) is not _Dtype:
+        _bad("a tensor's properties")
+    dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
+    properties: dict[str, bool | str] = {}
+    if type(layout) is _Layout and layout.name != "strided":
+        properties["layout"] = layout.name[:32]
+    if requires_grad is True:
+        properties["requires_grad"] = True
+    if pin_memory is True:
+        properties["pin_memory"] = True
+    if type(memory_format) is _MemoryFormat and type(memory_format.value) is int:
+        name = _MEMORY_FORMATS.get(memory_format.value)
+        if name is not None:
+            properties["memory_format"] = name
+    return dtype.name, properties

@@ -1,0 +1,452 @@
+"""`Storage`: a folder or a file, in the local file system or wherever fsspec reads.
+
+Everything that touches storage goes through its methods: `names`, `open`, `create`, `put` and `remove` above all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from streamxf.checkpoint.publish.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.proportion import held_at
+from streamxf.stream.source import FileSlice, PositionalFile, access_to
+
+_CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
+
+
+def is_url(path: object) -> bool:
+    """Whether `path` is a URL and not a path."""
+    return isinstance(path, str) and (_SCHEME.match(path) is not None or "::" in path)
+
+
+def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
+    """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs.
+
+    Raises
+    ------
+    ParameterError
+    """
+    if isinstance(path, str) and _SCHEME.match(path):
+        raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
+
+
+@contextmanager
+def storage_errors(file: str) -> Iterator[None]:
+    """Replace what a storage's package raises, such as botocore's ``ClientError``, by a `ForeignError` that says where
+    it was.
+    """
+    try:
+        yield
+    except (StreamxfError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ForeignError(f"the storage failed: {type(error).__name__}: {error}", file=file) from error
+
+
+@dataclass
+class StoredFile:
+    """A file that is open for reading.
+
+    Attributes
+    ----------
+    name : str
+        For errors.
+    size : int
+        Bytes.
+    raw : binary file
+    access : PositionalFile
+        To the same file, by position; may be replaced by one that counts or measures.
+    """
+
+    name: str
+    size: int
+    raw: IO[bytes]
+    access: PositionalFile
+    _ahead: tuple[int, bytes] = (0, b"")
+
+    def slice(self, at: int, size: int) -> FileSlice:
+        """A part of the file.
+
+        Raises
+        ------
+        ContainerError
+            If it reaches beyond the end.
+        """
+        if at + size > self.size:
+            raise ContainerError(
+                f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
+                file=self.name,
+            )
+        start, ahead = self._ahead
+        if start <= at and at + size <= start + len(ahead):
+            return FileSlice(self.access, at, size, ahead[at - start : at - start + size])
+        return FileSlice(self.access, at, size)
+
+    def read_ahead(self, at: int, size: int) -> None:
+        """Read `size` bytes at once, so that slices of them need not be read one by one."""
+        self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
+
+    def read(self, at: int = 0, size: int | None = None) -> bytes:
+        """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
+        size = self.size - at if size is None else size
+        return self.slice(at, size).read_at(0, size)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a checkpoint is.
+
+    Attributes
+    ----------
+    given : str
+        As the caller gave it.
+    path : str
+        As the file system takes it.
+    filesystem : Any
+        fsspec's; None for the local one.
+    """
+
+    given: str
+    path: str
+    filesystem: Any = None
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
+        """Nothing is read yet. A URL is for fsspec, and so is anything with `storage_options`."""
+        text = os.fspath(path)
+        if is_url(text) or storage_options:
+            try:
+                from fsspec.core import url_to_fs
+
+                filesystem, inner = url_to_fs(text, **(storage_options or {}))
+            except ImportError as error:
+                raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
+            except ValueError as error:
+                raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
+            return cls(text, inner, filesystem)
+        return cls(text, text)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def local(self) -> str | None:
+        """The path in the local file system; None if it is in another one."""
+        if self.filesystem is None:
+            return self.path
+        for layer, path, names in self._layers():
+            if "file" in names:
+                return str(layer._strip_protocol(path))
+        return None
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the storage below all layers of fsspec's: ``file``, ``s3``, ..."""
+        found = "file"
+        for _, _, names in self._layers():
+            found = names[0]
+        return found
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether files are read through a cache of fsspec's, which may remember what has been replaced since."""
+        return any(_CACHES.intersection(names) for _, _, names in self._layers())
+
+    @property
+    def replaces_in_one_step(self) -> bool:
+        """Whether `put` does."""
+        return self.protocol in ONE_PUT | RENAMES | {"file"}
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path.rstrip("/"))
+
+    def full(self, name: str) -> str:
+        """The path of a file of this folder, for errors."""
+        return f"{self.given.rstrip('/')}/{name}" if name else self.given
+
+    def child(self, name: str) -> Storage:
+        """A file of this folder, as a place of its own. A link is followed then, wherever it leads."""
+        return Storage(self.full(name), self.inner(name), self.filesystem)
+
+    def is_folder(self) -> bool:
+        """Whether it is a folder and not a file.
+
+        Raises
+        ------
+        FileNotFoundError
+            If it is neither.
+        UnsupportedError
+            If it is a device, a pipe or the like.
+        """
+        if self.filesystem is not None:
+            self.forget_listings()
+            try:
+                return bool(self.filesystem.info(self.path)["type"] == "directory")
+            except FileNotFoundError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise cause from None  # fsspec says the same of a server that does not answer
+                raise self._missing() from None
+        try:
+            mode = os.stat(self.path).st_mode
+        except FileNotFoundError:
+            raise self._missing() from None
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
+        return stat.S_ISDIR(mode)
+
+    # -- its files -----------------------------------------------------------------------------------
+
+    def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
+        """The names directly in the folder, without those of folders, each with its size in bytes.
+
+        The size is None for what is not a regular file, such as a link, and where the file system reports none. A
+        folder that is not there has no files.
+
+        Parameters
+        ----------
+        known : collection of str, optional
+            The only names whose sizes matter. In a local folder each size takes a call, over a network perhaps, and
+            every rank may ask in a folder that holds the files of all; the sizes of others are None there. They are
+            looked for one by one if they are not listed: this process may write to the folder and not list it, or its
+            listing is older than they are.
+        """
+        local = self.local
+        found: dict[str, int | None] = {}
+        if local is not None:
+            if known and not os.access(local, os.R_OK):
+                return _look_for(local, known)
+            with suppress(FileNotFoundError), os.scandir(local) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        continue
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
+            return found | _look_for(local, [name for name in known or () if name not in found])
+        with suppress(FileNotFoundError):
+            self.forget_listings()
+            for entry in self.filesystem.ls(self.path, detail=True):
+                if entry.get("type") != "directory":
+                    found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
+        return found
+
+    def forget_listings(self) -> None:
+        """Have fsspec ask again, which may remember names and sizes from before another process changed them."""
+        if self.filesystem is not None:
+            self.filesystem.invalidate_cache()
+
+    def folders(self) -> list[str]:
+        """The names of the folders directly in the folder, links to folders among them.
+
+        Raises
+        ------
+        FileNotFoundError
+        """
+        local = self.local
+        if local is not None:
+            with os.scandir(local) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        self.forget_listings()
+        listed = self.filesystem.ls(self.path, detail=True)
+        return [os.path.basename(each["name"].rstrip("/")) for each in listed if each.get("type") == "directory"]
+
+    @contextmanager
+    def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
+        """Open a file of this folder, or this file itself, for reading.
+
+        Parameters
+        ----------
+        random : bool
+            Whether little is read, here and there, so that fetching what lies ahead would not pay.
+        step : int, optional
+            Bytes that fsspec fetches at a time; what it holds grows with them.
+
+        Raises
+        ------
+        FileNotFoundError
+        MetadataError
+            If it is not a regular file, or a link that leads out of the folder; it was not opened then.
+        UnsupportedError
+            If it does not tell its size.
+        """
+        with self._opened(name, random, step) as raw:
+            try:
+                size = raw.seek(0, os.SEEK_END)
+                raw.seek(0)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
+                    raise UnsupportedError("the file has no known size", file=self.full(name)) from error
+                raise
+            yield StoredFile(self.full(name), size, raw, access_to(raw))
+
+    @contextmanager
+    def create(self, name: str = "") -> Iterator[IO[bytes]]:
+        """Open a file of this folder, or this file itself, for writing. Where the file system lets others see it before
+        it is whole, it is removed after an error.
+        """
+        local = self.local
+        if local is not None:
+            with open(os.path.join(local, name) if name else local, "wb") as file:
+                yield file
+            return
+        with self.filesystem.open(self.inner(name), "wb") as stream:
+            try:
+                yield stream
+            except BaseException:
+                if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which store when closed
+                    stream.close()
+                    self.filesystem.rm_file(self.inner(name))
+                raise
+
+    def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
+        """Put `data` at `name`, replacing what is there in one step where the storage has such a step.
+
+        Parameters
+        ----------
+        sync : bool
+            Whether the disk must have it when this returns.
+        check : callable, optional
+            Called last before that step, and may raise. With it, `data` is a new version of what is there: local files
+            keep their owner and permissions, as far as this process may give them away.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. What was there before is then still there, unless the error came after the step:
+            when the folder could not be synced, or when the answer of a server was lost.
+        """
+        local = self.local
+        if local is not None:
+            put_local(os.path.join(local, name), data, sync, check)
+        elif self.protocol in RENAMES:
+            put_renamed(self.filesystem, self.inner(name), data, check)
+        else:
+            if check is not None:
+                check()
+            self.filesystem.pipe_file(self.inner(name), data)
+
+    def remove(self, names: Iterable[str]) -> dict[str, Exception]:
+        """Remove files; returns those that could not be removed, each with the reason."""
+        local = self.local
+        failed: dict[str, Exception] = {}
+        for name in names:
+            try:
+                if local is not None:
+                    os.unlink(os.path.join(local, name))
+                else:
+                    self.filesystem.rm_file(self.inner(name))
+            except FileNotFoundError:
+                pass
+            except Exception as error:  # the others are removed all the same
+                failed[name] = error
+        return failed
+
+    def held(self, name: str, size: int | None) -> int:
+        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
+        be asked. What cannot be asked at all counts for nothing.
+        """
+        local = self.local
+        return held_at(os.path.join(local, name) if name else local) if local is not None else size or 0
+
+    def held_by(self, names: Collection[str]) -> int:
+        """The same of several files."""
+        listed: Mapping[str, int | None] = self.names(()) if self.local is None else {}
+        return sum(self.held(name, listed.get(name)) for name in names)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def inner(self, name: str) -> str:
+        """The path of a file of this folder, as the file system takes it."""
+        return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+
+    def version(self, name: str = "") -> object:
+        """A value that changes when a file of this folder, or this file itself, is written to or replaced.
+
+        Times of writing alone would not do: programs that copy files set them back. None where there is no file.
+        """
+        local = self.local
+        if local is None:
+            self.filesystem.invalidate_cache()  # which may remember what has changed since
+            return self.filesystem.ukey(self.inner(name))
+        try:
+            with _missing_files():
+                facts = os.stat(os.path.join(local, name) if name else local)
+        except FileNotFoundError:
+            return None
+        return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+
+    def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
+        local = self.local
+        if local is None:
+            options: dict[str, Any] = {"cache_type": "none"} if random else {}
+            if step is not None:
+                options["block_size"] = step
+            remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
+            return remote
+        path = os.path.join(local, name) if name else local
+        with _missing_files():
+            self._check_regular(local, path, name)
+            return open(path, "rb", buffering=0)
+
+    def _check_regular(self, folder: str, path: str, name: str) -> None:
+        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
+        device in place of a file, which might never end.
+        """
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise MetadataError(
+                "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
+            )
+        base, real = os.path.realpath(folder), os.path.realpath(path)
+        if name and os.path.commonpath([base, real]) != base:
+            raise MetadataError(
+                f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
+                "there if you trust it",
+                file=self.full(name),
+            )
+
+    def _layers(self) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
+        """Fsspec's file systems, the outermost first: caches, and folders that pose as a root."""
+        layer, path = self.filesystem, self.path
+        while hasattr(layer, "_strip_protocol"):
+            path = layer._strip_protocol(path)
+            names = (layer.protocol,) if isinstance(layer.protocol, str) else tuple(layer.protocol)
+            yield layer, path, names
+            if "dir" in names:
+                path = layer._join(path)
+            layer = getattr(layer, "fs", None)
+
+
+@contextmanager
+def _missing_files() -> Iterator[None]:
+    """Raise FileNotFoundError where the system says that there can be no such file: its path leads through another file
+    or in circles, or has a part that is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
+
+
+def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name in names:
+        with suppress(FileNotFoundError), _missing_files():
+            facts = os.lstat(os.path.join(folder, name))
+            found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
+    return found

@@ -1,0 +1,93 @@
+"""What ``streamxf demo`` shows of one set of weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import filesystem as stock
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+
+import streamxf
+from streamxf.cli import show
+from streamxf.cli.timing import Side, State, measure
+from streamxf.keys.file import write_key
+from streamxf.wording import size_text
+
+_BIT = 3
+
+
+def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) -> dict[str, Any]:
+    """Save, measure, compare and damage; returns what is printed with --json."""
+    key = streamxf.Key.generate()
+    chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
+    own = partial(streamxf.FileSystemWriter, _extensions=chain), partial(streamxf.FileSystemReader, keys=key)
+    compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
+    sides = [
+        Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
+        Side("stock + zstd", compressed, stock.FileSystemReader),
+        Side(str(streamxf.Chain(chain)), *own),
+    ]
+    with show.progress(f"Saving and loading {dtype}", quiet) as bar:
+        timings = measure(state, sides, folder, runs, progress=bar)
+    write_key(folder / "demo.key", key)
+    save_file(state, folder / "model.safetensors")
+    path = folder / str(len(sides) - 1)
+    compared = in_second_process(folder / "model.safetensors", path, folder / "demo.key")
+    flipped = flip_one_bit(path, key)
+    correct = all(timing.correct for timing in timings)
+    if not quiet:
+        numbers = ("stored", "of raw", "save", "load")
+        table = show.table(f"{dtype}, {size_text(timings[0].raw_bytes)}", *numbers, right=numbers)
+        for one in timings:
+            cells = size_text(one.stored_bytes), f"{one.stored_bytes / one.raw_bytes:.3f}"
+            show.row(table, one.side, *cells, f"{one.save_seconds:.3f} s", f"{one.load_seconds:.3f} s")
+        show.console().print(table)
+        _verdict(correct, "every load of every writer gave the saved tensors back", "")
+        found = f"a second process found {compared['tensors']} tensors equal bit for bit"
+        _verdict(compared["same"], found, compared["failure"] or "")
+        place = f"bit {_BIT} of byte {flipped['byte']:,} was flipped in {flipped['file']}; verify found"
+        _verdict(flipped["found"], place, flipped["message"] or "nothing")
+    return {
+        "good": correct and compared["same"] and flipped["found"],
+        "timings": list(map(asdict, timings)),
+        "second_process": compared,
+        "flipped": flipped,
+    }
+
+
+def in_second_process(model: Path, path: Path, key_file: Path) -> dict[str, Any]:
+    """Whether another process finds the same tensors in a checkpoint as in a file."""
+    command = [sys.executable, "-m", "streamxf.cli", "diff", str(model), str(path)]
+    command += ["--plain-a", "--key", f"file:{key_file}", "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    found = json.loads(done.stdout)
+    failure = found["error"]["message"] if "error" in found else None
+    return {"same": done.returncode == 0, "tensors": found.get("equal", 0), "failure": failure}
+
+
+def flip_one_bit(path: Path, key: streamxf.Key) -> dict[str, Any]:
+    """Flip a bit in the middle of the largest tensor of a checkpoint, and see whether `verify` names the place."""
+    with streamxf.Checkpoint(path, keys=key) as checkpoint:
+        item = max(checkpoint.items.values(), key=lambda item: item.stored_bytes)
+    (place,) = item.places
+    byte = place.at + place.size // 2
+    with (path / place.file).open("r+b") as file:
+        file.seek(byte)
+        (value,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([value ^ 1 << _BIT]))
+    damaged = streamxf.verify(path, key).damaged
+    found = [(one.file, one.item) for one in damaged] == [(place.file, item.name)]
+    message = "; ".join(map(str, damaged))
+    return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}
+
+
+def _verdict(good: bool, text: str, more: str) -> None:
+    show.report("\n".join(filter(None, [f"{'ok' if good else 'FAIL'}: {text}", more])), good)

@@ -1,1 +1,0 @@
-"""Two checkpoints beside each other: which items differ, and how far."""

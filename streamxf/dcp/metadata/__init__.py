@@ -1,1 +1,0 @@
-"""``.metadata``: its bytes, its manifest, and reading both without believing them."""

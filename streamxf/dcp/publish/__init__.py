@@ -1,1 +1,0 @@
-"""Making a finished save the one that loads."""

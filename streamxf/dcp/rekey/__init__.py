@@ -1,1 +1,0 @@
-"""New keys for a checkpoint, without touching its data."""

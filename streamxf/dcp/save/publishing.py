@@ -1,0 +1,247 @@
+"""From what all ranks wrote to a metadata file (index, keys, vouchers, a pickle for torch's readers), and that one
+published.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import WriteResult
+
+from streamxf.checkpoint.metadata import metadata_name
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish.leftovers import find_leftovers
+from streamxf.checkpoint.publish.present import check_free, check_present
+from streamxf.checkpoint.storage import Storage
+from streamxf.collector import collector_paused
+from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.metadata import Stored, extra_of, items_of, of_index
+from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
+from streamxf.descriptor import ENCRYPT
+from streamxf.errors import ChainError, MetadataError, UnsupportedError
+from streamxf.format import trailer
+from streamxf.format.index import File, Index, Writer
+from streamxf.format.items import Item, TensorItem
+from streamxf.format.tiling import check_apart, check_tiles
+from streamxf.keys.envelope import Envelope
+from streamxf.version import __version__
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is about to be published: the index, the same for torch's readers (None if they never see it), the bytes of
+    the metadata file, and the records of all data files.
+    """
+
+    index: Index
+    content: Metadata | None
+    data: bytes
+    records: tuple[FileRecord, ...]
+
+
+@collector_paused()
+def prepare(
+    content: Metadata,
+    results: Iterable[WriteResult],
+    extensions: Extensions,
+    save_id: str,
+    rank: int | None,
+    checkpoint_id: str | os.PathLike[str],
+) -> Publication:
+    """Put a metadata file together.
+
+    Raises
+    ------
+    ChainError
+        If the ranks saved with different chains or keys.
+    UnsupportedError
+        If the checkpoint would not be whole, or something has no place in the index.
+    KeyServiceError
+        If a service that vouches for it cannot be asked.
+    """
+    flat = list(results)
+    found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
+    records = tuple(record for record in found if record is not None)
+    items = items_of(content, flat, extensions.recorded, Stored(framed=not extensions.in_blocks))
+    return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id)
+
+
+def assemble(
+    items: Mapping[str, Item],
+    extra: Mapping[str, Any],
+    records: tuple[FileRecord, ...],
+    extensions: Extensions,
+    save_id: str,
+    rank: int | None,
+    checkpoint_id: str | os.PathLike[str] | None,
+) -> Publication:
+    """The same of items whose places are known.
+
+    Parameters
+    ----------
+    records : tuple of FileRecord
+        Of all files in which they are.
+    checkpoint_id : path or None
+        None for what torch's readers never see, which needs no pickle.
+    """
+    _check_agreement(records)
+    _check_whole(items.values(), rank)
+    encryption = extensions.encryption
+    own = encryption.wrapped if encryption is not None else ""
+    writers = {record.writer_id: record.wrapped for record in records}
+    numbers = {writer_id: number for number, writer_id in enumerate(writers)}
+    index = Index(
+        save_id,
+        rank,
+        tuple(extension.get_descriptor() for extension in extensions.foreign),
+        tuple(map(str, extensions.chain.descriptors)),
+        _dek(own),
+        tuple(Writer(writer_id, _dek(wrapped)) for writer_id, wrapped in writers.items()),
+        {record.path: File(record.size, numbers[record.writer_id], record.crc) for record in records},
+        items,
+        tuple(sorted({module for record in records for module in record.modules})),
+        {"streamxf": __version__, "torch": torch.__version__},
+        extra,
+    )
+    packed = index.pack()
+    keys = b""
+    if encryption is not None:
+        digest = trailer.Sections(memoryview(packed), memoryview(b"")).digest
+        others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
+        keys = trailer.pack_keys(own, encryption.vouch(digest), others)
+    if checkpoint_id is None:
+        return Publication(index, None, trailer.pack(b"", packed, keys), records)
+    made = of_index(index, descriptors_of(index, writers), checkpoint_id)
+    return Publication(index, made, trailer.pack(pickle.dumps(made), packed, keys), records)
+
+
+def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
+    """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
+    if not storage.replaces_in_one_step:
+        warnings.warn(
+            f"{storage.protocol} is not known to replace a file in one step: a crash while .metadata is written "
+            "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
+            "mounted file system, or to an object store",
+            stacklevel=stacklevel,
+        )
+
+
+def publish(
+    storage: Storage,
+    made: Publication,
+    *,
+    alone: bool,
+    overwrite: bool,
+    sync: bool,
+    keep: bool = False,
+    check: Callable[[], None] | None = None,
+) -> list[str]:
+    """Publish a save, while its folder is locked; returns the files that nothing needs afterwards.
+
+    Parameters
+    ----------
+    alone : bool
+        Whether the lock keeps all others from publishing meanwhile.
+    overwrite : bool
+        Whether a checkpoint may be replaced.
+    sync : bool
+        Whether the disk must have it when this returns.
+    keep : bool
+        Whether the data files stay if it cannot be published: others may go on from them, and publish them as theirs.
+    check : callable, optional
+        Called last before the step that publishes, and may raise.
+
+    Raises
+    ------
+    AbortedError, ContainerError, UnsupportedError
+        As `check_free` and `check_present`.
+    OSError
+        As `Storage.put`.
+    """
+    index, name = made.index, metadata_name(made.index.rank)
+    local = storage.local
+    own = Mount.of(local) if local is not None and os.path.isdir(local) else None
+    elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
+    begun = False
+    try:
+        found = storage.names(index.files)
+        check_free(storage.given, found, name, overwrite)
+        check_present(storage, found, index.files, elsewhere)
+        old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
+        if check is not None:
+            check()
+        begun = True
+        storage.put(name, made.data, sync=sync)
+    except BaseException:
+        if not keep and (not begun or _surely_unpublished(storage, name, made.data)):
+            storage.remove(index.files)
+        raise
+    return old
+
+
+def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
+    """Whether nothing names this save's files, though publishing it failed.
+
+    The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
+    """
+    local = storage.local
+    if local is None:
+        return False
+    try:
+        if not Mount.of(local).of_one_machine:  # which may remember what was there before
+            return False
+        return Path(local, name).read_bytes() != data
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def descriptors_of(index: Index, wrapped: dict[bytes, str]) -> dict[str, list[str]]:
+    """For each file, what torch's readers need to read its items, in the order in which they apply it."""
+    by_writer = {}
+    for writer in index.writers:
+        texts = [*index.transforms]
+        texts += [f"{text}#{wrapped[writer.id]}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain]
+        by_writer[writer.id] = texts[::-1]
+    if not index.transforms and not index.chain:
+        return {}
+    return {path: by_writer[index.writers[file.writer].id] for path, file in index.files.items()}
+
+
+def _dek(wrapped: str) -> bytes | None:
+    return Envelope.parse(wrapped).dek_id if wrapped else None
+
+
+def _check_whole(items: Iterable[Item], rank: int | None) -> None:
+    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
+    check = check_tiles if rank is None else check_apart
+    for item in items:
+        if isinstance(item, TensorItem):
+            try:
+                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+            except MetadataError as error:
+                raise UnsupportedError(
+                    f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "
+                    "together with all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
+                    item=item.name,
+                ) from error
+
+
+def _check_agreement(records: Iterable[FileRecord]) -> None:
+    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
+    chains = {record.chain for record in records}
+    if len(chains) > 1:
+        raise ChainError(
+            "the ranks saved with different chains or keys, so nothing was published: "
+            + "; ".join(sorted(chains))
+            + ". Give every rank the same extensions and the same key"
+        )

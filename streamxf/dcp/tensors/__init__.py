@@ -1,1 +1,0 @@
-"""Tensors as bytes: torch's framing, the memory under it, and parts of it."""

@@ -1,5 +1,0 @@
-"""File objects over container and engine, and plain files: `streamxf.open`, `encode` and `decode`."""
-
-from streamxf.fileio.plain import decode, encode, open
-
-__all__ = ["decode", "encode", "open"]

@@ -1,0 +1,441 @@
+"""The index of a metadata file: everything that a reader needs to know of a checkpoint; docs/format.md, "Metadata".
+
+Reading is one pass over the result of `json.loads`. Whatever breaks the format raises `MetadataError`, so an `Index`
+needs no further checks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import zstandard
+
+from streamxf.codecs import frames
+from streamxf.collector import collector_paused
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import CodecError, DescriptorError, MetadataError
+from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
+from streamxf.format.limits import (
+    MAX_CODECS,
+    MAX_EXTRA_DEPTH,
+    MAX_INDEX,
+    MAX_INDEX_EXPANSION,
+    MAX_INT,
+    MAX_NDIM,
+    MAX_STEP,
+    MAX_STEPS,
+)
+from streamxf.format.tiling import check_apart, check_tiles
+
+_LEVEL = 3
+_FREE = 65536  # bytes that any index may decompress to
+_SHOWN = 200
+
+_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SIGNED = re.compile(r"[\[:,\s]-")
+
+_MEMBERS = {
+    "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages", "extra",
+}  # fmt: skip
+
+
+class Writer(NamedTuple):
+    """A writing process.
+
+    - `id`: 16 random bytes.
+    - `dek`: the id of its data key, 32 bytes; None if the chain does not encrypt.
+    """
+
+    id: bytes
+    dek: bytes | None
+
+
+class File(NamedTuple):
+    """A data file.
+
+    - `writer`: which of the index's writers wrote it.
+    - `crc`: CRC-32C of the whole file, where the chain has no block codec.
+    """
+
+    size: int
+    writer: int
+    crc: int | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """What was published.
+
+    - `save_id`: random for each save, 32 hexadecimal digits.
+    - `rank`: whose rank-local metadata it stands in; None in ``.metadata``.
+    - `transforms`: descriptors of the stream transforms that the data passed before the codecs, in save order.
+    - `chain`: descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
+    - `dek`: the id of the data key of the process that published.
+    - `files`: by path relative to the checkpoint.
+    - `modules`: third-party packages that provide codecs.
+    - `packages`: versions of what wrote the checkpoint.
+    - `extra`: what planners put into DCP's metadata besides, as `streamxf.format.extra` writes it.
+    """
+
+    save_id: str
+    rank: int | None
+    transforms: tuple[str, ...]
+    chain: tuple[str, ...]
+    dek: bytes | None
+    writers: tuple[Writer, ...]
+    files: Mapping[str, File]
+    items: Mapping[str, Item]
+    modules: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @collector_paused()
+    def pack(self) -> bytes:
+        """The index as it is stored: JSON in a Zstandard frame. Raises MetadataError if readers would refuse it."""
+        numbers = {path: number for number, path in enumerate(self.files)}
+        content = {
+            "save_id": self.save_id,
+            "rank": self.rank,
+            "transforms": self.transforms,
+            "chain": self.chain,
+            "dek": _as_text(self.dek),
+            "writers": [{"id": writer.id.hex(), "dek": _as_text(writer.dek)} for writer in self.writers],
+            "files": [_file_content(path, file) for path, file in self.files.items()],
+            "items": {name: _item_content(item, numbers) for name, item in self.items.items()},
+            "modules": self.modules,
+            "packages": self.packages,
+            "extra": self.extra,
+        }
+        text = json.dumps(content, separators=(",", ":")).encode("ascii")
+        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
+        if len(text) > _most(len(packed)):
+            packed = zstandard.ZstdCompressor(level=-7).compress(text)
+        if len(text) > _most(len(packed)):
+            raise MetadataError(
+                f"the index would have {len(text)} bytes, of which {_most(len(packed))} are allowed; save fewer items "
+                "or shards"
+            )
+        return packed
+
+    @classmethod
+    def parse(cls, packed: memoryview) -> Index:
+        """Read an index. Raises MetadataError if it is anything but an index."""
+        with collector_paused():
+            return _Reader(_content(packed)).index()
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the chain encrypts."""
+        return self.dek is not None
+
+    @property
+    def hashed(self) -> bool | None:
+        """Whether the containers carry a SHA-256 for each block; None if there are none."""
+        return next((place.sha256 is not None for item in self.items.values() for place in item.places), None)
+
+
+def _most(packed_size: int) -> int:
+    return min(MAX_INDEX, MAX_INDEX_EXPANSION * packed_size + _FREE)
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def _as_text(data: bytes | None) -> str | None:
+    return None if data is None else data.hex()
+
+
+def _file_content(path: str, file: File) -> dict[str, Any]:
+    content: dict[str, Any] = {"path": path, "size": file.size, "writer": file.writer}
+    if file.crc is not None:
+        content["crc32c"] = f"{file.crc:08x}"
+    return content
+
+
+def _item_content(item: Item, numbers: Mapping[str, int]) -> dict[str, Any]:
+    content: dict[str, Any]
+    if isinstance(item, ObjectItem):
+        content = _place_content(item.place, numbers)
+    else:
+        chunks = []
+        for offset, shape, place, framed in item.chunks:
+            made = _place_content(place, numbers)
+            made["offset"], made["shape"] = offset, shape
+            if framed:
+                made["framed"] = True
+            chunks.append(made)
+        content = {"dtype": item.dtype, "shape": item.shape, "chunks": chunks}
+        if item.properties:
+            content["properties"] = dict(item.properties)
+    if item.path is not None:
+        content["path"] = item.path
+    return content
+
+
+def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
+    content: dict[str, Any] = {"file": numbers[place.file], "at": place.at, "bytes": place.size}
+    if place.sha256 is not None:
+        content["sha256"] = place.sha256.hex()
+    return content
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def _content(packed: memoryview) -> Any:
+    try:
+        size = frames.declared_size(packed)
+        if size > _most(len(packed)):
+            raise MetadataError(
+                f"the index says it has {size} bytes, {_most(len(packed))} are allowed for one of {len(packed)} stored"
+            )
+        text = frames.decompress(packed, size)
+    except CodecError as error:
+        raise MetadataError(f"the index is damaged: {error.message}") from None
+    try:
+        decoded = text.decode("ascii")
+        # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
+        parse_int = _natural if "-" in decoded and _SIGNED.search(decoded) else None
+        return json.loads(
+            decoded, object_pairs_hook=_unique, parse_int=parse_int, parse_float=_natural, parse_constant=_natural
+        )
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(f"the index is not JSON: {error!s:.200}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise MetadataError("the index names something twice in one object")
+    return made
+
+
+def _natural(text: str) -> int:
+    return int(text) if text.isdigit() else _bad("a number is not an integer, or has a sign")
+
+
+def _bad(what: str) -> NoReturn:
+    raise MetadataError(f"the index is malformed: {what}")
+
+
+def _int(value: Any, what: str, limit: int = MAX_INT) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        _bad(what)
+    return value
+
+
+def _ints(value: Any, what: str) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_NDIM:
+        _bad(what)
+    for number in value:
+        if type(number) is not int or not 0 <= number <= MAX_INT:
+            _bad(what)
+    return tuple(value)
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    return value if type(value) is list else _bad(what)
+
+
+def _string(value: Any, what: str) -> str:
+    if type(value) is not str or (not value.isascii() and _SURROGATE.search(value)):
+        _bad(what)
+    return value
+
+
+def _matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
+    return value if type(value) is str and pattern.fullmatch(value) else _bad(what)
+
+
+def _exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
+    if type(value) is not dict or not required <= value.keys() <= required | optional:
+        _bad(f"{what} has missing or unknown members")
+    return value
+
+
+def _digest(value: Any, what: str) -> bytes:
+    return bytes.fromhex(_matching(_HEX64, value, what))
+
+
+_NONE: frozenset[str] = frozenset()
+_OBJECT = {"file", "at", "bytes"}
+_CHUNK = {*_OBJECT, "offset", "shape"}
+_CHUNK_OPTIONS = frozenset({"framed", "sha256"})
+_TENSOR = {"dtype", "shape", "chunks"}
+_TENSOR_OPTIONS = frozenset({"properties", "path"})
+_OBJECT_OPTIONS = frozenset({"sha256", "path"})
+
+
+class _Reader:
+    """From JSON to an `Index`."""
+
+    def __init__(self, content: Any) -> None:
+        self._content = _exact(content, _MEMBERS, _NONE, "it")
+
+    def index(self) -> Index:
+        content = self._content
+        save_id = _matching(_HEX32, content["save_id"], "save_id")
+        rank = None if content["rank"] is None else _int(content["rank"], "rank", 2**31 - 1)
+        self._keyed = False
+        self._transforms, self._chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
+        self._descriptors = (*(f"!{text}" for text in self._transforms), *self._chain)
+        if len(self._descriptors) > MAX_CODECS:
+            _bad("there are too many descriptors")
+        self._framed = bool(self._transforms) or not self._chain
+        dek = self._dek(content["dek"])
+        self._writers = tuple(self._writer(entry) for entry in _list(content["writers"], "writers"))
+        self._paths: list[str] = []
+        files = self._files(_list(content["files"], "files"))
+        self._check: Callable[..., None] = check_tiles if rank is None else check_apart
+        modules = tuple(_string(entry, "modules") for entry in _list(content["modules"], "modules"))
+        packages = content["packages"]
+        if type(packages) is not dict:
+            _bad("packages")
+        for name, version in packages.items():
+            _string(name, "packages"), _string(version, "packages")
+        if type(content["extra"]) is not dict:
+            _bad("extra")
+        _check_extra(content["extra"], MAX_EXTRA_DEPTH)
+        self._hashed: bool | None = None
+        items = self._items()
+        return Index(
+            save_id,
+            rank,
+            self._transforms,
+            self._chain,
+            dek,
+            self._writers,
+            files,
+            items,
+            modules,
+            packages,
+            content["extra"],
+        )
+
+    def _read_descriptors(self, member: str) -> tuple[str, ...]:
+        texts = _list(self._content[member], member)
+        for text in texts:
+            try:
+                descriptor = Descriptor.parse(_string(text, member))
+            except DescriptorError as error:
+                _bad(f"{member}: {error.message}")
+            if member == "transforms" and descriptor.name.startswith("streamxf."):
+                _bad(f"{member}: {descriptor.name} is not a stream transform")
+            if descriptor.name == ENCRYPT:
+                if descriptor.fragment:
+                    _bad(f"{member}: wrapped keys do not belong there")
+                self._keyed = True
+        return tuple(texts)
+
+    def _dek(self, value: Any) -> bytes | None:
+        if (value is None) == self._keyed:
+            _bad("dek contradicts the chain")
+        return None if value is None else _digest(value, "dek")
+
+    def _writer(self, entry: Any) -> Writer:
+        _exact(entry, {"id", "dek"}, _NONE, "a writer")
+        return Writer(bytes.fromhex(_matching(_HEX32, entry["id"], "a writer's id")), self._dek(entry["dek"]))
+
+    def _files(self, entries: list[Any]) -> dict[str, File]:
+        files: dict[str, File] = {}
+        for entry in entries:
+            _exact(entry, {"path", "size", "writer"}, frozenset({"crc32c"}), "a file")
+            path = check_path(entry["path"])
+            if path in files:
+                _bad("a file is named twice")
+            crc = entry.get("crc32c")
+            if (crc is None) != bool(self._chain):
+                _bad("a file's crc32c")
+            number = None if crc is None else int(_matching(_HEX8, crc, "a file's crc32c"), 16)
+            writer = _int(entry["writer"], "a file's writer", len(self._writers) - 1)
+            files[path] = File(_int(entry["size"], "a file's size"), writer, number)
+            self._paths.append(path)
+        self._sizes = [file.size for file in files.values()]
+        return files
+
+    def _items(self) -> dict[str, Item]:
+        entries = self._content["items"]
+        if type(entries) is not dict:
+            _bad("items")
+        made: dict[str, Item] = {}
+        for name, entry in entries.items():
+            try:
+                made[check_name(name)] = self._item(name, entry)
+            except MetadataError as error:
+                raise error.locate(item=name[:_SHOWN]) from None
+        return made
+
+    def _item(self, name: str, entry: Any) -> Item:
+        if type(entry) is not dict:
+            _bad("it is not an object")
+        path = _path(entry)
+        if "dtype" not in entry:
+            _exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
+            return ObjectItem(name, self._place(entry), path)
+        _exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
+        dtype = entry["dtype"]
+        if not is_dtype_name(dtype):
+            _bad("dtype")
+        shape = _ints(entry["shape"], "shape")
+        entries = _list(entry["chunks"], "chunks")
+        chunks = tuple(map(self._chunk, entries))
+        if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
+            _bad(f"the elements of {dtype} have no size")
+        if len({chunk.offset for chunk in chunks}) < len(chunks):
+            _bad("two chunks have the same offset")
+        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
+        properties = entry.get("properties", {})
+        if type(properties) is not dict:
+            _bad("properties")
+        for member, value in properties.items():
+            _string(member, "properties"), type(value) is bool or _string(value, "properties")
+        return TensorItem(name, dtype, shape, chunks, path, properties)
+
+    def _chunk(self, entry: Any) -> Chunk:
+        _exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
+        framed = "framed" in entry
+        if (framed and entry["framed"] is not True) or (self._framed and not framed):
+            _bad("framed")
+        offset, shape = _ints(entry["offset"], "a chunk's offset"), _ints(entry["shape"], "a chunk's shape")
+        return Chunk(offset, shape, self._place(entry), framed)
+
+    def _place(self, entry: dict[str, Any]) -> Place:
+        file = _int(entry["file"], "file", len(self._paths) - 1)
+        at, size = _int(entry["at"], "at"), _int(entry["bytes"], "bytes")
+        if at + size > self._sizes[file]:
+            _bad(f"it reaches beyond the end of {self._paths[file]}")
+        sha256 = _digest(entry["sha256"], "sha256") if "sha256" in entry else None
+        if self._hashed is None:
+            self._hashed = sha256 is not None
+        if self._hashed != (sha256 is not None):
+            _bad("some items have a sha256, and others do not")
+        return Place(self._paths[file], at, size, self._descriptors, sha256)
+
+
+def _check_extra(value: Any, depth: int) -> None:
+    if type(value) is str:
+        _string(value, "extra")
+    elif type(value) is int:
+        _int(value, "extra")
+    elif type(value) in (dict, list):
+        if not depth:
+            _bad("extra is nested too deep")
+        for inner in value if type(value) is list else (*value, *value.values()):
+            _check_extra(inner, depth - 1)
+
+
+def _path(entry: dict[str, Any]) -> Path | None:
+    if "path" not in entry:
+        return None
+    steps = _list(entry["path"], "path")
+    if not 1 <= len(steps) <= MAX_STEPS:
+        _bad("path")
+    return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)

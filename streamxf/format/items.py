@@ -1,0 +1,172 @@
+"""What a checkpoint consists of, whoever wrote it: items, their chunks, and where these are stored."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from streamxf.errors import MetadataError
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.limits import MAX_PATH
+
+Path = tuple[str | int, ...]
+"""Where an item stands in the nested state dict: keys and positions, the outermost first."""
+
+# which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
+_STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SHOWN = 120
+
+
+class Place(NamedTuple):
+    """Where the bytes of an item, or of one chunk, are stored.
+
+    Attributes
+    ----------
+    file : str
+        Path relative to the checkpoint.
+    at, size : int
+        The bytes are ``file[at : at + size]``.
+    descriptors : tuple of str
+        Of what the data passed on save, in that order, as the metadata has them. Stream transforms have a ``!`` before
+        them where the metadata tells them from codecs.
+    sha256 : bytes or None
+        T of the container, where the containers are hashed.
+    """
+
+    file: str
+    at: int
+    size: int
+    descriptors: tuple[str, ...]
+    sha256: bytes | None = None
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The descriptors without their fragments and marks, as in ``("streamxf.zstd/1", "streamxf.checksum/1")``."""
+        return _chain(self.descriptors)
+
+
+@lru_cache(256)
+def _chain(descriptors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.partition("#")[0].removeprefix("!") for text in descriptors)
+
+
+class Chunk(NamedTuple):
+    """A shard of a tensor.
+
+    Attributes
+    ----------
+    offset, shape : tuple of int
+        In elements.
+    place : Place
+    framed : bool
+        Whether the stream is what ``torch.save`` writes for the shard, and not its elements alone.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: Place
+    framed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorItem:
+    """A tensor.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        As torch names it, ``"bfloat16"``.
+    shape : tuple of int
+    chunks : tuple of Chunk
+    path : tuple or None
+        Its place in the nested state dict, if the planner flattened one.
+    properties : mapping
+        What else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
+        those of a plain tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    path: Path | None = None
+    properties: Mapping[str, bool | str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the elements; 0 for a dtype whose element size the format does not know."""
+        return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where all of it is stored."""
+        return tuple(chunk.place for chunk in self.chunks)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in storage."""
+        return sum(chunk.place.size for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectItem:
+    """An object, as ``torch.save`` writes it.
+
+    Attributes
+    ----------
+    name : str
+    place : Place
+    path : tuple or None
+        As in `TensorItem`.
+    """
+
+    name: str
+    place: Place
+    path: Path | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where it is stored."""
+        return (self.place,)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in storage."""
+        return self.place.size
+
+
+Item = TensorItem | ObjectItem
+
+
+def check_text(text: str) -> str:
+    """Return `text` if it is valid Unicode; raises MetadataError."""
+    if not text.isascii() and _SURROGATE.search(text):
+        raise MetadataError("a string is not valid Unicode")
+    return text
+
+
+def check_name(name: object) -> str:
+    """Return the name of an item, if it can be one; raises MetadataError if it is not a string, empty, or not valid
+    Unicode.
+    """
+    if not isinstance(name, str) or not name or (not name.isascii() and _SURROGATE.search(name)):
+        raise MetadataError("the metadata has an item whose name is empty, not a string, or not valid Unicode")
+    return name
+
+
+def check_path(path: object) -> str:
+    """Return `path` if it stays inside the checkpoint. Raises MetadataError if it is absolute, climbs out, or is not a
+    path at all.
+    """
+    if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
+        raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")
+    parts = path.split("/")
+    if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+        raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
+    return path

@@ -1,0 +1,85 @@
+"""What stands around the container of a plain file; docs/format.md, "Plain file"."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import crc32c
+
+from streamxf.errors import ContainerError
+from streamxf.format.limits import MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
+
+PREFIX_START_BYTES = 12
+SEAL_END_BYTES = 16
+
+_WORD = struct.Struct("<I")
+
+
+def contents_digest(table_digest: bytes) -> bytes:
+    """D of the format: what a plain file's vouchers are made for."""
+    return hashlib.sha256(b"streamxf/1 plain" + table_digest).digest()
+
+
+def pack_prefix(wrapped: str) -> bytes:
+    """The prefix, with the wrapped data key; empty for a chain that does not encrypt."""
+    text = wrapped.encode("ascii")
+    data = PLAIN_MAGIC + _WORD.pack(len(text)) + text
+    return data + _WORD.pack(crc32c.crc32c(data))
+
+
+def prefix_size(start: bytes) -> int:
+    """The whole prefix's size in bytes, from its first 12. Raises ContainerError if they do not begin a plain file of
+    streamxf.
+    """
+    if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
+        raise ContainerError("this is not a file that streamxf.open wrote: it does not begin as one")
+    size = int(_WORD.unpack_from(start, 8)[0])
+    if size > MAX_KEY_LINE:
+        raise ContainerError(f"the file's prefix says it has {size} bytes of keys, {MAX_KEY_LINE} are allowed")
+    return PREFIX_START_BYTES + size + _WORD.size
+
+
+def parse_prefix(data: bytes) -> str:
+    """The wrapped data key of a prefix that is exactly `data`; empty for a chain that does not encrypt. Raises
+    ContainerError if it is damaged.
+    """
+    if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
+        raise ContainerError("the file is truncated inside its prefix")
+    return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")
+
+
+def pack_seal(vouchers: str) -> bytes:
+    """The seal, with the vouchers."""
+    text = vouchers.encode("ascii")
+    data = text + _WORD.pack(len(text))
+    return data + _WORD.pack(crc32c.crc32c(data)) + SEAL_MAGIC
+
+
+def seal_size(end: bytes) -> int:
+    """The whole seal's size in bytes, from the file's last 16. Raises ContainerError if they do not end an encrypted
+    plain file.
+    """
+    if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
+        raise ContainerError("the file does not end as an encrypted one: it is truncated, or something was appended")
+    size = int(_WORD.unpack_from(end)[0])
+    if not 1 <= size <= MAX_KEY_LINE:
+        raise ContainerError(f"the file's seal says it has {size} bytes of vouchers, 1 to {MAX_KEY_LINE} are allowed")
+    return size + SEAL_END_BYTES
+
+
+def parse_seal(data: bytes) -> str:
+    """The vouchers of a seal that is exactly `data`. Raises ContainerError if it is damaged."""
+    if len(data) != seal_size(data[-SEAL_END_BYTES:]):
+        raise ContainerError("the file's seal has another size than it says")
+    body = data[: -len(SEAL_MAGIC)]
+    return _checked(body, data[:-SEAL_END_BYTES], "seal")
+
+
+def _checked(data: bytes, text: bytes, where: str) -> str:
+    if _WORD.unpack(data[-_WORD.size :])[0] != crc32c.crc32c(data[: -_WORD.size]):
+        raise ContainerError(f"the CRC of the file's {where} does not match: it is damaged")
+    try:
+        return text.decode("ascii")
+    except UnicodeDecodeError:
+        raise ContainerError(f"the file's {where} is not ASCII") from None

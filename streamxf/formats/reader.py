@@ -1,0 +1,89 @@
+"""`FileReader`: a checkpoint of one or several files that store tensors uncompressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.files import OpenFiles
+from streamxf.checkpoint.reading import BoxReader, itemsize_of
+from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.strided import strided_elements
+from streamxf.errors import ParameterError, located
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.formats.contents import Contents
+from streamxf.formats.shard import Shard
+from streamxf.proportion import Budget
+from streamxf.stream.blocks import BareBlocks
+
+
+class FileReader(BoxReader):
+    """A checkpoint of files that need no decoding: safetensors, a Hugging Face folder, torch.save.
+
+    `storage` is the folder, or the only file; `shards` and `places`, by a file's name in `Place`, are the contents and
+    the location of each file. `access` decides how objects are unpickled.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        contents: Contents,
+        shards: Mapping[str, Shard],
+        places: Mapping[str, Storage],
+        access: Access,
+    ) -> None:
+        self.storage = storage
+        self.contents = contents
+        self.shards = shards
+        self.items: Mapping[str, Item] = contents.items
+        self._places = places
+        self._access = access
+        self._files = OpenFiles(lambda name: places[name].open(), local=storage.local is not None)
+        self._loaded: tuple[str, Any] | None = None
+
+    @cached_property
+    def budget(self) -> Budget:
+        return self._access.budget(sum(self._held(name) for name in self.shards))
+
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
+        place = chunk.place
+        self.budget.spend_once(item.name, item.size, "the tensor", file=self.full(place.file), item=item.name)
+        strides = self.shards[place.file].strides.get(item.name)
+        source = self._files[place.file].slice(place.at, place.size)
+        if strides is not None:
+            return strided_elements(source, itemsize_of(item), item.shape, strides)
+        return Elements(BareBlocks(source), 0, itemsize_of(item), item.shape)
+
+    def full(self, file: str) -> str:
+        return self._places[file].given
+
+    def load_object(self, name: str) -> Any:
+        item = self.items[name]
+        if not isinstance(item, ObjectItem):
+            raise ParameterError("this item is a tensor", item=name)
+        file = item.place.file
+        objects = self.shards[file].objects
+        if name in objects:
+            return objects[name]
+        with located(file=self.full(file), item=name):
+            if self._loaded is None or self._loaded[0] != file:
+                self._loaded = file, self._load(file)
+            value = self._loaded[1]
+            for step in item.path or ():
+                value = value[step] if isinstance(step, int) else {str(key): each for key, each in value.items()}[step]
+            return value
+
+    def close(self) -> None:
+        self._loaded = None
+        self._files.close()
+
+    def _held(self, name: str) -> int:
+        return self._places[name].held("", self.contents.files.get(name))
+
+    def _load(self, file: str) -> Any:
+        """All of a file, by torch."""
+        opened = self._files[file]
+        return self._access.objects.load(opened.read(), opened.size)

@@ -1,0 +1,251 @@
+"""What an object's pickle would do, found out before torch's weights-only unpickler is let loose on it.
+
+That unpickler decides which names a pickle may use, and hardly how: a few bytes can ask for a ``bytearray`` of any
+size, make a set of a tensor that is one number expanded to a million, resize a storage to whatever a tensor's shape
+says, or use as a key a tuple of tuples that share their parts, which takes forever to hash. Here the same opcodes are
+followed by Python's own unpickler, with `calls` in the place of what they name, and what they take is counted. An
+object that needs nothing of torch's and no class of the caller's is complete then, and torch never sees its pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from streamxf.descriptor import shorten
+from streamxf.objects.calls import (
+    CALLS,
+    ELEMENT,
+    PLAIN,
+    STORAGE_SIZES,
+    VALUES,
+    Made,
+    Name,
+    Own,
+    StorageRecord,
+    may_have,
+)
+from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
+
+FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes
+FREE_WORK = 2**19  # elements hashed or copied, of some hundred bytes each, besides those in proportion
+_MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack
+_PROTOCOL = 2
+_BLOCKED = ("sys", "os", "posix", "nt")  # modules of which torch takes nothing, whatever is allowed
+_CONTAINERS = (list, dict, set, OrderedDict, Counter)
+_Unpickler: Any = pickle._Unpickler  # Python's own in Python, of which little is typed
+
+
+class _Stop(Exception):
+    """The pickle is at its end; has what it left."""
+
+
+def mapped(module: str, name: str) -> str:
+    """A name as torch looks it up, which a pickle has as Python 2 had it."""
+    if (module, name) in NAME_MAPPING:
+        module, name = NAME_MAPPING[module, name]
+    else:
+        module = IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"
+
+
+def is_known(name: str) -> bool:
+    """Whether it is always allowed."""
+    return name in VALUES or name in CALLS
+
+
+class Check(_Unpickler):  # type: ignore[misc]
+    """One pass over a pickle of ``torch.save``.
+
+    Torch's unpickler reads the same bytes afterwards, so what the two could read in different ways is an error. In C,
+    Python's unpickler would be faster; but its memo is an array, and place 2^31 takes gigabytes, in nine bytes.
+
+    - `sizes`: bytes of the archive's records; `stored`: bytes that the item takes in storage.
+    - `trusted`: gives the names that the caller allows, whose calls are the caller's business.
+    - `names`: all that it asks for; `unknown`: those that neither streamxf nor the caller allows.
+    - `never`: why torch refuses it whatever is allowed, or "".
+    """
+
+    def __init__(
+        self, pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Callable[[], Set[str]] = frozenset
+    ) -> None:
+        file = io.BytesIO(pickled)
+        super().__init__(file, encoding="utf-8")
+        self.read, self.readline = file.read, file.readline  # protocol 2 has no frames
+        self.metastack: list[list[Any]] = []
+        self.stack: list[Any] = []
+        self.append = self.stack.append
+        self.names: set[str] = set()
+        self.unknown: set[str] = set()
+        self.never = ""
+        self._sizes = sizes
+        self._trusted = trusted
+        self._kinds: dict[str, str] = {}
+        self._limit = FREE_STEPS + 4 * stored
+        self._work = FREE_WORK + sum(sizes.values()) * 4 // ELEMENT
+        self._step = 0
+
+    def load(self) -> Any:
+        """What is pickled, with records in the place of what only torch or the caller can make.
+
+        Raises
+        ------
+        TooMuch
+            If torch.save does not write it so, or it takes memory or time out of proportion.
+        """
+        read, actions = self.read, _ACTIONS
+        try:
+            for step in range(self._limit):
+                self._step = step
+                actions[read(1)[0]](self)
+        except _Stop as stop:
+            return stop.args[0]
+        except (TooMuch, MemoryError):
+            raise
+        except Exception as error:  # whatever a damaged pickle makes the unpickler raise
+            raise TooMuch(f"its pickle is damaged ({type(error).__name__})") from None
+        raise TooMuch(f"its pickle has more than {self._limit} opcodes")
+
+    @property
+    def plain(self) -> bool:
+        """Whether all names are those of plain data."""
+        return self.names <= PLAIN.keys() and not self._kinds and not self.unknown
+
+    # -- what it names and calls -------------------------------------------------------------------
+
+    def find_class(self, module: str, name: str) -> Name:
+        full = mapped(module, name)
+        self.names.add(full)
+        group = group_of(full)
+        if is_known(full) and (not group or group.isdisjoint(self._trusted())):
+            return Own(full)
+        if full not in self._trusted():
+            self.unknown.add(full)
+        if full.rpartition(".")[0] in _BLOCKED:
+            self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
+        return Name(full)
+
+    def persistent_load(self, pid: Any) -> StorageRecord:
+        fields: tuple[Any, ...] = pid if type(pid) is tuple else ()
+        if [*map(type, fields)] != [str, Own, str, str, int] or fields[0] != "storage":
+            raise TooMuch("its pickle refers to something that is not a storage")
+        _, kind, key, _, count = fields
+        if self._kinds.setdefault(key, kind.name) != kind.name:  # torch makes it once, of the kind that comes first
+            raise TooMuch("its pickle refers to one storage as two of different kinds")
+        itemsize, nbytes = STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
+        if itemsize is None or nbytes != count * itemsize:
+            raise TooMuch(f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it")
+        return StorageRecord(nbytes, itemsize)
+
+    def call(self, function: Any, arguments: Any) -> Any:
+        """The result of a call; raises TooMuch if torch.save does not write it."""
+        if not isinstance(function, Name) or type(arguments) is not tuple:
+            raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
+        for argument in arguments:
+            self.charge(argument)
+        if type(function) is Name:
+            return Made(function.name)
+        made = CALLS[function.name](self, *arguments) if function.name in CALLS else None
+        if made is None:
+            raise TooMuch(f"its pickle calls {function.name} in another way than torch.save does")
+        return made
+
+    def _reduce(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = self.call(self.stack[-1], arguments)
+
+    def _new(self) -> None:
+        function = self.stack[-2]
+        if type(function) is Own and function.name != BYTES_IO:  # a set, for one, would stay empty
+            raise TooMuch(f"its pickle makes a {function.name} in another way than torch.save does")
+        self._reduce()
+
+    def _build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        self.charge(state)
+        if isinstance(target, Array | Bytes | DType):
+            target.__setstate__(state)
+        elif type(target) is OrderedDict and may_have(OrderedDict, state):
+            target.__dict__.update(state)
+        elif type(target) is not Made:  # a tensor would get another size, an attribute stand in for a method
+            raise TooMuch("its pickle changes something after it was made, as torch.save never does")
+
+    # -- what it takes -----------------------------------------------------------------------------
+
+    def charge(self, value: Any, depth: int = 0) -> None:
+        """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
+        kind = type(value)
+        if kind is tuple:
+            if depth == _MAX_DEPTH:
+                raise TooMuch(f"its tuples are nested deeper than {_MAX_DEPTH}")
+            for item in value:
+                self.charge(item, depth + 1)
+        if kind is str or kind is bytes or kind is bytearray:
+            self.spend(1 + len(value) // ELEMENT)
+        else:
+            self.spend(1 + len(value) if kind in _CONTAINERS else 1)
+
+    def spend(self, elements: int) -> None:
+        """Count elements that are hashed or copied."""
+        self._work -= elements
+        if self._work + 2 * self._step < 0:
+            raise TooMuch("its pickle makes something out of proportion to what is stored")
+
+    # -- opcodes -----------------------------------------------------------------------------------
+
+    def _proto(self) -> None:
+        if self.read(1)[0] != _PROTOCOL:
+            raise TooMuch("its pickle is not of protocol 2, as those of torch.save are")
+
+    def _long4(self) -> None:
+        self._refuse("it holds an integer of more than 255 bytes")
+        self.read(int.from_bytes(self.read(4), "little"))
+        self.append(0)
+
+    def _fill_list(self, items: list[Any]) -> None:
+        if self._may_fill(list):
+            self.stack[-1].extend(items)
+
+    def _fill_dict(self, items: list[Any]) -> None:
+        fills, target = self._may_fill(dict, OrderedDict, Counter), self.stack[-1]
+        for at in range(0, len(items), 2):
+            key, value = items[at], items[at + 1]
+            if type(key) is not str or len(key) > ELEMENT:
+                self.charge(key)
+            if fills:
+                target[key] = value
+
+    def _may_fill(self, *kinds: type) -> bool:
+        target = self.stack[-1]
+        if type(target) is Made:
+            name = shorten(ascii(target.name)[1:-1])
+            self._refuse(f"it fills a {name} item by item, which torch does for lists and dicts only")
+        elif type(target) not in kinds:
+            raise TooMuch("its pickle fills something item by item that is not a list or dict")
+        return type(target) is not Made
+
+    def _refuse(self, reason: str) -> None:
+        self.never = self.never or reason
+
+
+def _stop(check: Check) -> None:
+    raise _Stop(check.stack.pop())
+
+
+_ACTIONS: dict[int, Callable[[Check], None]] = {
+    **{opcode: _Unpickler.dispatch[opcode] for opcode in b"(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
+    pickle.PROTO[0]: Check._proto,
+    pickle.STOP[0]: _stop,
+    pickle.LONG4[0]: Check._long4,
+    pickle.APPEND[0]: lambda check: check._fill_list([check.stack.pop()]),
+    pickle.APPENDS[0]: lambda check: check._fill_list(check.pop_mark()),
+    pickle.SETITEM[0]: lambda check: check._fill_dict([check.stack.pop(-2), check.stack.pop()]),
+    pickle.SETITEMS[0]: lambda check: check._fill_dict(check.pop_mark()),
+    pickle.REDUCE[0]: Check._reduce,
+    pickle.NEWOBJ[0]: Check._new,
+    pickle.BUILD[0]: Check._build,
+}

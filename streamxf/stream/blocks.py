@@ -1,0 +1,75 @@
+"""`Blocks`: a stream that is readable block by block; bytes of a file, or in memory, as such a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from streamxf.stream.source import FileSlice
+
+_BARE_BLOCK = 2**20
+
+
+class Blocks(Protocol):
+    """A stream, readable block by block from any thread.
+
+    - `size`, `block_size`, `count`: bytes of the stream, bytes in every block but the last, and number of blocks.
+    """
+
+    size: int
+    block_size: int
+    count: int
+
+    def size_of(self, index: int) -> int:
+        """Bytes of a block."""
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        """What fills memory of exactly that size with the block; any thread may call it, once."""
+
+
+class BareBlocks:
+    """Bytes of a file as they are."""
+
+    def __init__(self, source: FileSlice) -> None:
+        self.size = source.length
+        self.block_size = _BARE_BLOCK
+        self.count = max(1, -(-self.size // _BARE_BLOCK))
+        self._source = source
+
+    def size_of(self, index: int) -> int:
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        start = index * self.block_size
+        return self.range(start, start + self.size_of(index))
+
+    def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
+        """As `decoder`, for any range."""
+        if self._source.parallel:
+            return partial(self._source.read_into, start)
+        return partial(_copy, self._source.read_at(start, stop - start))
+
+    def part(self, start: int, size: int) -> BareBlocks:
+        """A part of these bytes, as a stream of its own."""
+        return BareBlocks(self._source.slice(start, start + size))
+
+
+class MemoryBlocks:
+    """Bytes that are in memory already, as a single block: `data`."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.size = len(data)
+        self.block_size = len(data) or 1
+        self.count = 1
+        self.data = data
+
+    def size_of(self, index: int) -> int:
+        return self.size
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        return partial(_copy, self.data)
+
+
+def _copy(data: bytes | memoryview, out: memoryview) -> None:
+    out[:] = data

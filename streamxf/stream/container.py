@@ -1,0 +1,180 @@
+"""`BlockReader`: a container opened at random, block by block, from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from streamxf.buffers import Scratch, ScratchPool
+from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder
+from streamxf.errors import ContainerError, IdentityError
+from streamxf.format.dtypes import elements_size
+from streamxf.format.header import Header, Kind, header_size
+from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
+from streamxf.format.parser import check_stored
+from streamxf.format.table import Footer, Table
+from streamxf.stream.source import FileSlice
+
+CheckSize = Callable[[int], None]
+
+_TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
+_TABLE_STEP = 2**16 // 40 * 40  # bytes of a table that are read before they are checked; whole entries of either size
+
+_scratch = ScratchPool(keep=16)
+
+
+def read_header(source: FileSlice) -> Header:
+    """Read and check the header at the start of `source`, before anything is known about keys or codecs. Raises
+    ContainerError if there is none, or it is damaged.
+    """
+    size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
+    return Header.parse(source.read_at(0, size))
+
+
+def stream_info(header: Header) -> StreamInfo:
+    """What a header says about its stream."""
+    name = header.identity.name if header.identity is not None else None
+    return StreamInfo(header.block_size, header.salt, header.digest, name)
+
+
+class BlockReader:
+    """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
+    if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
+    vouched for.
+
+    - `source`: the container, whole.
+    - `header`: as `read_header` gave it; identity and chain were checked by the caller.
+    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
+    - `table_digest`: T of the format, if it was vouched for.
+    - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot
+      be.
+    - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
+      whose size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
+    - `count`: blocks in the stream; at least one.
+    - `block_size`: bytes in every block but the last.
+    - `stored_size`: bytes of the container.
+    - `parallel`: whether several threads read at the same time.
+    """
+
+    def __init__(
+        self,
+        source: FileSlice,
+        header: Header,
+        coder: StreamCoder | None,
+        table_digest: bytes | None = None,
+        check_size: CheckSize | None = None,
+    ) -> None:
+        self._source = source
+        self._coder = coder
+        self.header = header
+        self.block_size = header.block_size
+        self.stored_size = source.length
+        self.parallel = source.parallel
+        footer, self._table = self._read_tail(check_size)
+        self.size = footer.raw_size
+        self.count = footer.blocks
+        if table_digest is not None and self._table.digest != table_digest:
+            raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
+        identity = header.identity
+        is_tensor = identity is not None and identity.kind is Kind.TENSOR
+        self._size_known = is_tensor or table_digest is not None
+        if identity is not None and is_tensor and self.size != elements_size(identity.dtype, identity.shape):
+            raise ContainerError(f"the stream has {self.size} bytes, which are not those of {identity.dtype} elements")
+
+    def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, Table]:
+        length = self._source.length
+        header = self.header
+        # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
+        end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
+        footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
+        if check_size is not None:
+            check_size(footer.raw_size)
+        table = Table(header.digest, header.size, self.block_size, header.hashed)
+        tail_size = footer.tail_size(header.hashed)
+        if tail_size <= len(end):
+            table.feed(end[-tail_size:-FOOTER_BYTES])
+        else:
+            at, stop = length - tail_size, length - FOOTER_BYTES
+            while at < stop:
+                table.feed(self._source.read_at(at, min(_TABLE_STEP, stop - at)))
+                at += _TABLE_STEP
+        table.finish(footer, length)
+        return footer, table
+
+    @property
+    def table_digest(self) -> bytes:
+        """T of the format."""
+        return self._table.digest
+
+    def size_of(self, index: int) -> int:
+        """Bytes that block `index` decodes to."""
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def stored_size_of(self, index: int) -> int:
+        """Bytes that block `index` takes in storage."""
+        return self._table.ends[index] - self.begin_of(index)
+
+    def begin_of(self, index: int) -> int:
+        """Where block `index` begins in the container; for `count`, where the last one ends."""
+        return self._table.ends[index - 1] if index else self.header.size
+
+    def decode(self, index: int, out: memoryview) -> None:
+        """Decode block `index` into `out`, which has exactly its size.
+
+        Raises
+        ------
+        BlockError, CodecError, AuthenticationError
+            If it is not as it was stored. What `out` then holds did not pass its checks and must not be used.
+        """
+        scratch = _scratch.take()
+        self.decode_stored(index, self.read(index, scratch), scratch, out)
+        _scratch.give(scratch)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        """A `decode` of block `index` that some thread may call, once.
+
+        Where several threads cannot read at the same time, the block is read here: files that fetch what lies ahead are
+        best read in order.
+        """
+        if self.parallel:
+            return partial(self.decode, index)
+        scratch = _scratch.take()
+        return partial(self._decode_and_give, index, self.read(index, scratch), scratch)
+
+    def _decode_and_give(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
+        self.decode_stored(index, stored, scratch, out)
+        _scratch.give(scratch)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already. Raises
+        ContainerError if the file ends before.
+        """
+        return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
+
+    def decode_stored(
+        self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None = None
+    ) -> memoryview:
+        """Decode block `index`, which `read` gave; raises as `decode`.
+
+        - `out`: where the block belongs, which has exactly its size. Without it the result lies in `scratch` or
+          `stored`, and is at most a block long. Where there is no coder it is empty.
+        """
+        last = index == self.count - 1
+        digest = self._table.hashes[index] if self.header.hashed else None
+        payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
+        if self._coder is None:
+            return memoryview(b"")
+        return self._coder.decode(payload, index, last, scratch, out)
+
+    def decode_ends(self) -> memoryview | None:
+        """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
+        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`. Returns
+        the whole stream, if that block is all of it.
+        """
+        if self.size and (self._size_known or not self.header.keyed):
+            return None
+        last = self.count - 1
+        out = memoryview(bytearray(self.size_of(last)))
+        self.decode(last, out)
+        return out if self.count == 1 else None

@@ -1,0 +1,213 @@
+"""`ContainerEncoder`: one container on its way out, from sources of bytes to blocks that are ready to be written.
+
+It starts no thread and writes no file. `jobs` yields one call for each block, which any thread may make; its result
+goes to `framed`, in order, which returns the bytes to write. Whoever owns the file does the writing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from streamxf.buffers import Scratch, ScratchPool
+from streamxf.chain import Chain
+from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder
+from streamxf.errors import ContainerError
+from streamxf.format.block import hash_of, pack_head
+from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
+from streamxf.format.table import pack_tail
+from streamxf.meter import Meter
+
+MIN_ROW = 64  # elements
+
+# A block's place in its scratch memory before it is encoded; the steps of a chain count from 0.
+_INPUT = -1
+# Bytes; many encoded blocks of less may wait for their turn, and each would hold scratch memory of the size of a block.
+_SMALL = 64 * 1024
+
+_scratch = ScratchPool(keep=16)
+
+
+class ByteSource(Protocol):
+    """The bytes of a stream, wherever they lie."""
+
+    size: int
+
+    def load(self, start: int, stop: int) -> Load:
+        """Begin to load a range; called in the order of the ranges, in one thread."""
+
+
+class Load(Protocol):
+    """A range of a source that is on its way.
+
+    - `lent`: whether the memory that `take` gives will be used for something else after `release`.
+    """
+
+    lent: bool
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        """The bytes: in memory that stays as it is until `release`, or in what ``scratch(size)`` gives. Called once, by
+        any thread.
+        """
+
+    def release(self) -> None:
+        """Say that the bytes are used no more; called once after `take`."""
+
+
+class MemorySource:
+    """Bytes in memory that stays as it is until the container is complete."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def load(self, start: int, stop: int) -> Load:
+        return _InMemory(self._data[start:stop])
+
+
+class _InMemory:
+    __slots__ = ("_data",)
+
+    lent = False
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        return self._data
+
+    def release(self) -> None:
+        """It is the caller's memory."""
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A block that passed the chain."""
+
+    index: int
+    last: bool
+    head: bytes
+    payload: memoryview
+    digest: bytes | None
+    scratch: Scratch | None
+
+    def release(self) -> None:
+        """Say that the block was written."""
+        if self.scratch is not None:
+            _scratch.give(self.scratch)
+
+
+class ContainerEncoder:
+    """One container on its way out.
+
+    - `chain`: renewed already, where it should be.
+    - `transforms`: descriptors of stream transforms that the data passed before it came here; they are recorded in the
+      header.
+    - `identity`: binds the stream to its item.
+    - `published`: set by streamxf's own DCP writer.
+    - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
+    - `block_log2`: blocks hold ``2**block_log2`` bytes; 16 to 24.
+    - `meter`: is told what the codecs took.
+    - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
+    - `table_digest`: T of the format, once all was framed.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        transforms: tuple[str, ...] = (),
+        identity: Identity | None = None,
+        published: bool = False,
+        hashed: bool = False,
+        block_log2: int = DEFAULT_BLOCK_LOG2,
+        meter: Meter | None = None,
+    ) -> None:
+        header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
+        info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
+        self._coder = StreamCoder(chain, info, meter=meter)
+        self._header = header.sealed(self._coder.seal)
+        self._ends: list[int] = []
+        self._hashes: list[bytes] = []
+        self._blocks = 0
+        self.block_size = header.block_size
+        self.raw_size = 0
+        self.stored_size = 0
+        self.table_digest = b""
+
+    def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
+        """One call for each block of a whole stream, and the bytes that the block has."""
+        size = self.block_size
+        for start in range(0, source.size or 1, size):
+            stop = min(start + size, source.size)
+            yield self.job(source.load(start, stop), stop - start, stop == source.size), stop - start
+
+    def job(self, load: Load, size: int, last: bool) -> Callable[[], Encoded]:
+        """The call that encodes the next block; raises ContainerError if the container is full."""
+        index = self._blocks
+        if index >= MAX_BLOCKS:
+            raise ContainerError("the stream has more blocks than a container may hold; use larger blocks")
+        self._blocks += 1
+        self.raw_size += size
+        return partial(_encode, self._coder, load, index, last, self._header.hashed)
+
+    def framed(self, block: Encoded) -> list[bytes | memoryview]:
+        """The bytes that have to be written for a block; called in the order of the blocks."""
+        start = block.head if block.index else self._header.pack() + block.head
+        self.stored_size += len(start) + len(block.payload)
+        self._ends.append(self.stored_size)
+        if block.digest is not None:
+            self._hashes.append(block.digest)
+        parts: list[bytes | memoryview] = [start, block.payload]
+        if block.last:
+            tail, self.table_digest = pack_tail(self._header.digest, self._ends, self._hashes, self.raw_size)
+            self.stored_size += len(tail)
+            parts.append(tail)
+        return parts if len(block.payload) >= _SMALL else [b"".join(parts)]
+
+
+# No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
+def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool) -> Encoded:
+    scratch = _scratch.take()
+    data = load.take(partial(scratch.take, _INPUT))
+    try:
+        payload = coder.encode(data, index, last, scratch)
+        head = pack_head(coder.stream.header_digest, index, last, payload)
+        digest = hash_of(head, payload) if hashed else None
+        if len(payload) < _SMALL:
+            payload = memoryview(bytes(payload))
+            _scratch.give(scratch)
+            return Encoded(index, last, head, payload, digest, None)
+        if load.lent and np.may_share_memory(np.frombuffer(payload, np.uint8), np.frombuffer(data, np.uint8)):
+            out = scratch.take(_INPUT, len(payload))
+            out[:] = payload
+            payload = out
+        return Encoded(index, last, head, payload, digest, scratch)
+    finally:
+        load.release()
+
+
+def encoding_facts(identity: Identity | None) -> tuple[str | None, str | None, int | None]:
+    """Name, dtype and length of a row, as codecs are told them of a stream that is encoded."""
+    return (
+        (identity.name, identity.dtype or None, _row_length(identity)) if identity is not None else (None, None, None)
+    )
+
+
+def _row_length(identity: Identity) -> int | None:
+    """Elements in a row of a matrix; of kernels or a stack of matrices, in a row that is worth the name."""
+    if identity.kind is not Kind.TENSOR or len(identity.shape) < 2 or identity.dtype.startswith("complex"):
+        return None
+    row = 1
+    for length in reversed(identity.shape[1:]):
+        row *= length
+        if row >= MIN_ROW:
+            break
+    return row

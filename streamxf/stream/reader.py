@@ -1,0 +1,200 @@
+"""`StreamReader`: a seekable file to read from, over the blocks of a stream."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from typing_extensions import Buffer
+
+from streamxf.buffers import flat_view
+from streamxf.engine import Pipeline
+from streamxf.errors import StreamxfError
+from streamxf.meter import Meter
+from streamxf.stream.blocks import Blocks, MemoryBlocks
+from streamxf.stream.locks import ForkLock
+
+_CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
+_READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
+
+
+class StreamReader(io.RawIOBase):
+    """Decodes a stream at random: seekable, and parallel where a read spans several blocks.
+
+    Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error`
+    holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read. Threads may
+    share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
+
+    - `blocks`: of a container whose `decode_ends` was called.
+    - `finish`: called by `close`.
+    - `name`: the file's name, for errors.
+    - `meter`: is told how many blocks were in flight.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        finish: Callable[[], Any] | None = None,
+        name: str | None = None,
+        *,
+        meter: Meter | None = None,
+    ) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._on_finish = finish
+        self._name = name
+        self._meter = meter
+        self._block_size = blocks.block_size
+        self._position = 0
+        self._moving = ForkLock()
+        self._cached: dict[int, memoryview] = {}
+        self.error: StreamxfError | None = None
+        self.size = blocks.size
+
+    # -- file interface ----------------------------------------------------------------------------
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}
+        if whence not in base:
+            raise ValueError(f"whence is 0, 1 or 2, not {whence}")
+        position = base[whence] + offset
+        if position < 0:
+            raise ValueError("seek to before the start of the stream")
+        self._position = position
+        return position
+
+    def write(self, data: Buffer, /) -> NoReturn:
+        raise io.UnsupportedOperation("the stream was opened for reading")
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
+        parallel, straight into it.
+        """
+        out = flat_view(buffer)
+        start = end = -1
+        try:
+            with self._moving.here():
+                start = self._position
+                end = max(start, min(start + len(out), self.size))
+                self._position = end
+            return self.readinto_at(start, out)
+        except BaseException:
+            with self._moving.here():
+                if self._position == end:  # no other thread has read on
+                    self._position = start
+            raise
+
+    def readinto_at(self, position: int, buffer: Buffer, /) -> int:
+        """Fill `buffer` from `position`, as `readinto`, and leave the current position alone.
+
+        When this raises, no thread writes into `buffer` any more.
+        """
+        self._check_usable()
+        out = flat_view(buffer)
+        size = max(0, min(len(out), self.size - position))
+        try:
+            self._read(out[:size], position)
+        except StreamxfError as error:
+            self.error = error.locate(file=self._name)
+            raise
+        return size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check_usable()
+        rest = max(0, self.size - self._position)
+        wanted = rest if size is None or size < 0 else min(size, rest)
+        parts = []
+        # without a key nothing vouches for the size, so memory is taken only as blocks are found
+        while wanted > 0:
+            part = bytearray(min(wanted, _READ_STEP))
+            count = self.readinto(part)
+            parts.append(memoryview(part)[:count])
+            if not count:  # another thread has read on to the end
+                break
+            wanted -= count
+        return b"".join(parts)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._cached.clear()
+            on_finish, self._on_finish = self._on_finish, None
+            if on_finish is not None:
+                on_finish()
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise ValueError("read from a closed stream")
+        if self.error is not None:
+            raise self.error
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def _read(self, out: memoryview, start: int) -> None:
+        if not out:
+            return
+        stop = start + len(out)
+        first, last = start // self._block_size, (stop - 1) // self._block_size
+        if first == last:
+            self._copy_part(out, start, first)
+            return
+        pipeline: Pipeline[None] = Pipeline()
+        try:
+            for index in range(first, last + 1):
+                begin = index * self._block_size
+                end = begin + self._blocks.size_of(index)
+                if begin < start or end > stop:
+                    from_, to = max(begin, start), min(end, stop)
+                    self._copy_part(out[from_ - start : to - start], from_, index)
+                elif index in self._cached:
+                    self._copy_part(out[begin - start : end - start], begin, index)
+                else:
+                    decode = partial(self._blocks.decoder(index), out[begin - start : end - start])
+                    pipeline.submit(decode, self._block_size)
+            for _ in pipeline.results():
+                """Blocks are decoded into their place."""
+        except BaseException:
+            pipeline.cancel()  # workers may still write into the caller's buffer
+            raise
+        if self._meter is not None:
+            self._meter.blocks(pipeline.peak_jobs)
+
+    def _copy_part(self, out: memoryview, start: int, index: int) -> None:
+        offset = start - index * self._block_size
+        out[:] = self._block(index)[offset : offset + len(out)]
+
+    def _block(self, index: int) -> memoryview:
+        data = self._cached.get(index)
+        if data is None:
+            data = memoryview(bytearray(self._blocks.size_of(index)))
+            self._blocks.decoder(index)(data)
+            with self._moving.here():
+                while len(self._cached) >= _CACHED_BLOCKS:
+                    del self._cached[next(iter(self._cached))]
+                self._cached[index] = data
+        return data
+
+
+def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
+    """All of a stream; raises what decoding it raises."""
+    if isinstance(blocks, MemoryBlocks):
+        return bytes(blocks.data)
+    if blocks.count > 1:
+        return StreamReader(blocks, meter=meter).read()
+    data = bytearray(blocks.size)
+    blocks.decoder(0)(memoryview(data))
+    return bytes(data)

@@ -1,0 +1,185 @@
+"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol
+
+from streamxf.buffers import Scratch
+from streamxf.errors import ContainerError
+from streamxf.stream.locks import ForkLock
+
+READ_WHOLE = 128 * 1024
+READ_STEP = 32 * 2**20
+_STORED = -1  # the scratch memory's place for stored bytes; a chain's steps count from 0
+
+
+class PositionalFile(Protocol):
+    """A file that is read by position, from any thread.
+
+    - `parallel`: whether several threads read at the same time. If not, the file is best read in order.
+    """
+
+    parallel: bool
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
+
+
+class _LocalFile:
+    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at
+    once.
+    """
+
+    parallel = True
+
+    def __init__(self, file: io.FileIO | io.BufferedReader) -> None:
+        self._file = file
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done = 0
+        while done < len(out):
+            # fileno() each time: it raises once the file is closed, when the number may be another file's
+            count = os.preadv(self._file.fileno(), [out[done:]], position + done)
+            if not count:
+                break
+            done += count
+        return done
+
+
+class _Positioned:
+    """Any other seekable file: one thread at a time seeks and reads.
+
+    - `file`: its position changes.
+    """
+
+    parallel = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._readinto = getattr(file, "readinto", None)
+        self._lock = ForkLock()
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done = 0
+        with self._lock.here():
+            self._file.seek(position)
+            while done < len(out):
+                count = self._read_some(out[done:])
+                if not count:
+                    break
+                done += count
+        return done
+
+    def _read_some(self, out: memoryview) -> int:
+        if self._readinto is not None:
+            count: int = self._readinto(out) or 0
+            return count
+        data = self._file.read(min(len(out), READ_STEP)) or b""
+        out[: len(data)] = data
+        return len(data)
+
+
+def access_to(file: Any) -> PositionalFile:
+    """The best way to read `file` by position.
+
+    Only Python's own classes for reading are known to have nothing between them and the descriptor.
+    """
+    if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
+        raw = file.raw if isinstance(file, io.BufferedReader) else file
+        if type(raw) is io.FileIO:
+            return _LocalFile(file)
+    return _Positioned(file)
+
+
+class Timed:
+    """An access that tells how long its reads take.
+
+    - `add`: is told the seconds of each read, in the thread that reads.
+    """
+
+    def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
+        self._access = access
+        self._add = add
+        self.parallel = access.parallel
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        start = perf_counter()
+        try:
+            return self._access.read_into(position, out)
+        finally:
+            self._add(perf_counter() - start)
+
+
+class FileSlice:
+    """`length` bytes of a file from `offset`, read by position from any thread. A small slice is read whole, once.
+
+    - `file`: slices that several threads read at the same time share one `access_to` the file.
+    - `length`: up to the end of the file when left out.
+    - `whole`: the slice, if it was read already.
+    """
+
+    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
+        if length is None:
+            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
+            # the file beneath
+            file.seek(0, io.SEEK_END)
+            length = file.tell() - offset
+        self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
+        self._offset = offset
+        self.length = length
+        self._whole = whole
+        if whole is None and 0 <= self.length <= READ_WHOLE:
+            data = bytearray(self.length)
+            self.read_into(0, memoryview(data))
+            self._whole = bytes(data)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads read at the same time."""
+        return self._whole is not None or self._access.parallel
+
+    def slice(self, start: int, stop: int) -> FileSlice:
+        """A part of the slice."""
+        return FileSlice(self._access, self._offset + start, stop - start)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Exactly `size` bytes from `position` of the slice. Raises ContainerError if the slice or the file ends
+        before.
+        """
+        self._check(position, size)
+        if self._whole is not None:
+            return self._whole[position : position + size]
+        out = bytearray(size)
+        self.read_into(position, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, position: int, out: memoryview) -> None:
+        """Fill `out` from `position` of the slice; raises as `read_at`."""
+        self._check(position, len(out))
+        if self._whole is not None:
+            out[:] = self._whole[position : position + len(out)]
+            return
+        done = self._access.read_into(self._offset + position, out)
+        if done < len(out):
+            raise ContainerError(f"the file is truncated: it ends {len(out) - done} bytes before it should")
+
+    def view(self, position: int, size: int, scratch: Scratch) -> memoryview:
+        """`size` bytes from `position` of the slice, without a copy where they are in memory already, else in
+        `scratch`; raises as `read_at`.
+        """
+        self._check(position, size)
+        if self._whole is not None:
+            return memoryview(self._whole)[position : position + size]
+        out = scratch.take(_STORED, size)
+        self.read_into(position, out)
+        return out
+
+    def _check(self, position: int, size: int) -> None:
+        if position < 0 or position + size > self.length:
+            raise ContainerError(
+                f"the container is truncated: {size} bytes at {position} are missing, it has {self.length}"
+            )

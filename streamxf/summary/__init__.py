@@ -1,1 +1,0 @@
-"""What is in a checkpoint, in figures: totals, a tree of modules, layers side by side, and a page to look at."""

@@ -1,0 +1,1 @@
+"""What can be done with a checkpoint besides saving and loading it."""

@@ -1,0 +1,202 @@
+"""`clean`: removes what saves that failed, or were killed, left in a checkpoint's folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_files, rank_of, read_metadata
+from streamxf.checkpoint.missing import no_metadata, resumable, unfinished
+from streamxf.checkpoint.publish.leftovers import DAY, leftovers, settled
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish.names import rank_of as rank_in
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError, located
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.wording import listed, many, size_text
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What `clean` did, or would do.
+
+    Attributes
+    ----------
+    removed : tuple of str
+        Names of the files that were removed; with `dry_run`, those that would be.
+    bytes : int
+        Their size, if the storage reports it.
+    failed : mapping of str to str
+        Names of leftovers that could not be removed, each with the reason.
+    kept : tuple of str
+        Names of files that no writer makes, and of data files of ranks that have no metadata there. Only you know what
+        they are for.
+    recent : tuple of str
+        Names of files that may be leftovers, or belong to a save that is under way: they were written to less than
+        `min_age` ago.
+    dry_run : bool
+    """
+
+    removed: tuple[str, ...]
+    bytes: int
+    failed: Mapping[str, str]
+    kept: tuple[str, ...]
+    recent: tuple[str, ...]
+    dry_run: bool
+
+    def __str__(self) -> str:
+        did = "would remove" if self.dry_run else "removed"
+        lines = [
+            f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
+            *listed(did, self.removed),
+            *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
+            *listed("left alone", self.kept),
+            *listed("left alone, since a save may be writing it", self.recent),
+            *resumable((*self.removed, *self.recent) if self.dry_run else self.recent),
+        ]
+        return "\n".join(lines)
+
+
+def clean(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    min_age: float | None = None,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CleanReport:
+    """Remove data files and drafts that the checkpoint does not name: what failed and killed saves left.
+
+    The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
+    folder is under way. On a local disk, a save under way fails, and what is published stays intact. Elsewhere no lock
+    keeps the two apart, and the save might be published without its files; so files younger than a day stay there.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or a URL that fsspec knows.
+    keys, trust, allow_unsigned
+        As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
+    min_age : float, optional
+        Seconds since a file was last written to, for it to be a leftover. By default 0 where a lock of the folder keeps
+        saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
+        Windows. 0 there says that you know of no save under way.
+    dry_run : bool
+        Whether to remove nothing, and only report what would be removed.
+    storage_options : mapping, optional
+        fsspec's, for the URL.
+
+    Returns
+    -------
+    CleanReport
+
+    Raises
+    ------
+    MetadataError
+        If there is no metadata, or it is damaged, or names files that are not there or have another size. Nothing is
+        removed then: it may be all that is left of a checkpoint.
+    AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
+        If keys are given, and the metadata is not authentic, or not encrypted.
+    ParameterError
+        If `min_age` is not a number of seconds.
+    UnsupportedError
+        If the URL leads through a cache of fsspec's.
+    AbortedError
+        If another process publishes to the folder, or cleans it up, and does not finish.
+    """
+    if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
+        raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
+    storage = Storage.of(path, storage_options)
+    if storage.is_cached:
+        raise UnsupportedError(
+            "this URL leads through a cache of fsspec's, which may show what has been replaced since; name the storage "
+            "itself",
+            file=storage.given,
+        )
+    with locked(storage) as alone:
+        names = _metadata_files(storage)
+        files = storage.names()
+        read = {name: _read(storage, name, access) for name in names}
+        named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
+        ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
+        found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
+        kept = sorted(files.keys() - named - set(found))
+        age = min_age if min_age is not None else 0 if alone else DAY
+        old = settled(storage, found, age)
+        recent = [name for name in found if name not in old]
+        found = [name for name in found if name in old]
+        for name in names if found and not alone else ():
+            if _read(storage, name, access) != read[name]:
+                raise MetadataError(
+                    "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; "
+                    "try again when that is over",
+                    file=storage.full(name),
+                )
+        failed = {} if dry_run else storage.remove(found)
+    report = CleanReport(
+        tuple(name for name in found if name not in failed),
+        sum(files[name] or 0 for name in found if name not in failed),
+        {name: str(error) for name, error in failed.items()},
+        tuple(kept),
+        tuple(recent),
+        dry_run,
+    )
+    if failed:
+        warnings.warn(f"{many(len(failed), 'file')} could not be removed:\n{report}", stacklevel=2)
+    return report
+
+
+def _metadata_files(storage: Storage) -> list[str]:
+    try:
+        if not storage.is_folder():
+            raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
+        return metadata_files(storage)
+    except FileNotFoundError:
+        raise no_metadata((), storage.given) from None
+    except MetadataError as error:
+        reason = "Nothing was removed"
+        if not unfinished(storage.names(())):
+            reason += (
+                ": its files may be what is left of a checkpoint. If you know that no save to it was ever published, "
+                "save to it again, which removes them in time, or delete the folder"
+            )
+        raise type(error)(f"{error.message}. {reason}", file=error.file) from error
+
+
+def _read(storage: Storage, name: str, access: Access) -> Metadata:
+    try:
+        return read_metadata(storage, name, access, listing=True)
+    except PolicyError as error:
+        raise PolicyError(f"{error.message}. Nothing was removed", file=error.file) from None
+
+
+def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int | None]) -> set[str]:
+    """The data files that a metadata file names, once all of them were found."""
+    ends: dict[str, int] = {path: facts.size for path, facts in metadata.files.items()}
+    for item in metadata.items.values() if metadata.index is None else ():
+        for place in item.places:
+            ends[place.file] = max(ends.get(place.file, 0), place.at + place.size)
+    with located(file=storage.full(metadata.name)):
+        for path, end in ends.items():
+            if "/" in path:
+                continue  # nothing in folders is ever removed
+            if path not in files:
+                raise _doubtful(f"it names {path}, which is missing")
+            size = files[path]
+            if size is not None and (size < end or (metadata.index is not None and size != end)):
+                raise _doubtful(f"{path} has {size} bytes, which is not what it says")
+    return set(ends)
+
+
+def _doubtful(reason: str) -> MetadataError:
+    return MetadataError(
+        f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
+        "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is left"
+    )

@@ -1,0 +1,178 @@
+"""`Origin`: what `pack` records of the files that it packed, so that `unpack` can write the same bytes again.
+
+A file is its tensors, each an item of its own, and the bytes around them, which are one more item. The origin says
+where in the file each tensor belongs. It is stored as an object, `ITEM`, of dicts, lists, strings and numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.errors import MetadataError
+from streamxf.formats.contents import Format
+from streamxf.tools.convert.tree import is_inside, leads_inside
+
+ITEM = "streamxf.source"
+"""The item's name in the state dict."""
+
+_VERSION = 1
+_FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
+_OWNER = 0o700
+
+
+def rest_of(path: str) -> str:
+    """The name of the item that holds a file's bytes around its tensors."""
+    return f"{ITEM}/{path}"
+
+
+def is_kept(name: str) -> bool:
+    """Whether an item is one that pack adds to the tensors and objects of the files."""
+    return name == ITEM or name.startswith(f"{ITEM}/")
+
+
+class Placed(NamedTuple):
+    """A tensor whose elements begin at `start` in a file, without gaps; `order` has its dimensions, the slowest in the
+    file first.
+    """
+
+    name: str
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+class PackedFile(NamedTuple):
+    """The tensors of a file, in the order of their places; the names of items without bytes of their own (objects, and
+    tensors that share memory); and the file's permissions, if it had any.
+    """
+
+    tensors: tuple[Placed, ...]
+    others: tuple[str, ...]
+    mode: int | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was packed.
+
+    Attributes
+    ----------
+    format : Format
+        `SAFETENSORS` or `TORCH` for a file; `HUGGING_FACE` or `FOLDER`.
+    files : mapping of str to PackedFile
+        By path relative to the folder; a single file by its name.
+    folders : mapping of str to int or None
+        Permissions by path. The folder itself has an empty path.
+    links : mapping of str to str
+        The targets of symbolic links, by path.
+    excluded : tuple of str
+        The patterns that the caller excluded.
+    """
+
+    format: Format
+    files: Mapping[str, PackedFile]
+    folders: Mapping[str, int | None] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder was packed."""
+        return self.format in _FOLDERS
+
+    def items(self) -> Iterator[str]:
+        """The names of all items from which the files are made."""
+        yield ITEM
+        for path, file in self.files.items():
+            yield from (rest_of(path), *(tensor.name for tensor in file.tensors), *file.others)
+
+    def to_plain(self) -> Any:
+        """The value that is stored."""
+        return {
+            "version": _VERSION,
+            "format": self.format.name,
+            "files": {
+                path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others), file.mode]
+                for path, file in self.files.items()
+            },
+            "folders": dict(self.folders),
+            "links": dict(self.links),
+            "excluded": list(self.excluded),
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        """Read a stored value; raises MetadataError if pack does not store such, or if it leads out of the folder."""
+        try:
+            if value["version"] != _VERSION:
+                raise MetadataError(
+                    f"the item has version {value['version']!r:.20}; this streamxf reads version {_VERSION}", item=ITEM
+                )
+            made = cls(
+                Format[value["format"]],
+                {_text(path): _file(*file) for path, file in value["files"].items()},
+                {_text(path): _mode(mode, _OWNER) for path, mode in value["folders"].items()},
+                {_text(path): _text(leads_to) for path, leads_to in value["links"].items()},
+                tuple(map(_text, value["excluded"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
+        if reason := made._fault():
+            raise MetadataError(reason, item=ITEM)
+        return made
+
+    def _fault(self) -> str:
+        single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
+        if not self.is_folder and not single:
+            return "it does not describe a single file, as its format requires"
+        solid = {*self.files, *self.links}
+        paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
+        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(_above(paths)):
+            return "it has a path twice, or one that is outside of the folder"
+        if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
+            return "it has a link that leads out of the folder"
+        names = list(self.items())
+        return "it has an item in two places" if len(set(names)) < len(names) else ""
+
+
+def origin_of(reader: BoxReader) -> Origin | None:
+    """The origin of a checkpoint; None if `pack` did not make it. Raises as `Origin.from_plain`."""
+    return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
+
+
+def _above(paths: list[str]) -> Iterator[str]:
+    """All folders in which paths are."""
+    return (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
+
+
+def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:
+    made = tuple(
+        Placed(_text(name), _count(start), _text(dtype), tuple(map(_count, shape)), tuple(map(_count, order)))
+        for name, start, dtype, shape, order in tensors
+    )
+    for tensor in made:
+        if sorted(tensor.order) != list(range(len(tensor.shape))):
+            raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
+    return PackedFile(made, tuple(map(_text, others)), _mode(mode))
+
+
+def _mode(value: Any, least: int = 0) -> int | None:
+    if value is not None and (_count(value) > 0o777 or value & least != least):
+        raise ValueError(f"{value!r:.40} are not permissions")
+    return value  # type: ignore[no-any-return]
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is not a size")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a string")
+    return value

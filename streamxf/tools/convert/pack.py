@@ -1,0 +1,172 @@
+"""`pack`: a checkpoint of another format as one of DCP."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import GLOBAL
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.publish.names import made_by_writers
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.sources import Streamed
+from streamxf.errors import UnsupportedError
+from streamxf.format.header import Kind
+from streamxf.format.items import TensorItem
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.formats.opening import is_checkpoint
+from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.convert.chains import chain_for
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
+from streamxf.tools.convert.destination import Destination, check_same, refuse_inside
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.session import convert
+from streamxf.tools.convert.sources import reads_of
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.tree import paths_in, refuse_unused
+from streamxf.tools.convert.whole import Whole, identity_of, open_whole
+from streamxf.wording import some
+
+
+def pack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    chain: ChainLike | None = None,
+    *,
+    overwrite: bool = False,
+    exclude: Sequence[str] = (),
+    follow_links: bool = False,
+    encrypt_to: KeysLike = None,
+    signer: SignerLike | None = None,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write a checkpoint of any format as one of DCP, through a chain.
+
+    The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or another's.
+    Workers read and encode block by block, so that memory does not depend on the size of the model.
+
+    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
+    else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
+    of the file before them, as in ``optimizer.pt/state.0.exp_avg``. Permissions, empty folders and links within the
+    folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
+
+    What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
+    files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
+
+    A call that failed or was killed can be made again, and resumes, as with `transcode`.
+
+    Parameters
+    ----------
+    source, target : path or str
+        Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
+    chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
+        As in `transcode`.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be packed.
+    exclude : sequence of str
+        Shell patterns of paths in a folder that are left out, with everything in them.
+    follow_links : bool
+        Whether a link to a file outside the folder, as in the hub's cache, is packed as that file and not refused.
+    keys, trust, allow_unsigned, require
+        For a DCP checkpoint that is encrypted; other formats have no encryption.
+
+    Returns
+    -------
+    Converted
+
+    Raises
+    ------
+    FileNotFoundError, NoCheckpointError
+        If there is nothing to pack.
+    UnsupportedError
+        If something in the folder, which it names, could not be restored.
+    ParameterError
+        If a pattern excludes nothing.
+    StreamxfError, OSError
+        As `transcode`.
+    """
+    storage = Storage.of(source, storage_options)
+    if is_checkpoint(storage):
+        _refuse_beside(storage, exclude)
+        return transcode(
+            source,
+            target,
+            chain,
+            overwrite=overwrite,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            keys=keys,
+            trust=trust,
+            allow_unsigned=allow_unsigned,
+            require=require,
+            storage_options=storage_options,
+            target_options=target_options,
+            block_size=block_size,
+            file_size=file_size,
+            max_expansion=max_expansion,
+            progress=progress,
+        )
+    refuse_inside(source, target)
+    identity = partial(identity_of, storage, exclude, follow_links=follow_links)
+    before = identity()
+    with open_whole(storage, exclude, follow_links=follow_links, max_expansion=max_expansion) as whole:
+        refuse_unused(whole.unused)
+        made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
+        to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)
+        to.check()
+
+        def check() -> None:
+            check_same(storage, before, identity())
+
+        contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
+        return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
+
+
+def _read(whole: Whole, wanted: Wanted) -> Data:
+    item, chunk = wanted.item, wanted.chunk
+    if chunk is None or not isinstance(item, TensorItem):
+        data = io.BytesIO()
+        torch.save(whole.load_object(item.name), data)  # as DCP's planner does
+        return data
+    elements = whole.elements(item, chunk)
+    reads = reads_of(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
+    return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
+
+
+def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
+    """Raise UnsupportedError if a checkpoint's folder has something that is not part of it, and is not excluded."""
+    unused = set(exclude)
+    paths = [path for path, _ in paths_in(storage, exclude, unused)]
+    refuse_unused(unused)
+    beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
+    if beside:  # metadata may name files of any name, and in folders
+        with Checkpoint.at(storage, Access(), listing=True) as checkpoint:
+            items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
+        known = {place.file for item in items for place in item.places}
+        beside = [path for path in beside if not any(f"{name}/".startswith(f"{path}/") for name in known)]
+    if beside:
+        raise UnsupportedError(
+            f"the folder is a DCP checkpoint with other content, which would not be packed: {some(beside)}. Move it "
+            "away, or leave it out (exclude)",
+            file=storage.given,
+        )

@@ -1,0 +1,296 @@
+"""`Plan`: the files that a checkpoint becomes, and their layout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from streamxf.checkpoint.nesting import nested
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.dcp.frame import frame_around, shell
+from streamxf.descriptor import shorten
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
+from streamxf.format.items import Item, Path, TensorItem
+from streamxf.formats.choosing import chosen
+from streamxf.formats.contents import Format
+from streamxf.formats.reader import FileReader
+from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
+from streamxf.tools.convert.layout import NewFile, Run
+from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
+from streamxf.wording import many, some
+
+SHARD_SIZE = 5 * 10**9
+"""Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
+
+INDEX = ".index.json"
+_METADATA = "__metadata__"
+_OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(_OF_TORCH, Format.TORCH)}
+# Other formats of models and data. Any other suffix is part of a folder's name, as in "llama-3.1".
+_MODELS = ".gguf .ggml .llamafile .onnx .h5 .hdf5 .keras .pb .tflite .mlmodel .mlpackage"
+_TENSORS = ".npz .npy .msgpack .pkl .pickle .joblib .nemo .mar .ptl .pte .pt2 .engine"
+_DATA = ".json .txt .yaml .csv .parquet .arrow .zip .tar .gz .tgz .zst .distcp"
+_FOREIGN = frozenset(f"{_MODELS} {_TENSORS} {_DATA}".split())
+
+# The safetensors library sorts tensors by dtype, those with the strictest alignment first, and then by name.
+_WIDE = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16")
+_NARROW = ("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL")
+_RANKS = {name: rank for rank, name in enumerate(_WIDE + _NARROW)}
+_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written: files in a folder, or a single file.
+
+    Attributes
+    ----------
+    files : sequence of NewFile
+    folder : bool
+    items : collection of Item
+        Those that are in the files.
+    restored, left_out, notes
+        As in `Unpacked`.
+    folders, links
+        As in `Origin`.
+    """
+
+    files: Sequence[NewFile]
+    folder: bool
+    items: Collection[Item]
+    restored: bool = False
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    folders: Mapping[str, int | None] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+def format_of_name(name: str) -> Format | None:
+    """The format of a name's suffix, or None. Raises UnsupportedError for formats that are not written here."""
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in _FOREIGN:
+        raise UnsupportedError(
+            f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
+            "or a folder; with a format given, any name will do",
+            file=name,
+        )
+    return _SUFFIXES.get(suffix)
+
+
+# -- new files -------------------------------------------------------------------------------------------------
+
+
+def fresh(
+    reader: BoxReader,
+    format: Format,
+    name: str,
+    only: Sequence[str],
+    prefix: str,
+    shard_size: int,
+    *,
+    skip_objects: bool,
+    origin: Origin | None = None,
+) -> Plan:
+    """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
+    `origin` is a folder with a model, only the model is written.
+
+    Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
+    """
+    found = chosen(reader.items, only, prefix)
+    items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
+    left_out: tuple[str, ...] = ()
+    if origin is not None and origin.is_folder:
+        items, left_out = _model_of(origin, items)
+    if not items and (only or prefix):
+        raise ParameterError("no item has such a name")
+    tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
+    objects = [shown for shown in items if shown not in tensors]
+    if format is Format.TORCH:
+        return Plan([_torch_file(name, reader, items, prefix)], False, items.values(), left_out=left_out)
+    if objects and not skip_objects:
+        raise UnsupportedError(
+            f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
+            f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or "
+            "leave objects out (skip_objects)"
+        )
+    _check_fit(tensors)
+    metadata = {"format": "pt"}  # without which transformers refuses a file
+    if isinstance(reader, FileReader) and reader.contents.format is Format.SAFETENSORS:
+        metadata |= reader.contents.extra
+    folder = format is Format.HUGGING_FACE
+    files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
+    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out))
+
+
+def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
+    """The items of the model in a packed folder, or all items if it has none; and the files that have none of them."""
+    beside: set[str] = set()
+    for path, file in origin.files.items():
+        beside.update(tensor.name for tensor in file.tensors if tensor.name.startswith(f"{path}/"))
+    model = {shown: item for shown, item in items.items() if item.name not in beside} or dict(items)
+    written = {item.name for item in model.values()}
+    left_out = tuple(
+        path
+        for path, file in origin.files.items()
+        if written.isdisjoint((*(tensor.name for tensor in file.tensors), *file.others))
+    )
+    return model, left_out
+
+
+def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> NewFile:
+    """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
+
+    It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
+    """
+    tensors = [item for item in items.values() if isinstance(item, TensorItem)]
+    shells = []
+    for item in tensors:
+        with located(item=item.name):
+            shells.append(shell(item.dtype, item.shape))
+    waiting = iter(shells)
+    flat = {
+        shown: next(waiting) if isinstance(item, TensorItem) else reader.load_object(prefix + shown)
+        for shown, item in items.items()
+    }
+    paths = {shown: _path(item.path, shown, prefix) for shown, item in items.items()}
+    runs, rest, at = [], [], 0
+    for part in frame_around(nested(flat, paths), shells):
+        if isinstance(part, int):
+            runs.append(Run(at, tensors[part]))
+            at += tensors[part].size
+        else:
+            rest.append(part)
+            at += len(part)
+    return NewFile(name, runs, b"".join(rest))
+
+
+def _path(path: Path | None, name: str, prefix: str) -> Path:
+    """An item's path below the dict that `prefix` names; at the top if it names no dict."""
+    if path is None or not prefix:
+        return path or (name,)
+    for depth in range(1, len(path)):
+        if ".".join(map(str, path[:depth])) + "." == prefix:
+            return path[depth:]
+    return (name,)
+
+
+def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
+    """Raise UnsupportedError for tensors, by the names to be written, for which safetensors has no place."""
+    strange = {name: item for name, item in tensors.items() if item.dtype not in _NAMES}
+    if strange:
+        raise UnsupportedError(
+            f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
+            "choose tensors (only)"
+        )
+    unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
+    if unnamed:
+        raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
+
+
+def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
+    """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
+    ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
+    header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
+    at = 0
+    for name, item in ordered:
+        dtype = _NAMES[item.dtype]
+        shape = [*item.shape[:-1], 2 * item.shape[-1]] if dtype == TWO_IN_ONE else item.shape
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + item.size]}
+        at += item.size
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > MAX_HEADER:
+        raise UnsupportedError(
+            f"the header would have {len(text):,} bytes, and safetensors allows {MAX_HEADER:,}: write several files"
+        )
+    starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
+    runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
+    return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+
+
+def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
+    """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
+    has a shard of its own.
+    """
+    shards: list[dict[str, TensorItem]] = [{}]
+    filled = 0
+    for name, item in tensors.items():
+        if shards[-1] and filled + item.size > shard_size:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = item
+        filled += item.size
+    if len(shards) == 1:
+        return [_safetensors_file("model.safetensors", shards[0], metadata)]
+    files = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    placed = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    index = {"metadata": {"total_size": sum(item.size for item in tensors.values())}, "weight_map": placed}
+    text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    written = [_safetensors_file(file, shard, metadata) for file, shard in zip(files, shards, strict=True)]
+    return [*written, NewFile(f"model.safetensors{INDEX}", (), text.encode())]
+
+
+# -- files that were packed ------------------------------------------------------------------------------------
+
+
+def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
+    """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
+    items than were packed.
+    """
+    known = set(origin.items())
+    if added := [item for item in items if item not in known]:
+        raise MetadataError(
+            f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
+            "were packed, which cannot be restored; choose what to write into new ones (only)",
+            item=ITEM,
+        )
+    files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
+    if origin.is_folder:
+        files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
+    else:
+        files = [replace(files[0], name=name, mode=None)]
+    notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
+    return Plan(
+        files,
+        origin.is_folder,
+        [item for item in items.values() if not is_kept(item.name)],
+        restored=True,
+        notes=notes,
+        folders=origin.folders if origin.is_folder else {},
+        links=origin.links,
+    )
+
+
+def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:
+    rest = items.get(rest_of(path))
+    if rest is not None and not (isinstance(rest, TensorItem) and rest.dtype == "uint8" and len(rest.shape) == 1):
+        raise MetadataError("the item is not one-dimensional uint8, as pack stores it", item=rest.name)
+    runs, at, gaps = [], 0, [0]
+    for tensor in file.tensors:
+        item = items.get(tensor.name)
+        if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
+            raise MetadataError(
+                f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
+                "it was packed; choose what to write into a new file (only)",
+                item=shorten(tensor.name),
+            )
+        runs.append(Run(tensor.start, item, tensor.order))
+        gaps.append(tensor.start - at)
+        at = tensor.start + item.size
+    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    if min(gaps) < 0 or sum(gaps) > made.rest_size:
+        raise MetadataError(
+            f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
+        )
+    return made
+
+
+def _is_text(name: str) -> bool:
+    return name == name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _typed(tensors: Mapping[str, TensorItem]) -> str:
+    return some(f"{shorten(name)} ({item.dtype})" for name, item in tensors.items())

@@ -1,0 +1,125 @@
+"""`Converted` and `Unpacked`: what `pack`, `transcode` and `unpack` did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from streamxf.wording import listed, many, printable, size_text
+
+_ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written.
+
+    Attributes
+    ----------
+    chain : str
+        In its text form.
+    key_ids : tuple of str
+        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
+    signers : tuple of str
+        Ids of the keys that signed it.
+    save_ids : tuple of str
+        Of the new checkpoint; where ranks have metadata of their own, one for each.
+    items : int
+        Tensors, shards and objects.
+    files : int
+        Data files.
+    kept_files : int
+        Those of them that an interrupted call had finished.
+    discarded_files : int
+        Finished files of earlier calls with another source or chain, or that cannot be shown to have had the same.
+    raw_bytes : int
+        Of the items that this call wrote, before the chain.
+    stored_bytes : int
+        Of all items, in storage.
+    seconds : float
+    notes : tuple of str
+        What else a caller should know, in sentences.
+    """
+
+    chain: str
+    key_ids: tuple[str, ...]
+    signers: tuple[str, ...]
+    save_ids: tuple[str, ...]
+    items: int
+    files: int
+    kept_files: int
+    discarded_files: int
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        files = f"{many(self.items, 'item')} in {many(self.files, 'file')}, {size_text(self.stored_bytes)} stored"
+        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{self._readers()}"]
+        lines += [f"save {save_id}" for save_id in self.save_ids]
+        if self.kept_files:
+            lines.append(f"resumed: an earlier call had finished {many(self.kept_files, 'file')}")
+        if self.discarded_files:
+            lines.append(
+                f"started over: {many(self.discarded_files, 'finished file')} had another source, chain or key and "
+                "could not be used"
+            )
+        return "\n".join([*lines, *listed("note", self.notes)])
+
+    def _readers(self) -> str:
+        ids = [text.rpartition(":")[2] for text in self.key_ids] + [f"signed by {signer}" for signer in self.signers]
+        return f" under key {', '.join(ids)}" if ids else ""
+
+    @classmethod
+    def together(cls, parts: Sequence[Converted]) -> Converted:
+        """What several conversions did for one checkpoint."""
+        done = parts[0]
+        for part in parts[1:]:
+            done = replace(done, **{name: getattr(done, name) + getattr(part, name) for name in _ADDED_UP})
+        return done
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What `unpack` wrote.
+
+    Attributes
+    ----------
+    target : str
+    format : str
+        Its name, as it is shown.
+    files : int
+    bytes : int
+        Of all files.
+    tensors, objects : int
+        How many are in them.
+    restored : bool
+        Whether these are the files that were packed, byte for byte.
+    left_out : tuple of str
+        Objects for which the format has no place; and files that were packed beside the model that was written.
+    seconds : float
+    notes : tuple of str
+        As in `Converted`.
+    """
+
+    target: str
+    format: str
+    files: int
+    bytes: int
+    tensors: int
+    objects: int
+    restored: bool
+    left_out: tuple[str, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = many(self.tensors, "tensor") + (f" and {many(self.objects, 'object')}" if self.objects else "")
+        lines = [
+            f"wrote {what} to {printable(self.target)}: {self.format}, {many(self.files, 'file')}, "
+            f"{size_text(self.bytes)} in {self.seconds:.1f} s"
+        ]
+        if self.restored:
+            lines.append("as it was when it was packed")
+        return "\n".join([*lines, *listed("left out", self.left_out), *listed("note", self.notes)])

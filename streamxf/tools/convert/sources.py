@@ -1,0 +1,95 @@
+"""Streams that are read while they are encoded, block by block, so that they are never held whole."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from streamxf.errors import ChecksumError, located
+from streamxf.stream.blocks import BareBlocks, Blocks
+from streamxf.stream.encoder import Load
+from streamxf.stream.reader import StreamReader
+
+Fill = Callable[[memoryview], None]
+
+
+@dataclass(eq=False)
+class Reads:
+    """A `ByteSource` of ranges that are read in order: `begin` returns, for a start and a stop, what fills memory with
+    that range, in any thread. Errors name `file` and `item`.
+    """
+
+    size: int
+    begin: Callable[[int, int], Fill]
+    file: str
+    item: str
+
+    def load(self, start: int, stop: int) -> Load:
+        with located(file=self.file, item=self.item):
+            return _Range(self, self.begin(start, stop), stop - start)
+
+
+@dataclass(eq=False)
+class _Range:
+    source: Reads
+    fill: Fill
+    size: int
+    lent: bool = False
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        memory = scratch(self.size)
+        with located(file=self.source.file, item=self.source.item):
+            self.fill(memory)
+        return memory
+
+    def release(self) -> None:
+        """The memory belongs to the block."""
+
+
+def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None) -> Reads:
+    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them."""
+    size = blocks.size - start if size is None else size
+    if isinstance(blocks, BareBlocks):
+        return Reads(size, blocks.part(start, size).range, file, item)
+    reader = StreamReader(blocks)
+
+    def begin(first: int, stop: int) -> Fill:
+        index, rest = divmod(start + first, blocks.block_size)
+        if not rest and stop - first == blocks.size_of(index):
+            return blocks.decoder(index)
+        data = memoryview(bytearray(stop - first))
+        reader.readinto_at(start + first, data)
+        return partial(_copy, data)
+
+    return Reads(size, begin, file, item)
+
+
+def checked(reads: Reads, crc: int) -> Reads:
+    """The same, compared with the CRC-32 that ``torch.save`` noted for all of it, unless that is 0.
+
+    Torch never compares it when it loads. Here it is the last chance: the copy has checksums of its own, which would
+    match the damaged bytes.
+    """
+    if not crc:
+        return reads
+    found = 0
+
+    def begin(start: int, stop: int) -> Fill:
+        nonlocal found
+        data = memoryview(bytearray(stop - start))
+        reads.begin(start, stop)(data)
+        found = zlib.crc32(data, found)
+        if stop == reads.size and found != crc:
+            raise ChecksumError(
+                "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
+                "Restore the file from a copy"
+            )
+        return partial(_copy, data)
+
+    return Reads(reads.size, begin, reads.file, reads.item)
+
+
+def _copy(data: memoryview, out: memoryview) -> None:
+    out[:] = data

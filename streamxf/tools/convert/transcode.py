@@ -1,0 +1,180 @@
+"""`transcode`: a copy of a checkpoint, through another chain."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.framed import find_framed
+from streamxf.checkpoint.metadata import Metadata, metadata_files
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.sources import Streamed
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
+from streamxf.format.dtypes import ITEMSIZES, elements_size
+from streamxf.format.header import Kind
+from streamxf.format.items import TensorItem
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.stream.reader import StreamReader
+from streamxf.tools.convert.chains import chain_for
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
+from streamxf.tools.convert.destination import Destination, check_same, is_same
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.session import convert
+from streamxf.tools.convert.sources import checked, reads_of
+
+
+def transcode(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    chain: ChainLike | None = None,
+    *,
+    in_place: bool = False,
+    overwrite: bool = False,
+    encrypt_to: KeysLike = None,
+    signer: SignerLike | None = None,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Converted:
+    """Copy a DCP checkpoint, streamxf's or another's, through another chain.
+
+    Items are copied as streams: workers decode and encode block by block, with all checks of a load, and no tensor is
+    held whole, except one that a stream transform made, such as torch's ``ZStandard``. Objects are not unpickled.
+    Names, shards and what planners recorded stay as they are; where ranks have metadata of their own, each keeps its
+    own.
+
+    When the call fails or the process is killed, finished data files stay, and the same call resumes from there. If
+    the chain encrypts, that takes a recipient's key that also decrypts: with public keys alone the call starts over.
+
+    Parameters
+    ----------
+    source : path or str
+        The checkpoint's folder, or its URL.
+    target : path or str, optional
+        Likewise; it does not exist yet, or has no checkpoint in it.
+    chain : Chain, str or codecs, optional
+        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy.
+        Tensors then have no CRC-32, as with ``torch.serialization.set_crc32_options(False)``; the metadata has a CRC of
+        each file.
+    in_place : bool
+        Replace the source, in one step for each metadata file. Whenever the process is killed, the old checkpoint
+        loads, or the new one. Takes room for both.
+    overwrite : bool
+        Whether a checkpoint in the target may be replaced.
+    encrypt_to : Key, bytes, location or several, optional
+        Who may read the copy, for the word ``encrypt`` in the chain's text form, or for the default chain.
+    signer : SigningKey or location, optional
+        Signs the copy, as in `Encrypt`.
+    keys, trust, allow_unsigned, require
+        To read the source, as in `FileSystemReader`.
+    storage_options, target_options : mapping, optional
+        fsspec's, for URLs.
+    block_size : int
+        As in `FileSystemWriter`.
+    file_size : int
+        Bytes of items, before the chain, in one data file; more if there would be too many files.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be copied.
+    progress : Progress, optional
+
+    Returns
+    -------
+    Converted
+
+    Raises
+    ------
+    FileExistsError
+        If there is a checkpoint in the target, and `overwrite` is False.
+    ParameterError, ChainError, KeyMissingError
+        If the arguments cannot work together.
+    NoSpaceError
+        If the copy cannot fit on the disk.
+    MetadataError
+        If the source was replaced while it was read, with `in_place`.
+    StreamxfError
+        If the source is damaged or was altered. Nothing was published then.
+    """
+    if in_place == (target is not None):
+        raise ParameterError("give either a target, or replace the source (in_place)")
+    if target is not None and is_same(source, target):
+        raise ParameterError("source and target are the same; in_place replaces the source")
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    made = chain_for(chain, encrypt_to, signer, was_encrypted=len(access.keys) > 0)
+    place, options = (source, storage_options) if target is None else (target, target_options)
+    to = Destination.of(place, made, block_size, options, overwrite=in_place or overwrite)
+    to.check()
+    storage = Storage.of(source, storage_options)
+    if in_place and storage.is_cached:
+        raise UnsupportedError(
+            "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "
+            "storage itself. Nothing was changed",
+            file=storage.given,
+        )
+    versions = {name: storage.version(name) for name in metadata_files(storage)}
+    with Checkpoint.at(storage, access) as checkpoint:
+        copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
+        return Converted.together([convert(to, copy, file_size, progress) for copy in copies])
+
+
+def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
+    """The items of one metadata file, which had `version` before it was read."""
+    storage, index = checkpoint.storage, metadata.index
+    # files that another save may overwrite; no other save uses the names of streamxf's writers
+    data = () if index is not None else {place.file for item in metadata.items.values() for place in item.places}
+
+    def versions() -> list[object]:
+        return [storage.version(file) for file in sorted(data)]
+
+    before = versions()
+
+    def check() -> None:
+        if in_place and storage.version(metadata.name) != version:
+            raise MetadataError(
+                "the metadata was replaced while the checkpoint was read: another process saves to this folder, or "
+                "changes its recipients. It was left as it is; try again when that is done",
+                file=storage.full(metadata.name),
+            )
+        check_same(storage, before, versions())
+
+    return Conversion(
+        tuple(metadata.items.values()),
+        metadata.rank,
+        json.dumps([storage.given, [version, before] if index is None else index.save_id]),
+        partial(_read, checkpoint),
+        index.extra if index is not None else {},
+        check,
+    )
+
+
+def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
+    """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
+    item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
+    file = checkpoint.full(wanted.place.file)
+    dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
+    checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
+    blocks = checkpoint.blocks(item, chunk)
+    if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
+        with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
+            found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
+            if found.tensor.is_row_major:
+                reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape))
+                return Streamed(checked(reads, found.crc), Kind.TENSOR, dtype, shape)
+    return Streamed(reads_of(blocks, file, name), wanted.kind, dtype, shape)

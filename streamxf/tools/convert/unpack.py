@@ -1,0 +1,153 @@
+"""`unpack`: a checkpoint as a file or a folder of another format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal
+
+from streamxf.chain import Chain
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import ParameterError
+from streamxf.format.items import TensorItem
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import open_source
+from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.convert.origin import origin_of
+from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
+from streamxf.tools.convert.result import Converted, Unpacked
+from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.writing import refuse_existing, write
+
+FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
+FORMATS: dict[str, Format] = {
+    "safetensors": Format.SAFETENSORS,
+    "torch": Format.TORCH,
+    "huggingface": Format.HUGGING_FACE,
+    "dcp": Format.DCP,
+}
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: FormatName | None = None,
+    only: Sequence[str] = (),
+    prefix: str = "",
+    shard_size: int = SHARD_SIZE,
+    skip_objects: bool = False,
+    overwrite: bool = False,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Unpacked | Converted:
+    """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
+
+    Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
+    of a file or a folder becomes the same file or folder again, byte for byte, unless another format is asked for.
+    Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
+    state dict nested as it was saved, and of a packed folder with a model only the model is written.
+
+    A local target appears when all of it is written; until then it is in a hidden folder next to it, which only you
+    can read. When the call fails or the process is killed, the same call starts over.
+
+    Parameters
+    ----------
+    source : path or str
+        The checkpoint's folder, or its URL.
+    target : path or str
+        What is to be written, or its URL.
+    format : str, optional
+        By default that of the target's suffix: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
+        ``torch.save``; with any other name the format that was packed, or else a Hugging Face folder. The suffix of a
+        format that is not written here, such as ``.gguf``, is refused.
+        ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
+    only : sequence of str
+        Shell patterns; only items whose names match one of them are written.
+    prefix : str
+        Only items whose names begin with it are written, without it: ``"model."`` takes the model out of a training
+        checkpoint.
+    shard_size : int
+        Bytes of tensors in one file of a Hugging Face folder.
+    skip_objects : bool
+        Whether non-tensor objects may be left out if the format has no place for them.
+    overwrite : bool
+        Whether the target may be replaced. A folder has to be a Hugging Face one, and files in it that are not weights
+        stay.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`.
+    storage_options, target_options : mapping, optional
+        fsspec's, for URLs.
+    max_expansion : int
+        As in `diff`: how many times what is stored may be written.
+    progress : Progress, optional
+        Is told of the bytes that are written.
+
+    Returns
+    -------
+    Unpacked
+        Or, of ``"dcp"``, what `transcode` gives.
+
+    Raises
+    ------
+    FileExistsError
+        If there is something at the target, and `overwrite` is False.
+    FileNotFoundError, NoCheckpointError
+        If there is no checkpoint.
+    ParameterError
+        If no item is chosen, or the arguments do not go together.
+    UnsupportedError
+        If the format has no place for something, which it names, or the target's suffix is one of a format that is not
+        written here.
+    AbortedError
+        If another process is writing to the target.
+    NoSpaceError
+        If the files cannot fit on the disk.
+    StreamxfError
+        If the source is damaged or was altered.
+    """
+    if shard_size < 1:
+        raise ParameterError(f"shard_size {shard_size}: it must be a number of bytes, at least 1")
+    begin = perf_counter()
+    place = Storage.of(target, target_options)
+    asked = FORMATS[format] if format is not None else format_of_name(place.name)
+    if asked is Format.DCP:
+        if only or prefix:
+            raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
+        return transcode(
+            source,
+            target,
+            Chain([]),
+            overwrite=overwrite,
+            keys=KeyRing.of(keys, trust, allow_unsigned),
+            require=require,
+            storage_options=storage_options,
+            target_options=target_options,
+            max_expansion=max_expansion,
+            progress=progress,
+        )
+    if not overwrite:
+        refuse_existing(place)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    with open_source(Storage.of(source, storage_options), access) as reader:
+        origin = None if only or prefix else origin_of(reader)
+        wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
+        if origin is not None and origin.format is wanted:
+            plan = restored(reader.items, origin, place.name)
+        else:
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
+        write(place, plan, reader, overwrite=overwrite, progress=progress)
+    tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
+    counts = len(plan.files), size, tensors, len(plan.items) - tensors
+    seconds = perf_counter() - begin
+    return Unpacked(os.fspath(target), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)

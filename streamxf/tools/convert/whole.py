@@ -1,0 +1,314 @@
+"""`Whole`: a file or a folder as `pack` stores it: all tensors, all objects, and all bytes around them.
+
+The tensors of the model in a Hugging Face folder have their own names, and those of any other file its path before
+them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is stored as bytes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.boxes import contiguous_strides
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.framed import find_framed
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.errors import (
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+)
+from streamxf.format.dtypes import elements_size
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.formats import huggingface, safetensors, torchfile
+from streamxf.formats.contents import Contents, Format
+from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
+from streamxf.formats.reader import FileReader
+from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.stream.blocks import BareBlocks
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import FileSlice, PositionalFile
+from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
+from streamxf.tools.convert.tree import Tree, is_inside
+from streamxf.wording import many, printable, some
+
+_OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_METADATA = "/.metadata"
+
+Gaps = Sequence[tuple[int, int]]
+"""Where bytes that belong to no tensor begin and end in a file."""
+
+
+class Whole(FileReader):
+    """Everything that is packed; the item `ITEM` is the `Origin` as an object, and that of `rest_of` a file's bytes
+    around its tensors.
+
+    Attributes
+    ----------
+    origin : Origin
+    unused : set of str
+        Patterns that exclude nothing.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        contents: Contents,
+        files: _Packing,
+        origin: Origin,
+        unused: set[str],
+        max_expansion: int,
+    ) -> None:
+        super().__init__(storage, contents, files.shards, files.places, Access.of(max_expansion=max_expansion))
+        self.origin = origin
+        self.unused = unused
+        self._gaps = files.gaps
+
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
+        if item.name not in self._gaps:
+            return super().elements(item, chunk)
+        pieces = _Pieces(self._files[chunk.place.file].access, self._gaps[item.name])
+        return Elements(BareBlocks(FileSlice(pieces, 0, item.size)), 0, 1, item.shape)
+
+    def load_object(self, name: str) -> Any:
+        return self.origin.to_plain() if name == ITEM else super().load_object(name)
+
+
+class _Pieces:
+    """Parts of a file, joined, as a file."""
+
+    def __init__(self, access: PositionalFile, gaps: Gaps) -> None:
+        self.parallel = access.parallel
+        self._access = access
+        self._starts = [start for start, _ in gaps]
+        self._stops = list(accumulate(stop - start for start, stop in gaps))
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done, number = 0, bisect.bisect_right(self._stops, position)
+        while done < len(out):
+            left = self._stops[number] - position - done
+            at = self._starts[number] + position + done - (self._stops[number - 1] if number else 0)
+            part = out[done : done + left]
+            count = self._access.read_into(at, part)
+            done, number = done + count, number + 1
+            if count < len(part):
+                break
+        return done
+
+
+def open_whole(
+    storage: Storage,
+    exclude: Sequence[str] = (),
+    *,
+    follow_links: bool = False,
+    max_expansion: int = MAX_EXPANSION,
+) -> Whole:
+    """Open a file or a folder that is not a DCP checkpoint; the other arguments are those of `pack`.
+
+    Raises
+    ------
+    NoCheckpointError
+        If no file in it is one of a checkpoint.
+    UnsupportedError
+        If a file, or something in the folder, cannot be packed.
+    StreamxfError, OSError
+        If the checkpoint is damaged.
+    """
+    notes: list[str] = []
+    if storage.is_folder():
+        tree = Tree.of(storage, exclude, follow_links=follow_links)
+        main = _model(storage, tree, notes)
+        kind = Format.FOLDER if main is None else Format.HUGGING_FACE
+        places = {path: storage.child(path) for path in tree.files}
+    else:
+        opened = open_source(storage)
+        assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
+        if not is_inside(storage.name):
+            raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
+        tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
+        places = {storage.name: storage}
+    files = _Packing(storage, places, main)
+    for path in tree.files:
+        if path.endswith(_METADATA):
+            files.add_checkpoint(path.removesuffix(_METADATA))
+    for path, size in tree.files.items():
+        files.add(path, size, tree.modes.get(path))
+    if not files.of_checkpoint:
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
+    folders = {path: tree.modes.get(path) for path in ("", *tree.folders)}
+    origin = Origin(kind, files.packed, folders, tree.links, tuple(exclude))
+    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **files.items, **files.rests}
+    contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *files.notes()))
+    return Whole(storage, contents, files, origin, tree.unused, max_expansion)
+
+
+def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
+    """A digest of the paths, sizes, times, permissions and links of all files, to recognize them by."""
+    facts: list[object] = [os.path.realpath(storage.local) if storage.local is not None else storage.path]
+    if storage.is_folder():
+        tree = Tree.of(storage, exclude, follow_links=follow_links)
+        facts += [sorted(tree.modes.items()), tree.folders, sorted(tree.links.items()), sorted(exclude)]
+        facts += [[path, storage.version(path)] for path in tree.files]
+    else:
+        facts.append(storage.version())
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
+    """The model of a Hugging Face folder, if it is one whose tensors can be read."""
+    try:
+        layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
+        found = open_layout(storage, layout) if layout is not None else None
+        if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
+            return found
+        reason = f"{printable(min(elsewhere))} is a link or excluded"
+    except (UnsupportedError, PolicyError) as error:
+        reason = error.message
+    notes.append(f"names of the model's tensors begin with the names of their files: {reason}")
+    return None
+
+
+class _Packing:
+    """Collects what is in files, one by one; those of the model, `main`, are read already."""
+
+    def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
+        self.places = places
+        self.packed: dict[str, PackedFile] = {}
+        self.items: dict[str, Item] = {}
+        self.rests: dict[str, Item] = {}
+        self.gaps: dict[str, Gaps] = {}
+        self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
+        self.of_checkpoint = main is not None
+        self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder
+        self._storage = storage
+        self._unread: list[str] = []
+        self._take(main.items if main is not None else {})
+
+    def add_checkpoint(self, folder: str) -> None:
+        """Note where the tensors of a DCP checkpoint, as of FSDP, are in its files, which are added like others."""
+        with suppress(StreamxfError, OSError):  # then its files are packed as bytes
+            for item in Checkpoint.at(self._storage.child(folder), Access(), listing=True).items.values():
+                for chunk in item.chunks if isinstance(item, TensorItem) else ():
+                    if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
+                        self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
+
+    def add(self, path: str, size: int, mode: int | None) -> None:
+        """Add a file: its tensors, and all other bytes."""
+        if path not in self.shards:
+            self.shards[path] = self._read(path)
+            self._take(self.shards[path].items)
+        shard = self.shards[path]
+        tensors = _placed(shard)
+        own = {tensor.name for tensor in tensors}
+        self.packed[path] = PackedFile(tuple(tensors), tuple(name for name in shard.items if name not in own), mode)
+        gaps, at = [], 0
+        for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
+            if start > at:
+                gaps.append((at, start))
+            at = stop
+        if gaps:
+            rest, length = rest_of(path), sum(stop - start for start, stop in gaps)
+            self.rests[rest] = whole_tensor(rest, "uint8", (length,), path, gaps[0][0], length, (rest,))
+            self.gaps[rest] = gaps
+
+    def notes(self) -> list[str]:
+        """Files that were expected to have tensors, and are packed as bytes."""
+        files = many(len(self._unread), "file")
+        return [f"no tensors could be read from {files}, packed as bytes: {some(self._unread)}"] if self._unread else []
+
+    def _read(self, path: str) -> Shard:
+        """The tensors of a file that can be read, by names with its path before them."""
+        with located(file=self._storage.full(path)), self.places[path].open(random=True) as file:
+            try:
+                found = self._shard(path, file)
+            except StreamxfError:
+                found = None
+                self._unread += [path] if path.endswith(_OF_TENSORS) else []
+                self.of_checkpoint = self.of_checkpoint or path.endswith(_OF_TENSORS)
+        if found is None:
+            return Shard({})
+        self.of_checkpoint = True
+        own = {tensor.name for tensor in _placed(found)}
+        labels = {
+            name: f"{path}/{name}"
+            for name, item in found.items.items()
+            if isinstance(item, TensorItem) and (name in own or not item.size)
+        }
+        items = {label: replace(found.items[name], name=label, path=(label,)) for name, label in labels.items()}
+        return Shard(items, {labels[name]: strides for name, strides in found.strides.items() if name in labels})
+
+    def _shard(self, path: str, file: StoredFile) -> Shard | None:
+        """What is in a file; None if it has no format with tensors."""
+        if path in self._stored:
+            return _shards_in(file, path, self._stored[path])
+        kind = format_of(file, path)
+        if kind is None or kind is Format.PLAIN:
+            return None
+        return torchfile.read(file, path) if kind is Format.TORCH else safetensors.read(file, path)
+
+    def _take(self, items: Mapping[str, Item]) -> None:
+        for name in items:
+            if is_kept(name):
+                raise ParameterError(
+                    f"the checkpoint has an item {printable(name)!r}, a name that is reserved for pack"
+                )
+            if name in self.items:
+                raise UnsupportedError(
+                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude)",
+                    file=self._storage.given,
+                )
+        self.items.update(items)
+
+
+def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, Chunk]]) -> Shard:
+    """The shards of a DCP checkpoint that are in one of its files without any codec, row-major."""
+    items: dict[str, Item] = {}
+    for item, chunk in stored:
+        with suppress(StreamxfError):
+            blocks = BareBlocks(file.slice(chunk.place.at, chunk.place.size))
+            found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
+            if found.tensor.is_row_major:
+                name = item.name if chunk.shape == item.shape else f"{item.name}{list(chunk.offset)}"
+                at, size = chunk.place.at + found.start, found.tensor.extent
+                items[name] = whole_tensor(name, item.dtype, chunk.shape, path, at, size, (name,))
+    return Shard(items)
+
+
+def _placed(shard: Shard) -> list[Placed]:
+    """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
+    have gaps between them.
+    """
+    tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
+    found: list[Placed] = []
+    stop = 0
+    for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
+        start = item.chunks[0].place.at
+        order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
+        if order is not None and start >= stop:
+            found.append(Placed(item.name, start, item.dtype, item.shape, order))
+            stop = start + item.size
+    return found
+
+
+def _dense_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The dimensions, the slowest first, in whose order the elements have no gaps; None if there is no such order."""
+    order = tuple(sorted(range(len(shape)), key=lambda dim: (-strides[dim], -shape[dim])))
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= shape[dim]
+    return order

@@ -1,0 +1,218 @@
+"""Writing files beside their target, and putting them in place when all are complete.
+
+What is written to a local target is in a hidden folder beside it. A single file is renamed over its target, a folder
+replaces it as a whole. One process at a time writes to a target, and removes what a killed one left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streamxf.buffers import write_all
+from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.save.output import storing
+from streamxf.descriptor import shorten
+from streamxf.errors import NoSpaceError, UnsupportedError
+from streamxf.formats.huggingface import layout_of
+from streamxf.progress import Progress
+from streamxf.tools.convert.layout import pieces
+from streamxf.tools.convert.plan import INDEX, Plan
+from streamxf.wording import size_text
+
+_WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
+_OF_DCP = (".distcp", ".metadata")
+_EXISTS = "the target exists; name another one, or replace it (overwrite)"
+
+
+def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
+    """Write what is planned, with what `reader` reads. After an error a local target is as it was.
+
+    Raises
+    ------
+    FileExistsError, IsADirectoryError, NotADirectoryError
+        If the target may not, or cannot, be replaced.
+    AbortedError
+        If another process is writing to this target.
+    NoSpaceError
+        If the files cannot fit on the disk.
+    UnsupportedError
+        If there are links, and the target cannot have any.
+    """
+    if target.local is not None:
+        _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
+        return
+    if plan.links:
+        raise UnsupportedError(
+            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be made at a URL: "
+            "name a local target",
+            file=target.given,
+        )
+    if not overwrite:
+        refuse_existing(target)
+    _write_files(target, plan, reader, progress)
+    for folder in filter(None, plan.folders):
+        target.filesystem.makedirs(target.inner(folder), exist_ok=True)
+    if plan.folder:  # readers would prefer an older index
+        written = {file.name for file in plan.files}
+        target.remove([name for name in target.names() if name.endswith(_WEIGHTS) and name not in written])
+
+
+def refuse_existing(target: Storage) -> None:
+    """Raise FileExistsError if something is at `target`; an empty folder does not count."""
+    if target.local is not None:
+        path = Path(os.path.realpath(target.local))
+        found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
+    else:
+        target.filesystem.invalidate_cache()  # which may be out of date
+        found = target.filesystem.isfile(target.path) or bool(target.names())
+    if found:
+        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
+
+
+def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:
+    if progress is not None:
+        progress.expect(sum(file.size for file in plan.files))
+    for file in plan.files:
+        name = file.name if plan.folder else ""
+        if target.local is not None:
+            Path(target.local, name).parent.mkdir(parents=True, exist_ok=True)
+        else:
+            target.filesystem.makedirs(target.inner(name).rpartition("/")[0], exist_ok=True)
+        with storing(target.create(name)) as stream:
+            for piece in pieces(reader, file):
+                write_all(stream, piece)
+                if progress is not None:
+                    progress.advance(len(piece))
+            stream.flush()
+            if target.local is not None:
+                os.fsync(stream.fileno())
+
+
+# -- in the local file system ------------------------------------------------------------------------------------
+
+
+def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, progress: Progress | None) -> None:
+    made = missing_folders(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sync_names_of(made)
+    with _claimed(target.with_name(f".{target.name}.part")) as draft:
+        content, replaced = draft / "content", draft / "replaced"
+        _settle(replaced, target)  # a process may have been killed while it put a folder in place
+        if content.exists():
+            shutil.rmtree(content) if content.is_dir() else content.unlink()
+        _check_target(target, plan, overwrite)
+        _check_room(target, plan)
+        _write_files(Storage.of(content), plan, reader, progress)
+        if plan.folder:
+            _finish_folder(content, plan)
+        _check_target(target, plan, overwrite)  # it may be there by now
+        if target.exists():
+            _keep_modes(target, content, plan)
+        try:
+            if plan.folder and target.exists():
+                target.rename(replaced)
+            content.replace(target)
+            sync_folder(target.parent)
+        finally:
+            _settle(replaced, target)
+
+
+def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
+    if not overwrite:
+        refuse_existing(Storage.of(target))
+    if not target.exists():
+        return
+    if not plan.folder and not target.is_file():
+        raise IsADirectoryError(errno.EISDIR, "a file is to be written, and this is not a regular file", str(target))
+    if plan.folder and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a folder is to be written, and this is a file", str(target))
+    names = os.listdir(target) if plan.folder else []
+    if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
+        text = "the folder is not a Hugging Face checkpoint, and is not replaced; name another target"
+        raise FileExistsError(errno.EEXIST, text, str(target))
+
+
+def _check_room(target: Path, plan: Plan) -> None:
+    needed = sum(file.size for file in plan.files)
+    volume = Volume.of(target.parent)
+    if volume is not None and volume.plain and needed > volume.free:
+        raise NoSpaceError(
+            f"the disk is too full: {size_text(needed)} are needed, and {size_text(volume.free)} are free. Make room, "
+            "or choose another target",
+            file=str(target),
+        )
+
+
+def _finish_folder(content: Path, plan: Plan) -> None:
+    """Make folders and links, and set permissions last, because they may forbid writing."""
+    content.mkdir(exist_ok=True)
+    allowed = stat.S_IMODE(content.stat().st_mode) & 0o777  # what the umask allows; reading the umask would change it
+    for path in plan.folders:
+        (content / path).mkdir(parents=True, exist_ok=True)
+    for path, leads_to in plan.links.items():
+        (content / path).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(leads_to, content / path)
+    for path, mode in (*((file.name, file.mode) for file in plan.files), *plan.folders.items()):
+        if mode is not None:
+            os.chmod(content / path, mode & allowed)
+    for folder, _, _ in os.walk(content):
+        sync_folder(folder)
+
+
+def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
+    """Give files and folders the permissions of those that they replace, which may be private."""
+    names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
+    for name in names:
+        if (target / name).exists():
+            os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
+
+
+def _settle(replaced: Path, target: Path) -> None:
+    """Put a folder back if nothing has replaced it; else move what is not weights from it into the new one."""
+    if not replaced.exists():
+        return
+    if not target.exists():
+        replaced.rename(target)
+        return
+    for path in replaced.iterdir():
+        if not path.name.endswith(_WEIGHTS) and not os.path.lexists(target / path.name):
+            path.rename(target / path.name)
+    sync_folder(target)
+    shutil.rmtree(replaced)
+
+
+@contextmanager
+def _claimed(draft: Path) -> Iterator[Path]:
+    """Make the folder `draft`, locked for this process, and remove it afterwards, unless it still has a folder that was
+    to be replaced.
+
+    Only this user can read it, since what was encrypted may be written there. Raises AbortedError if another process
+    has it locked, and FileExistsError if another user made it.
+    """
+    while True:
+        draft.mkdir(mode=0o700, exist_ok=True)
+        with locked(Storage.of(draft), patience=0.0):
+            if not os.path.lexists(draft):  # the process that had it was done, and removed it
+                continue
+            if draft.is_symlink() or (os.name != "nt" and draft.stat().st_uid != os.geteuid()):
+                # in a folder that everyone may write to, another user can make it first, with links to anywhere
+                text = (
+                    "the target is written here first, and this is a link or another user's: remove it, or name another"
+                )
+                raise FileExistsError(errno.EEXIST, f"{text} target", str(draft))
+            try:
+                yield draft
+            finally:
+                if not (draft / "replaced").exists():
+                    shutil.rmtree(draft, ignore_errors=True)
+            return

@@ -1,0 +1,1 @@
+"""Two checkpoints compared: which items differ, and how far."""

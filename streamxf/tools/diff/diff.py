@@ -1,0 +1,132 @@
+"""`diff`: two checkpoints of any formats, compared item by item, box by box."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.storage import Storage
+from streamxf.formats.huggingface import INDEX
+from streamxf.formats.opening import is_checkpoint, open_source
+from streamxf.formats.reader import FileReader
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.convert.origin import Origin, origin_of
+from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.whole import Whole, open_whole
+from streamxf.tools.diff.difference import Difference
+from streamxf.tools.diff.items import compare
+from streamxf.wording import many
+
+
+def diff(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    *,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    encrypted: tuple[bool, bool] = (True, True),
+    only: Sequence[str] = (),
+    prefixes: tuple[str, str] = ("", ""),
+    values: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Difference:
+    """Compare two checkpoints: which items are not the same, and how far apart they are.
+
+    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts, never
+    whole. See `streamxf.tools.diff.distance` for what counts as the same.
+
+    A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
+    included. Otherwise only tensors and objects are compared, and `Difference.not_compared` says what was not.
+
+    Parameters
+    ----------
+    first, second : path or str
+        Each a file, a folder, or a URL that fsspec knows.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`, for both.
+    encrypted : tuple of bool
+        One for each: whether the keys are for it. With keys a checkpoint of DCP that is not encrypted is refused.
+    only : sequence of str
+        Shell patterns; only items whose names match one of them are compared.
+    prefixes : tuple of str
+        One for each: only items whose names begin with it are compared, without it. So a model that was
+        saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
+    values : bool
+        Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
+    storage_options : mapping, optional
+        fsspec's, for both.
+    max_expansion : int
+        How many times what a checkpoint's storage holds may be compared of it; 256 MiB is always allowed. What lies in
+        blocks counts as it is stored. More is not comparable, such as tensors whose strides repeat elements.
+    progress : Progress, optional
+        Receives the bytes of the compared tensors, of both checkpoints.
+
+    Raises
+    ------
+    NoCheckpointError, UnsupportedError
+        If one is not a checkpoint that streamxf can read.
+    StreamxfError
+        If the metadata of one is damaged or needs another key, or nothing in it can be read. A single item that cannot
+        be read is not comparable, and the others are compared.
+    OSError
+        If the storage cannot be read.
+    """
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    storages = [Storage.of(path, storage_options) for path in (first, second)]
+    sides: dict[int, BoxReader] = {}
+    origins: dict[int, Origin | None] = {}
+    with ExitStack() as stack:
+        # checkpoints first: what was packed says what has to be read of the folder that it is compared with
+        for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
+            packed = next((origin for origin in origins.values() if origin is not None), None)
+            side = _opened(
+                storages[number], packed, access if encrypted[number] else Access.of(max_expansion=max_expansion)
+            )
+            sides[number] = stack.enter_context(side)
+            origins[number] = origin_of(side)
+        files = all(origin is not None and origin.is_folder for origin in origins.values())
+        found = compare(
+            sides[0],
+            sides[1],
+            (storages[0].given, storages[1].given),
+            only=only,
+            prefixes=prefixes,
+            values=values,
+            files=files,
+            progress=progress,
+        )
+        if only or any(prefixes):
+            return found
+        left = [_not_compared(storages[number], sides[number], origins[number], files) for number in (0, 1)]
+        return replace(found, not_compared=tuple(text for text in left if text))
+
+
+def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
+    """One side; a folder with all that is in it, where the other side is a folder that was packed."""
+    if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
+        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.objects.max_expansion)
+    return open_source(storage, access)
+
+
+def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, files: bool) -> str:
+    """What one side has besides tensors and objects, if that was not compared."""
+    if origin is not None and origin.is_folder and not files:
+        return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
+    if origin is not None and origin.excluded and not isinstance(side, Whole):
+        return f"{storage.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
+    if origin is None and isinstance(side, FileReader) and storage.is_folder():
+        others = [path for path, _ in paths_in(storage, (), set()) if path not in side.shards]
+        others = [path for path in others if not path.endswith(INDEX)]
+        return f"{storage.given}: what else is in the folder, such as {others[0]}" if others else ""
+    return ""

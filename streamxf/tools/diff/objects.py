@@ -1,0 +1,162 @@
+"""Where two non-tensor objects differ."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from streamxf.proportion import most
+from streamxf.tools.diff.distance import same_bits
+from streamxf.wording import printable
+
+_SHOWN = 60
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), set, frozenset)
+_AGAIN = 2**20  # elements that are compared more than once; of strings and tensors, so many times 32 bytes
+_STEP = 32
+
+
+class Incomparable(Exception):
+    """Two objects of which it cannot be said whether they are equal; says why."""
+
+
+def difference_of(first: Any, second: Any) -> str | None:
+    """The first place where two objects differ, in words; None if they are the same.
+
+    Dicts are the same whatever their order, and so is any mapping with the same entries; a list is not a tuple, and 1
+    is not 1.0. A NaN is the same as a NaN, and tensors and arrays are if they are bit for bit.
+
+    Raises
+    ------
+    Incomparable
+    """
+    try:
+        return _Comparison().difference(first, second, "")
+    except RecursionError:
+        raise Incomparable("it is nested too deeply") from None
+
+
+class _Comparison:
+    """Compares each pair of containers once: they may share their parts, or hold themselves. What is compared again
+    with something else is bounded, since there may be as many pairs as the square of the parts.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: set[tuple[int, int]] = set()
+        self._known: set[int] = set()
+        self._left = _AGAIN
+
+    def difference(self, first: Any, second: Any, place: str) -> str | None:
+        mappings = isinstance(first, Mapping) and isinstance(second, Mapping)
+        if not mappings and (type(first) is not type(second) or not isinstance(first, list | tuple)):
+            self._charge(first)
+            return _of_values(first, second, place)
+        pair = id(first), id(second)
+        if pair in self._pairs:
+            return None
+        self._pairs.add(pair)
+        self._charge(first)
+        self._charge(second)
+        return self._of_mappings(first, second, place) if mappings else self._of_sequences(first, second, place)
+
+    def _charge(self, value: Any) -> None:
+        size = _size_of(value)
+        if size and id(value) in self._known:
+            self._left -= size
+            if self._left < 0:
+                raise Incomparable("its parts are shared so often that comparing them would take too long")
+        elif size:
+            self._known.add(id(value))
+
+    def _of_mappings(self, first: Mapping[Any, Any], second: Mapping[Any, Any], place: str) -> str | None:
+        if gone := [key for key in first if key not in second]:
+            return _said(place, f"{_shown(gone[0])} is gone" + _more(gone))
+        if new := [key for key in second if key not in first]:
+            return _said(place, f"{_shown(new[0])} is new" + _more(new))
+        for key, value in first.items():
+            if text := self.difference(value, second[key], _inside(place, key)):
+                return text
+        return None
+
+    def _of_sequences(self, first: Any, second: Any, place: str) -> str | None:
+        if len(first) != len(second):
+            return _said(place, f"length {len(first):,} became {len(second):,}")
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            if text := self.difference(one, other, _inside(place, number)):
+                return text
+        return None
+
+
+def _size_of(value: Any) -> int:
+    """What comparing it costs; nothing for numbers and short strings."""
+    if isinstance(value, list | tuple | Mapping | set | frozenset):
+        return len(value)
+    if isinstance(value, str | bytes | bytearray):
+        return len(value) // _STEP
+    size: int = value.numel() if hasattr(value, "numel") else getattr(value, "nbytes", 0)
+    return size // _STEP
+
+
+def _of_values(first: Any, second: Any, place: str) -> str | None:
+    torch: Any = sys.modules.get("torch")  # or neither is one of its tensors
+    if torch is not None and isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return _of_tensors(torch, first, second, place)
+    if type(first) is not type(second):
+        return _said(place, f"{_kind(first)} became {_kind(second)}")
+    if isinstance(first, np.ndarray | np.generic):
+        return _of_arrays(np.asarray(first), np.asarray(second), place)
+    single = torch is not None and isinstance(first, torch.dtype | torch.layout | torch.memory_format)
+    if not single and not isinstance(first, _PLAIN) and cast(Any, type(first)).__eq__ is object.__eq__:
+        if first is second:
+            return None
+        raise Incomparable(f"objects of {_kind(first)} cannot be compared")
+    if first == second or (first != first and second != second):
+        return None
+    return _said(place, f"{_shown(first)} became {_shown(second)}")
+
+
+def _of_tensors(torch: Any, first: Any, second: Any, place: str) -> str | None:
+    for each in (first, second):
+        if each.is_nested or each.layout != torch.strided or each.is_quantized or each.device.type == "meta":
+            raise Incomparable("it has a tensor that is sparse, nested, quantized or without values")
+    if first.dtype != second.dtype or first.shape != second.shape:
+        facts = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (first, second)]
+        return _said(place, f"a tensor of {facts[0]} became one of {facts[1]}")
+    for each in (first, second):
+        if each.nbytes > most(each.untyped_storage().nbytes()):
+            raise Incomparable("it has a tensor that is far larger than its storage")
+    dense = [each.detach().cpu().resolve_conj().resolve_neg().contiguous() for each in (first, second)]
+    bits = [each.reshape(-1).view(torch.uint8).numpy() for each in dense]
+    return None if same_bits(*bits) else _said(place, "a tensor has other values")
+
+
+def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
+    if first.dtype.hasobject or second.dtype.hasobject:
+        raise Incomparable("it has an array of objects")
+    if first.dtype != second.dtype or first.shape != second.shape:
+        facts = [f"{each.dtype} {list(each.shape)}" for each in (first, second)]
+        return _said(place, f"an array of {facts[0]} became one of {facts[1]}")
+    return None if first.tobytes() == second.tobytes() else _said(place, "an array has other values")
+
+
+def _inside(place: str, key: Any) -> str:
+    """The place of an entry; one that is already too long to be shown does not grow: keys may have any length."""
+    return place if len(place) > _SHOWN else f"{place}[{_shown(key)}]"
+
+
+def _said(place: str, text: str) -> str:
+    return f"{printable(place, _SHOWN)}: {text}" if place else text
+
+
+def _more(names: list[Any]) -> str:
+    return f", and {len(names) - 1:,} more" if len(names) > 1 else ""
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value), _SHOWN)

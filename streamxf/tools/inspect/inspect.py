@@ -1,0 +1,75 @@
+"""`inspect`: a checkpoint of any format, in figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import TensorItem
+from streamxf.formats.opening import contents_of, open_source
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.progress import Progress
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.inspect.summary import Summary
+from streamxf.tools.inspect.values import Values
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    keys: KeysLike = None,
+    *,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    values: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Summary:
+    """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
+
+    Parameters
+    ----------
+    path : path or str
+        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
+        or the URL of one.
+    keys, trust, allow_unsigned
+        As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
+        authentic.
+    require
+        As in `FileSystemReader`.
+    values : bool
+        Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
+        memory; an encrypted checkpoint then needs keys.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+    max_expansion : int
+        As in `diff`; for `values` only.
+    progress : Progress, optional
+        Receives the size of the tensors as they are counted.
+
+    Raises
+    ------
+    FileNotFoundError, NoCheckpointError, UnsupportedError
+        If the path does not exist, or is not a checkpoint that can be read.
+    MetadataError, ContainerError
+        If it is damaged or incomplete.
+    WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
+        If there are keys, and they do not fit; with `values` also if keys are missing.
+    StreamxfError
+        With `values`, if a tensor cannot be read.
+    OSError, ForeignError
+        If the storage cannot be read.
+    """
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    with open_source(Storage.of(path, storage_options), access, listing=not values) as source:
+        contents = contents_of(source)
+        if not values:
+            return Summary.of(contents)
+        from streamxf.tools.values.survey import statistics_of
+
+        tensors = {name: item for name, item in source.items.items() if isinstance(item, TensorItem)}
+        return Summary.of(contents, Values(statistics_of(source, tensors, progress)))

@@ -1,0 +1,82 @@
+"""`PlainSummary`: what a file that `streamxf.open` wrote says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import located
+from streamxf.formats.contents import Format
+from streamxf.keys import KeyRing
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
+from streamxf.registry import short_name
+from streamxf.stream.container import BlockReader
+from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import open as open_plain
+
+_UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."
+_UNSIGNED = "The signature was not checked."
+
+
+@dataclass(frozen=True)
+class PlainSummary:
+    """A file that `streamxf.open` wrote, by its prefix, header and footer."""
+
+    path: str
+    chain: tuple[str, ...]  # descriptors in save order, without their fragments
+    raw_bytes: int  # of what it decodes to
+    file_bytes: int
+    blocks: int
+    block_size: int
+    key_ids: tuple[str, ...]  # of the keys that open it, with their kinds, as in ``"aeskw:0123456789abcdef"``
+    signers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of the file over what it decodes to; None for an empty stream."""
+        return self.file_bytes / self.raw_bytes if self.raw_bytes else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        chain = "+".join(short_name(descriptor.partition("/")[0]) for descriptor in self.chain)
+        more = {"format": str(Format.PLAIN), "ratio": self.ratio, "chain": chain, "descriptors": self.chain}
+        return asdict(self) | more
+
+    @classmethod
+    def read(cls, storage: Storage, keys: KeyRing) -> PlainSummary:
+        """Read what the file says; with keys it has to be true.
+
+        Raises
+        ------
+        ContainerError
+            If it is damaged.
+        KeyMissingError, WrongKeyError, AuthenticationError, PolicyError
+            If there are keys, and they do not fit.
+        OSError
+            If it cannot be read.
+        """
+        with storage.open(random=True) as file, located(file=storage.given):
+            parts = PlainParts.of(file.slice(0, file.size))
+            blocks = BlockReader(parts.container, parts.header, None)
+            if len(keys):
+                file.raw.seek(0)
+                open_plain(file.raw, keys=keys).close()  # checks all that there is, except for most blocks
+        recipients = Envelope.parse(parts.wrapped).recipients if parts.wrapped else ()
+        signature = Vouchers.parse(parts.vouchers).signature if parts.vouchers else None
+        notes = [_UNPROVED] if parts.wrapped and not len(keys) else []
+        if signature is not None and signature[0] not in [key.id for key in keys.trust]:
+            notes.append(_UNSIGNED)
+        return cls(
+            storage.given,
+            parts.header.chain,
+            blocks.size,
+            file.size,
+            blocks.count,
+            blocks.block_size,
+            tuple(f"{each.kind}:{each.key_id}" for each in recipients),
+            (signature[0],) if signature is not None else (),
+            tuple(notes),
+        )

@@ -1,0 +1,137 @@
+"""The items as a tree of modules, in which layers of the same structure share a line.
+
+Names are split at dots. What a user of large models looks at is one of many equal layers, so siblings whose names are
+numbers, and which hold items of the same names, dtypes and shapes, become one module ``[0-31]`` with their sums; and a
+module that holds nothing but one other is joined with it: ``model.layers.[0-31]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from streamxf.collector import collector_paused
+from streamxf.format.items import Item, TensorItem
+from streamxf.tools.inspect.tally import Tally
+
+# Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
+# exhaust the stack.
+MAX_DEPTH = 32
+_MAX_RUNS = 5
+_MAX_DIGITS = 9
+
+
+@dataclass(slots=True)
+class Module:
+    """A module, several that are built alike, or an item."""
+
+    name: str  # one or more parts of the items' names, as in ``layers.[0-31]``
+    tally: Tally
+    item: Item | None  # that has just this name; the first of several
+    children: list[Module]
+    times: int = 1  # how many of them are shown as this one
+
+
+@dataclass(slots=True)
+class _Node:
+    item: Item | None = None
+    children: dict[str, _Node] = field(default_factory=dict)
+
+
+@collector_paused()
+def tree_of(items: Iterable[Item]) -> Module:
+    """The tree; its root has no name."""
+    root = _Node()
+    for item in items:
+        node = root
+        for part in item.name.split(".", MAX_DEPTH - 1):
+            node = node.children.setdefault(part, _Node())
+        node.item = item
+    return _Folding().fold("", root)[0]
+
+
+def walk(module: Module, depth: int | None = None) -> Iterator[tuple[int, Module]]:
+    """Everything in a module, each before what it holds, with its level from 0; `depth` is how many levels."""
+    for child in module.children:
+        yield 0, child
+        if depth is None or depth > 1:
+            yield from ((level + 1, inner) for level, inner in walk(child, None if depth is None else depth - 1))
+
+
+class _Folding:
+    """Works bottom-up, with a number for each structure: two modules are alike if their numbers are equal."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def fold(self, name: str, node: _Node) -> tuple[Module, int]:
+        made: list[tuple[Module, int]] = []
+        build: list[tuple[str, int]] = []
+        for part, child in _ordered(node.children):
+            module, number = self.fold(part, child)
+            made.append((module, number))
+            build.append((part, number))
+        children = [_joined(module) for module in _collapsed(made)]
+        tally = Tally.of(() if node.item is None else (node.item,))
+        for child_module in children:
+            tally.merge(child_module.tally)
+        about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
+        number = self._numbers.setdefault((about, tuple(build)), len(self._numbers))
+        return Module(name, tally, node.item, children), number
+
+
+@lru_cache(1 << 16)  # names have few different parts
+def number_of(part: str) -> int | None:
+    """The number that a part of a name is, as layers have; else None."""
+    if not part.isascii() or not part.isdigit() or len(part) > _MAX_DIGITS or (part[0] == "0" and part != "0"):
+        return None
+    return int(part)
+
+
+def _ordered(children: dict[str, _Node]) -> list[tuple[str, _Node]]:
+    """Sort numbers by value: some formats sort names as strings."""
+    numbers = {part: number_of(part) for part in children}
+    if any(number is None for number in numbers.values()):
+        return list(children.items())
+    return sorted(children.items(), key=lambda pair: numbers[pair[0]] or 0)
+
+
+def _collapsed(made: list[tuple[Module, int]]) -> list[Module]:
+    """Modules that are numbered and built alike become one, where the first of them stands."""
+    groups: dict[object, list[Module]] = {}
+    for module, number in made:
+        alike: object = module.name if number_of(module.name) is None else number
+        groups.setdefault(alike, []).append(module)
+    return [
+        group[0] if len(group) == 1 else _merged(f"[{_ranges([int(module.name) for module in group])}]", group)
+        for group in groups.values()
+    ]
+
+
+def _merged(name: str, alike: list[Module]) -> Module:
+    tally = Tally()
+    for module in alike:
+        tally.merge(module.tally)
+    inner = zip(*(module.children for module in alike), strict=True)
+    children = [_merged(group[0].name, list(group)) for group in inner]
+    return Module(name, tally, alike[0].item, children, sum(module.times for module in alike))
+
+
+def _joined(module: Module) -> Module:
+    if module.item is not None or len(module.children) != 1:
+        return module
+    (child,) = module.children
+    return Module(f"{module.name}.{child.name}", child.tally, child.item, child.children, child.times)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``0-5,7``; where there would be many runs, the first ones and the last."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    parts = ["-".join(map(str, run)) for run in runs]
+    return ",".join(parts if len(parts) <= _MAX_RUNS else [*parts[: _MAX_RUNS - 2], "...", parts[-1]])

@@ -1,0 +1,302 @@
+"""Who may read a checkpoint or a plain file, changed afterwards: data keys are wrapped again, and data stays as it is.
+
+Wrapped data keys and vouchers are stored outside of what the vouchers are made for, so only they are replaced, and with
+them the pickle for torch's readers; each file in one step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from streamxf.checkpoint.access import Access, SaveIds
+from streamxf.codecs.encrypt import as_recipients
+from streamxf.errors import KeyMissingError, ParameterError, located
+from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.entry import Entry
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.location import as_provider, as_signing_key
+from streamxf.tools.rekey.holders import Holder, holder_at
+from streamxf.tools.rekey.keyset import KeySet, Opened, Terms
+from streamxf.tools.rekey.recipients import Recipients
+
+StorageOptions = Mapping[str, Any] | None
+
+T = TypeVar("T")
+
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+def recipients(
+    path: str | os.PathLike[str],
+    keys: KeysLike = None,
+    *,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    expect_save_id: SaveIds = None,
+    storage_options: StorageOptions = None,
+) -> Recipients:
+    """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
+
+    With `keys`, any of a reader's kinds, the list is checked to be authentic; without them it is what the storage says.
+    A signature is only a claim without the `VerifyKey` of its signer in `trust`. The other arguments, and what is
+    raised, are as in `rekey`; `expect_save_id` needs keys.
+    """
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+    if not len(access.keys) and access.expected_saves is not None:
+        raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
+    return _listed(holder_at(path, storage_options, access.expected_saves), access)
+
+
+def rekey(
+    path: str | os.PathLike[str],
+    old: KeysLike,
+    new: KeysLike,
+    *,
+    signer: SignerLike | None = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    vouch: bool = False,
+    expect_save_id: SaveIds = None,
+    storage_options: StorageOptions = None,
+) -> tuple[str, ...]:
+    """Wrap the data keys of a checkpoint or a plain file for `new`, and for no one else.
+
+    Of a checkpoint only metadata files are rewritten, each in one step; data files keep their bytes. Nothing is written
+    until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. Where
+    ranks have metadata of their own, each file is replaced by itself: after a failure in between, call this again with
+    the same arguments, which also accepts files that are under `new` already.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is copied without
+        being decrypted, and replaced in one step.
+    old : Key, bytes, location, several of them or a KeyRing
+        What opens it now.
+    new : KeyProvider, bytes or location, or several
+        Who may read from now on, as in `Encrypt`.
+    signer : SigningKey or location, optional
+        Signs the contents, in place of the previous signer. Without it, a signature stays as it is. What was saved
+        without a signer cannot be signed afterwards.
+    trust : VerifyKey or location, or several
+        Whose signature counts when `old` opens it, as in `KeyRing`.
+    allow_unsigned : bool
+        Whether a signature may be missing that readers require: those of `old`, and those of `new`.
+    vouch : bool
+        Whether you answer for contents that anyone can have written: without a signature that `trust` verifies, and
+        under a `PublicKey` alone. Readers of `new` with a `Key` or a key service will take them for authentic.
+    expect_save_id : str or several, optional
+        The only save whose data keys are handed on, as ``writer.save_id`` gave it; where ranks have metadata of their
+        own, the ids of all of them. Without it, whoever can write to the folder may have put the metadata of another
+        checkpoint there that `old` opens, and `new` then reads that one.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Returns
+    -------
+    tuple of str
+        The names of the files that were rewritten. ``()`` means that nothing had to change; where everything is wrapped
+        for `new` already, and for no one else, a key of `new` opens it, and `old` is not needed.
+
+    Raises
+    ------
+    KeyMissingError, WrongKeyError, AuthenticationError, KeyServiceError
+        If `old` does not open it, or it was altered.
+    IdentityError
+        If it is another save than `expect_save_id`.
+    PolicyError
+        If it is not encrypted, lacks a signature that `old`, `trust` or the readers of `new` require, or nothing shows
+        who wrote it, and readers of `new` would take it for authentic.
+    ParameterError
+        If `new` or `signer` cannot be used, or there are too many recipients.
+    MetadataError, ContainerError, DescriptorError
+        If it is missing or damaged, or was replaced meanwhile.
+    UnsupportedError
+        If another writer made it, or there is a signer now and was none when it was saved.
+    OSError
+        If it cannot be written. The old file is then still there.
+    """
+    chosen = as_recipients(new, "new")
+    access, terms = _terms(old, signer, trust, allow_unsigned, vouch, expect_save_id)
+    own = _own(chosen, access.keys, terms.signer)
+    terms = replace(terms, trust=(*terms.trust, *own.trust))
+    wanted = {(key.kind, key.id) for key in chosen}
+
+    def open_(holder: Holder, name: str, keys: KeySet, body: Any) -> Opened:
+        try:
+            return holder.open(name, keys, body, access)
+        except KeyMissingError as error:
+            if {entry.key for entry in keys.envelopes[0].recipients} != wanted:
+                raise
+            if not len(own):
+                raise KeyMissingError(
+                    f"{error.message}; only the new recipients are named there, as after a call that was interrupted, "
+                    "and no key shows that this is true: give one that opens it as well, in new= a PrivateKey in place "
+                    "of its public key"
+                ) from None
+        return holder.open(name, keys, body, replace(access, keys=own))
+
+    def change(opened: Opened) -> KeySet:
+        entries = opened.keys.vouchers.entries
+        terms.check(opened, chosen, _without(chosen, entries))
+        again = chosen if terms.may_vouch(opened) else ()
+        kept = () if again else tuple(entry for entry in entries if entry.key in wanted)
+        return opened.change(lambda _, data_key: _wrapped(data_key, chosen), kept, again, terms.signer)
+
+    return _change(holder_at(path, storage_options, access.expected_saves), open_, change)
+
+
+def add_recipient(
+    path: str | os.PathLike[str],
+    keys: KeysLike,
+    new: KeysLike,
+    *,
+    signer: SignerLike | None = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    vouch: bool = False,
+    expect_save_id: SaveIds = None,
+    storage_options: StorageOptions = None,
+) -> tuple[str, ...]:
+    """Wrap the data keys of a checkpoint or a plain file for `new`, too; existing recipients keep theirs.
+
+    `keys` open it; the other arguments, what is returned and what is raised are as in `rekey`.
+    """
+    chosen = as_recipients(new, "new")
+    access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
+
+    def change(opened: Opened) -> KeySet:
+        kept = opened.keys.vouchers.entries
+        fresh = _without(chosen, opened.keys.envelopes[0].recipients)
+        vouching = _without(chosen, kept)
+        terms.check(opened, fresh, vouching)
+
+        def wrap(envelope: Envelope, data_key: DataKey) -> tuple[Entry, ...]:
+            return envelope.recipients + _wrapped(data_key, _without(chosen, envelope.recipients))
+
+        return opened.change(wrap, kept, vouching, terms.signer)
+
+    return _change(holder_at(path, storage_options, access.expected_saves), _opener(access), change)
+
+
+def remove_recipient(
+    path: str | os.PathLike[str],
+    keys: KeysLike,
+    recipient: KeyLike,
+    *,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    expect_save_id: SaveIds = None,
+    storage_options: StorageOptions = None,
+) -> tuple[str, ...]:
+    """Remove a recipient's wrapped data keys and voucher; those of the others stay.
+
+    Whoever has read the contents, or has an older copy of the metadata, may have kept the data keys: this does not take
+    them back.
+
+    `recipient` is its id, 16 hexadecimal digits, which `recipients` lists, or the key itself, which may also open the
+    checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there
+    is no such recipient, or no other.
+    """
+    known = isinstance(recipient, str) and _ID.fullmatch(recipient)
+    key_id = recipient if known else as_provider(recipient).id
+    access, _ = _terms(keys, None, trust, allow_unsigned, False, expect_save_id)
+    holder = holder_at(path, storage_options, access.expected_saves)
+    there = _listed(holder, access)
+    if key_id not in [one.id for one in (*there.whole, *there.part)]:
+        names = ", ".join(map(str, (*there.whole, *there.part)))
+        raise ParameterError(f"there is no recipient {key_id}; there are {names}")
+
+    def left(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        return tuple(entry for entry in entries if entry.key_id != key_id)
+
+    def wrap(envelope: Envelope, _: DataKey) -> tuple[Entry, ...]:
+        if not left(envelope.recipients):
+            raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
+        return left(envelope.recipients)
+
+    return _change(holder, _opener(access), lambda opened: opened.change(wrap, left(opened.keys.vouchers.entries)))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+_Open = Callable[[Holder, str, KeySet, Any], Opened]
+
+
+def _opener(access: Access) -> _Open:
+    return lambda holder, name, keys, body: holder.open(name, keys, body, access)
+
+
+def _each(holder: Holder, names: list[str], work: Callable[[str, KeySet, Any], T]) -> list[T]:
+    done = []
+    for name in names:
+        with located(file=holder.full(name)):
+            done.append(work(name, *holder.read(name)))
+    return done
+
+
+def _listed(holder: Holder, access: Access) -> Recipients:
+    authenticated = len(access.keys) > 0
+
+    def read(name: str, keys: KeySet, body: Any) -> tuple[KeySet, bool, str]:
+        if not authenticated:
+            return keys, False, ""
+        opened = holder.open(name, keys, body, access)
+        return keys, opened.signed_by(access.keys.trust), opened.save_id
+
+    return Recipients.of(_each(holder, holder.names(), read), authenticated)
+
+
+def _change(holder: Holder, open_: _Open, change: Callable[[Opened], KeySet]) -> tuple[str, ...]:
+    """Make all that is to be written, and only then write it."""
+    names = holder.names()
+
+    def plan(name: str, keys: KeySet, body: Any) -> tuple[str, KeySet, KeySet]:
+        made = change(open_(holder, name, keys, body))
+        if made != keys and len(names) > 1:  # or else nothing could be written before it fails
+            holder.pack(body, made)
+        return name, keys, made
+
+    planned = [each for each in _each(holder, names, plan) if each[1] != each[2]]
+    for name, keys, made in planned:
+        with located(file=holder.full(name)):
+            holder.write(name, keys, made)
+    return tuple(name for name, _, _ in planned)
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def _terms(
+    keys: KeysLike, signer: SignerLike | None, trust: TrustLike, allow_unsigned: bool, vouch: bool, expected: SaveIds
+) -> tuple[Access, Terms]:
+    by = as_signing_key(signer) if signer is not None else None
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expected)
+    if not len(access.keys):
+        raise KeyMissingError("no key was given that could open it")
+    return access, Terms(access.keys.trust, by, access.keys.allow_unsigned, vouch)
+
+
+def _wrapped(data_key: DataKey, keys: tuple[KeyProvider, ...]) -> tuple[Entry, ...]:
+    return Envelope.seal(data_key, keys).recipients if keys else ()
+
+
+def _without(keys: tuple[KeyProvider, ...], entries: tuple[Entry, ...]) -> tuple[KeyProvider, ...]:
+    """Those of `keys` that have no entry."""
+    there = {entry.key for entry in entries}
+    return tuple(key for key in keys if (key.kind, key.id) not in there)
+
+
+def _own(chosen: tuple[KeyProvider, ...], ring: KeyRing, signer: SigningKey | None) -> KeyRing:
+    """The new keys that open, for files that a call before this one was done with; it signed them as this one does."""
+    keys = [key for key in chosen if key.unwraps]
+    if not keys:
+        return KeyRing()
+    requires = signer is not None and not all(key.vouches for key in keys)
+    trust = (*ring.trust, signer.verify_key) if signer is not None and requires else ring.trust
+    return KeyRing(keys, trust=trust or None, allow_unsigned=ring.allow_unsigned)

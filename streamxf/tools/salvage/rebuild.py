@@ -1,0 +1,271 @@
+"""Metadata made of data files alone, where none can be used.
+
+Containers of streamxf's writer say themselves which item they hold, which part of it, and who wrote them. What nothing
+says is which processes saved together, so the caller is asked; and which items stood where a header is damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
+from streamxf.checkpoint.opening import ItemOpener
+from streamxf.checkpoint.publish.names import OWN_FILE
+from streamxf.checkpoint.scan import Found, Gap, scan
+from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.descriptor import ENCRYPT, parse_parameters
+from streamxf.errors import (
+    AuthenticationError,
+    DescriptorError,
+    IdentityError,
+    KeyServiceError,
+    MetadataError,
+    StreamxfError,
+    WrongKeyError,
+)
+from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.keys import KeyRing
+from streamxf.progress import Progress, Shares
+from streamxf.proportion import Budget, check_whole, held_bytes, most
+from streamxf.stream.counted import Counted
+from streamxf.tools.salvage.result import Lost
+from streamxf.tools.salvage.writers import choose
+
+_WRAPPED = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
+_LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
+_WINDOW = 2**20
+_MAX_REMAINS = 4 * 2**30
+_TRIED = 2**12
+_ZIP = b"PK\x03\x04"
+_VOUCHED = (
+    "no metadata could be used: that no data file of the save is missing, and that all files are of one save, is what "
+    "you vouched for"
+)
+
+
+@dataclass
+class Rebuilt:
+    """What was found in the data files of one save, as metadata without a name."""
+
+    metadata: Metadata
+    damaged: list[Lost]
+    budget: Budget
+    unchecked: str = _VOUCHED
+
+
+def rebuild(
+    storage: Storage,
+    access: Access,
+    files: Mapping[str, int | None],
+    chosen: bool | Collection[str],
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
+    `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
+
+    Raises
+    ------
+    PolicyError
+        If nothing shows which files belong together.
+    MetadataError, KeyMissingError, WrongKeyError
+        If there is nothing, or nothing that can be decrypted.
+    """
+    save = choose([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
+    reader = _Files(storage, access, WrappedKeys(_remains(storage, files), access.keys))
+    for name in save.missing:
+        reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
+    budget = access.budget(sum(storage.held(name, files[name]) for name in save.files))
+    shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
+    for name, writer in sorted(save.files.items()):
+        reader.read(name, bytes.fromhex(writer), shares)
+    if shares is not None:
+        shares.finish()
+    if reader.bare and not reader.containers:
+        raise MetadataError(
+            "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
+            "not say what they are. Restore .metadata from a copy"
+        )
+    return Rebuilt(Metadata("", None, reader.items(), None), reader.damaged, budget)
+
+
+class _Files:
+    """Reads data files, container by container; `bare` says whether one begins as ``torch.save`` begins."""
+
+    def __init__(self, storage: Storage, access: Access, keys: WrappedKeys) -> None:
+        self.damaged: list[Lost] = []
+        self.containers = 0
+        self.bare = False
+        self._storage = storage
+        self._keys = keys
+        self._times = access.objects.max_expansion
+        self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
+        self._by_writer: dict[bytes, str] = {}
+        self._found: dict[str, list[tuple[Identity, Place]]] = {}
+
+    def gap(self, error: Exception, file: str) -> None:
+        """Note a piece of a file of which nothing says what it held."""
+        self.damaged.append(Lost.of(error, None, self._storage.full(file)))
+
+    def read(self, name: str, writer: bytes, shares: Shares | None) -> None:
+        """Find everything in a file.
+
+        Raises
+        ------
+        StreamxfError
+            If it is encrypted, and no key opens what is left of the wrapped data keys.
+        """
+        found: list[Found | Gap] = []
+        try:
+            with storage_errors(self._storage.full(name)), self._storage.open(name) as file:
+                if shares is not None:
+                    file = replace(file, access=Counted(file.access, shares.begin(name).advance))
+                size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
+                if size < file.size:  # a hole has no end, and nothing in it
+                    found.append(Gap(size, file.size - size))
+                whole = file.slice(0, size)
+                self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
+                found += scan(whole, writer)
+        except (StreamxfError, OSError) as error:
+            self.gap(error, name)
+        for each in found:
+            if isinstance(each, Gap) or not each.sure:
+                text = f"{each.size} bytes at {each.at} are damaged, and their contents are unknown"
+                self.gap(MetadataError(text), name)
+            if isinstance(each, Found):
+                self.containers += 1
+                self._take(name, each)
+
+    def items(self) -> dict[str, Item]:
+        """Items out of what was found."""
+        made: dict[str, Item] = {}
+        for name, parts in self._found.items():
+            first, place = parts[0]
+            same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
+            if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
+                wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
+                self.damaged.append(Lost(name, None, None, None, IdentityError.__name__, wrong))
+            elif first.kind is Kind.OBJECT:
+                made[name] = ObjectItem(name, place)
+            else:
+                chunks = (Chunk(one.offset, one.shape, at, one.kind is Kind.FRAMED) for one, at in parts)
+                made[name] = TensorItem(name, first.dtype, first.tensor_shape, tuple(sorted(chunks)))
+        return made
+
+    def _take(self, file: str, found: Found) -> None:
+        identity = found.header.identity
+        assert identity is not None
+        if found.header.keyed:
+            self._keys.check()
+        try:
+            fragment = self._fragment(found.header, identity) if found.header.keyed else ""
+        except AuthenticationError as error:
+            offset = identity.offset if identity.kind is not Kind.OBJECT else None
+            self.damaged.append(Lost.of(error, identity.name, self._storage.full(file), offset))
+            return
+        place = Place(file, found.at, found.size, _descriptors(found.header, fragment))
+        self._found.setdefault(identity.name, []).append((identity, place))
+
+    def _fragment(self, header: Header, identity: Identity) -> str:
+        """The wrapped data key under which a container is sealed."""
+        known = self._by_writer.get(identity.writer_id)
+        if known is not None:
+            return known
+        for text in self._keys:
+            try:
+                self._opener.coder(header, Place("", 0, 0, _descriptors(header, text)))
+            except AuthenticationError:  # another writer's data key
+                continue
+            self._by_writer[identity.writer_id] = text
+            return text
+        raise AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
+
+
+def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
+    """As the metadata of other writers has them."""
+    return tuple(
+        f"{text}#{fragment}" if text.partition("/")[0] == ENCRYPT else text.removeprefix("!") for text in header.chain
+    )
+
+
+class WrappedKeys:
+    """The wrapped data keys that `keys` open, wherever they stand in `remains`: a data key that does not belong to its
+    id does not count, so it does not matter what is around it.
+
+    They are tried when they are asked for, and no sooner: each may be a question to a service.
+    """
+
+    def __init__(self, remains: Iterator[bytes], keys: KeyRing) -> None:
+        self._texts = _texts_in(remains)
+        self._keys = keys
+        self._opened: list[str] = []
+        self._reason: StreamxfError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._opened
+        for text in self._texts:
+            try:
+                self._keys.unwrap_unvouched(parse_parameters(text, repeatable=("w",)))
+            except KeyServiceError:
+                raise
+            except DescriptorError:
+                continue  # a piece of one
+            except StreamxfError as error:
+                # WrongKeyError is what a damaged copy of a good one raises
+                if self._reason is None or isinstance(self._reason, WrongKeyError):
+                    self._reason = error
+            else:
+                self._opened.append(text)
+                yield text
+
+    def check(self) -> None:
+        """Raise StreamxfError if none opens: the first reason, or that there is none."""
+        if next(iter(self), None) is None:
+            raise self._reason or MetadataError(
+                "the checkpoint is encrypted, and its wrapped data key was in .metadata alone: nothing is left of "
+                "it, so the items cannot be decrypted. Restore .metadata from a copy"
+            )
+
+
+def _texts_in(remains: Iterator[bytes]) -> Iterator[str]:
+    seen: set[bytes] = set()
+    for data in remains:
+        for found in _WRAPPED.finditer(data):
+            if len(seen) < _TRIED and found[0] not in seen:
+                seen.add(found[0])
+                yield found[0].decode("ascii")
+
+
+def _remains(storage: Storage, files: Collection[str]) -> Iterator[bytes]:
+    """What is left of metadata, and copies of it, window by window; together no more than a few could have."""
+    left = _MAX_REMAINS
+    for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != GLOBAL, name)):
+        for window in _windows(storage, name):
+            left -= len(window)
+            if left < 0:
+                return
+            yield window
+
+
+def _metadata(storage: Storage) -> bytes:
+    """What is left of the metadata of all ranks."""
+    try:
+        with storage_errors(GLOBAL), storage.open(GLOBAL) as file:
+            check_whole(file.raw, file.size, min(file.size, MAX_METADATA), MetadataError)
+            return file.slice(0, file.size).read_at(0, min(file.size, MAX_METADATA))
+    except (StreamxfError, OSError):
+        return b""
+
+
+def _windows(storage: Storage, name: str) -> Iterator[bytes]:
+    """What is left of a metadata file, in pieces that share their ends, so that what is sought stands in one whole."""
+    try:
+        with storage_errors(name), storage.open(name) as file:
+            size = min(file.size, most(held_bytes(file.raw, file.size)))
+            for at in range(0, size, _WINDOW):
+                yield file.slice(at, min(_WINDOW + _LONGEST, size - at)).read_at(0, min(_WINDOW + _LONGEST, size - at))
+    except (StreamxfError, OSError):
+        return

@@ -1,0 +1,101 @@
+"""`unsafe_globals`: what a checkpoint's objects need before they load, all of it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.storage import Storage
+from streamxf.format.items import ObjectItem
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.objects.needs import needs_of, shown
+from streamxf.stream.reader import read_all
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+
+@dataclass(frozen=True)
+class UnsafeGlobals:
+    """What a checkpoint's objects need beyond what readers allow. False if they need nothing.
+
+    Attributes
+    ----------
+    names : dict of str to tuple of str
+        Each class and function that ``safe_globals=`` has to hold, and the items that need it. They come from the
+        checkpoint: name only what you know.
+    refused : dict of str to tuple of str
+        Each reason for which items do not load, whatever of `names` is allowed, and those items.
+    """
+
+    names: dict[str, tuple[str, ...]]
+    refused: dict[str, tuple[str, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.refused)
+
+    def __str__(self) -> str:
+        lines = [f"{shown([name])}: {shown(items)}" for name, items in self.names.items()]
+        lines += [f"refused, {reason}: {shown(items)}" for reason, items in self.refused.items()]
+        return "\n".join(lines) or "nothing"
+
+
+def unsafe_globals(
+    path: str | os.PathLike[str],
+    keys: KeysLike = None,
+    *,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    registry: ExtensionRegistry | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> UnsafeGlobals:
+    """List what the objects of a checkpoint need before they load. Their pickles are checked, and no class is imported.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, or its URL.
+    keys, trust, allow_unsigned, require
+        As in `FileSystemReader`.
+    registry : ExtensionRegistry, optional
+        The reader's ``_extension_registry``.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Returns
+    -------
+    UnsafeGlobals
+        What neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
+
+    Raises
+    ------
+    StreamxfError
+        If the checkpoint cannot be read.
+    """
+    options: dict[str, Any] = {}
+    if registry is not None:
+        from streamxf.dcp.registry import Registry
+
+        made = Registry.of(registry, keys)
+        keys, options = made.keys, {"codecs": made.codecs, "transform": made.undo}
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, **options)
+    names: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    with Checkpoint.at(Storage.of(path, storage_options), access) as checkpoint:
+        for name in sorted(checkpoint.items):
+            item = checkpoint.items[name]
+            if isinstance(item, ObjectItem):
+                needed, reason = needs_of(read_all(checkpoint.blocks(item)))
+                for each in needed:
+                    names.setdefault(each, []).append(name)
+                if reason:
+                    refused.setdefault(reason, []).append(name)
+    return UnsafeGlobals(
+        {name: tuple(items) for name, items in sorted(names.items())},
+        {reason: tuple(items) for reason, items in sorted(refused.items())},
+    )

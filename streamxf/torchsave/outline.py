@@ -1,0 +1,263 @@
+"""The outline of what ``torch.save`` wrote: its structure, with tensors that say where their elements are.
+
+Python's unpickler, in C, does the work. Every name in the pickle leads to a record that does nothing, so nothing runs;
+the few that make tensors lead to records that remember what they were given.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn, Self
+
+from streamxf.collector import collector_paused
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.limits import MAX_INT, MAX_NDIM
+from streamxf.torchsave.archive import NotSavedByTorch
+
+STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "UntypedStorage": "uint8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A plain tensor whose elements are in a record of the archive; its first one at `start`, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    record: str
+    start: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def extent(self) -> int:
+        """Bytes of the record that it spans, from its first element to its last."""
+        if not math.prod(self.shape):
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.itemsize
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether its elements stand one after the other, the last dimension's first; so do those of an empty one."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+class Dtype(str):
+    """A dtype by its name, which is not a string of the pickle's."""
+
+    __slots__ = ()
+
+
+class Size(tuple[Any, ...]):
+    """A ``torch.Size``, which is not a tuple of the pickle's."""
+
+    __slots__ = ()
+
+
+class _Frozen(type):
+    """A class that a pickle cannot change."""
+
+    def __setattr__(cls, name: str, value: object) -> NoReturn:
+        raise NotSavedByTorch("its pickle changes a class")
+
+
+class Foreign(metaclass=_Frozen):
+    """Something that only its own class, or torch, can make: `name`, a class or function with its module."""
+
+    __slots__ = ()
+    name: ClassVar[str] = ""
+
+    def __new__(cls, *arguments: object, **named: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        """What it is made of is of no interest."""
+
+    def __setstate__(self, state: object) -> None:
+        """Nor is what the pickle says of it."""
+
+    def append(self, value: object) -> None:
+        """A list of some class's own."""
+
+    def extend(self, values: object) -> None:
+        """The same."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """A mapping of some class's own."""
+
+
+def _foreign(name: str) -> type[Foreign]:
+    return _Frozen(name, (Foreign,), {"__slots__": (), "name": name})  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What was saved.
+
+    - `root`: lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what
+      is not itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be
+      shared.
+    - `names`: the global names that the pickle uses, except those that make plain tensors.
+    """
+
+    root: Any
+    names: tuple[str, ...]
+
+
+@collector_paused()
+def read_outline(pickled: bytes, sizes: dict[str, int]) -> Outline:
+    """Read a pickle of ``torch.save``, whose archive has records of these sizes. Raises NotSavedByTorch if it is not
+    one, or has a tensor that does not fit its record.
+    """
+    file = io.BytesIO(pickled)
+    unpickler = _Unpickler(file, sizes)
+    try:
+        root = unpickler.load()
+    except NotSavedByTorch:
+        raise
+    except Exception as error:  # whatever a damaged pickle makes the unpickler raise
+        raise NotSavedByTorch(f"its pickle is damaged: {type(error).__name__}: {error!s:.200}") from None
+    if file.tell() != len(pickled):
+        raise NotSavedByTorch("something follows its pickle")
+    return Outline(root, tuple(unpickler.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    dtype: str
+    record: str
+    size: int
+
+
+class _Plain(metaclass=_Frozen):
+    """Stands for a class of which a pickle makes plain data."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        raise NotImplementedError
+
+
+class _OrderedDict(_Plain):
+    def __new__(cls, *arguments: object) -> Any:
+        return _Mapping()
+
+
+class _Mapping(dict[Any, Any], metaclass=_Frozen):
+    """A dict that takes state: state dicts of modules carry their version that way."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        """It is of no interest."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """Stands for a function; made for each file, so that what a pickle does to it does not last."""
+
+    call: Callable[..., Any] = field(repr=False)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, sizes: dict[str, int]) -> None:
+        super().__init__(file)
+        self._sizes = sizes
+        self.names: dict[str, None] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in STORAGES:
+            return Dtype(STORAGES[name])
+        if module == "torch" and name in ITEMSIZES:
+            return Dtype(name)
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return Dtype("uint8")
+        if (module, name) == ("torch", "Size"):
+            return _Call(Size)
+        if (module, name) == ("collections", "OrderedDict"):
+            return _OrderedDict
+        if (module, name) == ("_codecs", "encode"):
+            return _Call(_latin1)
+        if module == "torch._utils":
+            if name == "_rebuild_tensor_v2":
+                return _Call(self._tensor)
+            if name == "_rebuild_tensor_v3":
+                return _Call(self._typed_tensor)
+            if name == "_rebuild_parameter":
+                return _Call(lambda data, *rest: data)
+        full = f"{module:.200}.{name:.200}"
+        self.names[full] = None
+        return _foreign(full)
+
+    def persistent_load(self, pid: object) -> Any:
+        if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[2], str):
+            raise NotSavedByTorch("its pickle refers to something outside itself")
+        dtype, record = pid[1], f"data/{pid[2]}"
+        if not isinstance(dtype, str):  # of a quantized tensor, say
+            return _foreign("torch.storage")()
+        if record not in self._sizes:
+            raise NotSavedByTorch(f"its record {record!r:.80} is missing")
+        return _Storage(dtype, record, self._sizes[record])
+
+    def _tensor(self, storage: Any, start: Any, shape: Any, strides: Any, *rest: Any) -> Any:
+        dtype = storage.dtype if isinstance(storage, _Storage) else None
+        return self._made(storage, dtype, start, shape, strides, rest)
+
+    def _typed_tensor(
+        self, storage: Any, start: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+    ) -> Any:
+        return self._made(storage, dtype, start, shape, strides, (grad, hooks, *rest))
+
+    def _made(self, storage: Any, dtype: Any, start: Any, shape: Any, strides: Any, rest: tuple[Any, ...]) -> Any:
+        # what follows the backward hooks is a tensor's conj or neg bit, or says that it is something else
+        if not isinstance(storage, _Storage) or not isinstance(dtype, str) or any(rest[2:]):
+            return _foreign("torch.Tensor")()
+        shape, strides = _numbers(shape), _numbers(strides)
+        if len(shape) != len(strides) or not isinstance(start, int) or not 0 <= start <= MAX_INT:
+            raise NotSavedByTorch("it has a tensor with an impossible shape")
+        made = StoredTensor(str(dtype), shape, strides, storage.record, start * ITEMSIZES[dtype])
+        if made.extent and made.start + made.extent > storage.size:
+            raise NotSavedByTorch("it has a tensor that reaches beyond its record")
+        return made
+
+
+def _latin1(text: Any, encoding: Any) -> bytes:
+    """What a pickle of protocol 2 calls to make bytes."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise NotSavedByTorch("its pickle encodes something other than bytes")
+    return text.encode("latin1")
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    fits = isinstance(value, tuple | list) and len(value) <= MAX_NDIM
+    if not fits or not all(type(number) is int and 0 <= number <= MAX_INT for number in value):
+        raise NotSavedByTorch("it has a tensor with an impossible shape")
+    return tuple(value)

@@ -1,0 +1,129 @@
+"""What keeps saves into one folder apart, and what tells which folders are the same."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamxf.checkpoint import mounts
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.publish import lock
+from streamxf.checkpoint.publish.leftovers import DAY, settled
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import AbortedError
+
+OLD = time.time() - 2 * 86_400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "checkpoint"
+    made.mkdir()
+    return made
+
+
+def test_mounts() -> None:
+    here = Mount("a", "nfs4", "server:/export", 7)
+    assert not here.is_other_than(replace(here, inode=8))  # what one host sees is looked at
+    assert not here.is_other_than(replace(here, host="b"))
+    assert not here.is_other_than(replace(here, host="b", source="alias:/export", inode=8))
+    assert here.is_other_than(replace(here, host="b", inode=8))
+    assert here.is_other_than(Mount("b", "ext4", "/dev/sda", 7))
+    assert Mount("b", "ext4", "/dev/sda", 7).is_other_than(here)
+    assert Mount("b", "ext4", "/dev/sda", 7).is_other_than(Mount("a", "ext4", "/dev/sda", 7))
+    assert not Mount("a", "fuse.x", "x", 7).is_other_than(Mount("b", "fuse.x", "x", 8))
+
+
+def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "mounted", lambda _: ("nfs4", "server:/export"))
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    with lock.locked(Storage.of(folder)) as alone:
+        assert not alone
+        with pytest.raises(AbortedError), lock.locked(Storage.of(folder)):
+            pass  # it is held all the same
+
+
+def test_two_threads_wait_for_each_other(folder: Path) -> None:
+    """The lock belongs to an opened folder, not to the process."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    def hold() -> None:
+        for _ in range(20):
+            with lock.locked(Storage.of(folder)):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(most) == 80
+
+
+def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = lock.fcntl.flock
+    locked: list[tuple[int, int]] = []
+
+    def note(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation != lock.fcntl.LOCK_UN:
+            if not locked:  # now that it is locked
+                folder.rename(tmp_path / "moved away")
+                folder.mkdir()
+            facts = os.fstat(descriptor)
+            locked.append((facts.st_dev, facts.st_ino))
+
+    monkeypatch.setattr(lock.fcntl, "flock", note)
+    with lock.locked(Storage.of(folder)) as alone:
+        assert alone
+        facts = folder.stat()
+        assert locked[-1] == (facts.st_dev, facts.st_ino)
+    assert len(locked) == 2
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        lambda at: {"LastModified": datetime.fromtimestamp(at, UTC)},
+        lambda at: {"last_modified": datetime.fromtimestamp(at, UTC)},
+        lambda at: {"mtime": at},
+        lambda at: {"updated": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")},
+        lambda at: {},
+        lambda at: {"updated": "some time ago"},
+    ],
+)
+def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, Any]]) -> None:
+    """In the listing; where it is not there each file is asked for, and if that tells nothing, the file stays."""
+
+    class Inner:
+        def ls(self, path: str, detail: bool) -> list[dict[str, Any]]:
+            return [{"name": f"bucket/{name}", "size": 1, **listed(at)} for name, at in written.items()]
+
+        def modified(self, path: str) -> datetime:
+            asked.append(path)
+            if path.endswith("old"):
+                return datetime.fromtimestamp(OLD, UTC)
+            raise NotImplementedError
+
+    storage = Storage("bucket", "bucket", Inner())
+    written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
+    asked: list[str] = []
+    told = listed(OLD)
+    found = settled(storage, written, DAY)
+    assert found == (set() if told.get("updated") == "some time ago" else {"old"})
+    assert bool(asked) == (not told)
+    assert settled(storage, written, 0) == set(written)

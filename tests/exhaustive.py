@@ -1,0 +1,40 @@
+"""Tests marked `exhaustive` try everything there is of a kind, and take long. They run on request only.
+
+``--exhaustive 1`` runs all of them and nothing else, ``--exhaustive 20`` a twentieth of them, another one each day.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from zlib import crc32
+
+import pytest
+
+_DAY = "STREAMXF_EXHAUSTIVE_DAY"
+
+
+class Exhaustive:
+    """A plugin that leaves these tests out, or runs a share of them."""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Fix the day before xdist starts its processes, which inherit it: all must select the same tests."""
+        os.environ.setdefault(_DAY, str(int(time.time() // 86400)))
+
+    def pytest_report_header(self, config: pytest.Config) -> str | None:
+        """Say how to repeat this selection."""
+        share = config.getoption("exhaustive")
+        return f"exhaustive: one in {share}; the same again with {_DAY}={os.environ[_DAY]}" if share else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Select."""
+        share = config.getoption("exhaustive")
+        day = int(os.environ[_DAY])
+
+        def wanted(item: pytest.Item) -> bool:
+            marked = item.get_closest_marker("exhaustive") is not None
+            return marked and (crc32(item.nodeid.encode()) + day) % share == 0 if share else not marked
+
+        config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+        items[:] = [item for item in items if wanted(item)]

@@ -1,0 +1,55 @@
+"""What stands before a stored block: it covers the block's place, its length and its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamxf.errors import BlockError
+from streamxf.format.block import LAST, check_payload, hash_of, pack_head, parse_head
+
+digests = st.binary(min_size=32, max_size=32)
+indices = st.integers(0, 2**32 - 2)
+
+
+@given(payload=st.binary(max_size=3000), digest=digests, index=indices, last=st.booleans())
+def test_round_trip(payload: bytes, digest: bytes, index: int, last: bool) -> None:
+    packed = pack_head(digest, index, last, memoryview(payload))
+    word = last << 31 | len(payload)
+    covered = digest[:16] + struct.pack("<II", index, word) + payload
+    assert packed == struct.pack("<II", word, crc32c(covered))
+    head = parse_head(packed, index, len(payload))
+    assert (head.last, head.stored_size) == (last, len(payload))
+    check_payload(head, digest, index, memoryview(payload))
+    assert hash_of(packed, memoryview(payload)) == hashlib.sha256(packed + payload).digest()
+
+
+@given(payload=st.binary(min_size=1, max_size=100), digest=digests, index=indices, last=st.booleans(), data=st.data())
+def test_whatever_changes_is_found(payload: bytes, digest: bytes, index: int, last: bool, data: st.DataObject) -> None:
+    head = parse_head(pack_head(digest, index, last, memoryview(payload)), index, 100)
+    bit = data.draw(st.integers(0, 8 * len(payload) - 1))
+    flipped = bytearray(payload)
+    flipped[bit // 8] ^= 1 << bit % 8
+    another = bytes([digest[0] ^ 1]) + digest[1:]
+    for wrong in (
+        (digest, index, flipped),
+        (digest, index + 1, payload),
+        (another, index, payload),
+        (digest, index, payload[:-1]),
+        (digest, index, payload + b"\0"),
+    ):
+        with pytest.raises(BlockError) as caught:
+            check_payload(head, *wrong[:2], memoryview(wrong[2]))
+        assert caught.value.block == wrong[1]
+
+
+def test_a_length_above_the_limit() -> None:
+    with pytest.raises(BlockError, match="1001 stored bytes, 1000 are allowed") as caught:
+        parse_head(struct.pack("<II", LAST | 1001, 0), 7, 1000)
+    assert caught.value.block == 7
+    assert parse_head(struct.pack("<II", LAST | 1000, 0), 7, 1000).last

@@ -1,0 +1,244 @@
+"""Headers and identities: what is packed is parsed, byte for byte, and every field has its limits."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamxf.errors import ContainerError
+from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
+from streamxf.format.header import Header, Identity, Kind, header_size
+from streamxf.format.limits import MAX_HEADER, MAX_INT
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
+writers = st.binary(min_size=16, max_size=16)
+objects = st.builds(lambda writer, name: Identity(writer, Kind.OBJECT, name), writers, names)
+descriptors = st.sampled_from(["streamxf.zstd/1", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"])
+transforms = st.sampled_from(["!stream.zstd/1", "!acme.scramble/2?seed=7"])
+ENCRYPT = "streamxf.encrypt/1"
+
+
+@st.composite
+def shards(draw: st.DrawFn, kind: Kind) -> Identity:
+    """The identity of any shard of any tensor."""
+    axes = draw(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), max_size=64))
+    left, numbers = MAX_INT, []
+    for offset, size, more in axes:
+        whole = min(offset + size + more, left)
+        begin = min(offset, whole)
+        numbers.append((begin, min(size, whole - begin), whole))
+        left //= whole or 1
+    dtype = draw(
+        st.sampled_from(sorted(ITEMSIZES))
+        if kind is Kind.TENSOR
+        else st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
+    )
+    offset, shard, tensor = zip(*numbers, strict=True) if numbers else ((), (), ())
+    return Identity(draw(writers), kind, draw(names), dtype, offset, shard, tensor)
+
+
+tensors, framed = shards(Kind.TENSOR), shards(Kind.FRAMED)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> Header:
+    identity = draw(st.one_of(st.none(), objects, framed, tensors))
+    tensor = identity is not None and identity.kind is Kind.TENSOR
+    chain = [] if tensor else draw(st.lists(transforms, max_size=2))
+    chain += draw(st.lists(descriptors, max_size=5))
+    keyed = draw(st.booleans())
+    published = tensor or (identity is not None and draw(st.booleans()))
+    seal = draw(st.binary(min_size=32, max_size=32)) if keyed else None
+    chain += [ENCRYPT] if keyed else []
+    salt = draw(st.binary(min_size=32, max_size=32))
+    return Header(draw(st.integers(16, 24)), tuple(chain), salt, identity, published, draw(st.booleans()), seal)
+
+
+@given(header=headers())
+def test_round_trip(header: Header) -> None:
+    data = header.pack()
+    parsed = Header.parse(data)
+    assert parsed == header
+    assert parsed.pack() == data
+    assert header_size(data[:48]) == len(data) == header.size <= MAX_HEADER
+    before_seal = data[: len(data) - 4 - (32 if header.keyed else 0)]
+    assert parsed.digest == hashlib.sha256(before_seal).digest()
+    assert parsed.block_chain == tuple(text for text in header.chain if not text.startswith("!"))
+    assert parsed.sealed(header.seal) == header
+
+
+@given(header=headers(), junk=st.binary(max_size=60))
+def test_any_other_length_is_refused(header: Header, junk: bytes) -> None:
+    data = header.pack()
+    for wrong in (data + junk + b"x", data[:-1], data[:48], data[:47], b""):
+        with pytest.raises(ContainerError):
+            Header.parse(wrong)
+
+
+@given(identity=st.one_of(objects, framed, tensors))
+def test_identity_round_trip(identity: Identity) -> None:
+    assert Identity.parse(identity.pack()) == identity
+
+
+@given(identity=st.one_of(objects, framed, tensors), data=st.data())
+def test_a_changed_identity_is_another_one_or_none(identity: Identity, data: st.DataObject) -> None:
+    packed = bytearray(identity.pack())
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        found = Identity.parse(bytes(packed))
+    except ContainerError:
+        return
+    assert found != identity
+    assert found.pack() == packed
+
+
+def header_of(**fields: Any) -> bytes:
+    """A header with all CRCs right."""
+    made = Parts(**fields)
+    size = len(made.body) + len(made.seal) + 4
+    return made.container()[:size]
+
+
+OBJECT = identity_of("item")
+TENSOR = ("name", 2, "float32", (2, 0), (4, 3), (6, 3))
+
+
+def test_the_headers_of_these_tests_are_right() -> None:
+    assert Header.parse(header_of()) == Header(16, (), bytes(32))
+    Header.parse(header_of(flags=BOUND | PUBLISHED, identity=OBJECT))
+    Header.parse(header_of(flags=BOUND | PUBLISHED | HASHED, identity=identity_of(*TENSOR)))
+    Header.parse(header_of(flags=KEYED, chain=ENCRYPT.encode(), seal=bytes(32)))
+    Header.parse(header_of(chain=b"!stream.zstd/1\nstreamxf.zstd/1"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"version": 0},
+        {"version": 2},
+        {"block_log2": 15},
+        {"block_log2": 25},
+        {"block_log2": 255},
+        {"flags": 16},
+        {"flags": 128},
+        {"reserved": 1},
+        {"flags": BOUND},  # to nothing
+        {"flags": PUBLISHED},  # without being bound
+        {"flags": PUBLISHED, "identity": OBJECT},
+        {"identity": OBJECT},
+        {"flags": KEYED},  # without encryption
+        {"flags": KEYED, "seal": bytes(32)},
+        {"chain": ENCRYPT.encode()},
+        {"chain": ENCRYPT.encode(), "seal": bytes(32)},
+        {"chain": b"a.b/1\n"},
+        {"chain": b"\na.b/1"},
+        {"chain": b"a.b/1\n\nc.d/1"},
+        {"chain": b"a.b/1#level=3"},
+        {"chain": b"a.b/\xff"},
+        {"chain": b"a.b/1\x00"},
+        {"chain": b"a.b/1\n!stream.zstd/1"},
+        {"chain": b"!streamxf.zstd/1"},
+        {"chain": b"\n".join([b"a.b/1"] * 9)},
+        {"chain": b"a.b/1?k=" + b"v" * 1017},
+        {"flags": BOUND, "identity": OBJECT + bytes(4096)},
+        {"flags": BOUND, "identity": OBJECT[:19]},
+        {"flags": BOUND, "identity": identity_of("")},
+        {"flags": BOUND, "identity": identity_of("a", 0)},
+        {"flags": BOUND, "identity": identity_of("a", 4)},
+        {"flags": BOUND, "identity": identity_of("a", reserved=1)},
+        {"flags": BOUND, "identity": identity_of("a", 1, "float32")},
+        {"flags": BOUND, "identity": identity_of("a", 1, "", (0,), (1,), (1,))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", *[(0,) * 65] * 3)},
+        {"flags": BOUND, "identity": identity_of("a", 3, "f" * 33)},
+        {"flags": BOUND, "identity": identity_of("a", 3, "")},
+        {"flags": BOUND, "identity": identity_of("a", 3, "Float32")},
+        {"flags": BOUND, "identity": identity_of("a", 3, b"f\xe9")},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", ndim=9)},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", dtype_len=255)},
+        {"flags": BOUND, "identity": identity_of(b"\xff\xfe")},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (3,), (4,), (6,))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (2**64 - 1,), (4,), (6,))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0,), (1,), (2**63,))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0, 0), (1, 1), (2**32, 2**31))},
+        {"flags": BOUND, "identity": identity_of(*TENSOR)},  # a tensor is published
+        {"flags": BOUND | PUBLISHED, "identity": identity_of(*TENSOR), "chain": b"!stream.zstd/1"},
+        {"flags": BOUND | PUBLISHED, "identity": identity_of("a", 2, "quint8")},
+    ],
+    ids=str,
+)
+def test_fields_that_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ContainerError):
+        Header.parse(header_of(**fields))
+
+
+def test_a_crc_that_is_wrong() -> None:
+    data = bytearray(header_of())
+    for at in range(12, len(data)):
+        data[at] ^= 1
+        with pytest.raises(ContainerError):
+            Header.parse(bytes(data))
+        data[at] ^= 1
+
+
+def test_lengths_are_refused_before_the_bytes_are_there() -> None:
+    for fields in ({"chain": bytes(1025)}, {"flags": BOUND, "identity": bytes(4097)}):
+        with pytest.raises(ContainerError, match="lengths"):
+            header_size(Parts(**fields).body[:48])
+
+
+def test_a_newer_version_is_named() -> None:
+    with pytest.raises(ContainerError, match=r"version 9.*reads version 1"):
+        header_size(header_of(version=9))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("", ()), ("x" * 4100, ()), ("x", (0,) * 65), ("\ud800", ())],
+    ids=["none", "long", "dims", "half"],
+)
+def test_identities_that_cannot_be_written(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ContainerError):
+        Identity(bytes(16), Kind.FRAMED, name, "float32", shape, shape, shape).pack()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (15, (), bytes(32)),
+        (25, (), bytes(32)),
+        (16, (), bytes(31)),
+        (16, ("a.b/1",) * 9, bytes(32)),
+        (16, ("a.b/1?k=" + "v" * 1017,), bytes(32)),
+        (16, ("a.b/é",), bytes(32)),
+        (16, ("a.b/1", "!stream.zstd/1"), bytes(32)),
+        (16, (), bytes(32), None, True),
+        (16, (), bytes(32), Identity(bytes(16), Kind.TENSOR, "a", "float32"), False),
+        (16, ("!stream.zstd/1",), bytes(32), Identity(bytes(16), Kind.TENSOR, "a", "float32"), True),
+    ],
+    ids=range(10),
+)
+def test_headers_that_cannot_be_made(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ContainerError):
+        Header(*arguments).pack()
+
+
+def test_a_seal_belongs_to_keyed_headers_only() -> None:
+    with pytest.raises(ContainerError, match="seal"):
+        Header(16, (ENCRYPT,), bytes(32)).pack()
+    with pytest.raises(ContainerError, match="seal"):
+        Header(16, (), bytes(32), seal=bytes(32)).pack()
+
+
+def test_dtypes() -> None:
+    assert elements_size("bfloat16", (3, 5)) == 30
+    assert elements_size("complex128", ()) == 16
+    assert elements_size("bool", (0, 7)) == 0
+    assert not ITEMSIZES.keys() & WITHOUT_ELEMENTS
+    assert all(is_dtype_name(name) for name in (*ITEMSIZES, *WITHOUT_ELEMENTS))
+    for name in ("", "Float32", "float 32", "é", "1bit", "f" * 33, None, 7, "float32\n"):
+        assert not is_dtype_name(name)

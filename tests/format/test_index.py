@@ -1,0 +1,320 @@
+"""The index: what is packed is parsed; whatever else stands there is refused, here and by the reference decoder alike.
+
+tests/vectors has a file for each way to break a rule; here they are broken in any way.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import zstandard
+from forge import frame_of, pack_index
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from reference_codecs import Refused, unzstd
+from reference_decoder import parse_index, parse_json
+
+from streamxf.errors import MetadataError
+from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.index import File, Index, Writer
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+ids = st.binary(min_size=16, max_size=16)
+digests = st.binary(min_size=32, max_size=32)
+paths = st.lists(st.one_of(texts, st.integers(0, 2**20 - 1)), min_size=1, max_size=4).map(tuple)
+codecs = st.sampled_from(
+    ["streamxf.zstd/1", "streamxf.zstd/1#level=3", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"]
+)
+
+
+@st.composite
+def indices(draw: st.DrawFn) -> Index:
+    transforms = tuple(draw(st.lists(st.just("stream.zstd/1"), max_size=1)))
+    chain = tuple(draw(st.lists(codecs, max_size=3)))
+    keyed = draw(st.booleans())
+    chain += ("streamxf.encrypt/1",) * keyed
+    writers = tuple(
+        Writer(each, draw(digests) if keyed else None) for each in draw(st.lists(ids, min_size=1, max_size=3))
+    )
+    crcs = st.none() if chain else st.integers(0, 2**32 - 1)
+    files = {
+        f"{number}/{draw(st.sampled_from('abc'))}": File(
+            draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, len(writers) - 1)), draw(crcs)
+        )
+        for number in range(draw(st.integers(1, 3)))
+    }
+    hashed = keyed and draw(st.booleans())
+    descriptors = (*(f"!{text}" for text in transforms), *chain)
+    framed = bool(transforms) or not chain
+
+    def place() -> Place:
+        name = draw(st.sampled_from(sorted(files)))
+        at = draw(st.integers(0, files[name].size))
+        size = draw(st.integers(0, files[name].size - at))
+        return Place(name, at, size, descriptors, draw(digests) if hashed else None)
+
+    def tensor(name: str) -> TensorItem:
+        rows = draw(st.lists(st.integers(1, 9), max_size=4))
+        width = draw(st.integers(0, 3))
+        chunks = []
+        for number, count in enumerate(rows):
+            kind = framed or draw(st.booleans())
+            chunks.append(Chunk((sum(rows[:number]), 0), (count, width), place(), kind))
+        properties = draw(st.dictionaries(texts, st.one_of(st.booleans(), texts), max_size=2))
+        path = draw(st.none() | paths)
+        return TensorItem(
+            name, draw(st.sampled_from(sorted(ITEMSIZES))), (sum(rows), width), tuple(chunks), path, properties
+        )
+
+    items: dict[str, Item] = {}
+    for name in draw(st.lists(names, unique=True, max_size=4)):
+        items[name] = tensor(name) if draw(st.booleans()) else ObjectItem(name, place(), draw(st.none() | paths))
+    return Index(
+        draw(ids).hex(),
+        draw(st.none() | st.integers(0, 2**31 - 1)),
+        transforms,
+        chain,
+        writers[0].dek,
+        writers,
+        files,
+        items,
+        tuple(draw(st.lists(texts, max_size=2))),
+        draw(st.dictionaries(texts, texts, max_size=2)),
+        draw(st.dictionaries(texts, st.recursive(st.booleans() | texts, st.lists, max_leaves=4), max_size=2)),
+    )
+
+
+@given(index=indices())
+def test_round_trip(index: Index) -> None:
+    packed = index.pack()
+    parsed = Index.parse(memoryview(packed))
+    assert parsed == index
+    assert parsed.pack() == packed
+    assert parsed.keyed == (index.dek is not None)
+    assert parsed.hashed in (None, any(place.sha256 for item in index.items.values() for place in item.places))
+    assert refusal_by_reference(packed) is None
+
+
+# -- changed ---------------------------------------------------------------------------------------------------------
+
+
+def refusal_by_reference(packed: bytes) -> str | None:
+    """Why the reference decoder refuses an index, whether it is signed or not; it is given keys that fit."""
+    reason = None
+    for signed in (False, True):
+        try:
+            content = parse_json(unzstd(packed, min(1 << 27, 64 * len(packed) + 65536)))
+            lines, rank = [], None
+            if isinstance(content, dict):
+                rank = content.get("rank")
+                rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+                found = [content.get("dek"), *(each.get("dek") for each in _dicts(content.get("writers")))]
+                deks = [dek for dek in found if isinstance(dek, str) and len(dek) == 64]
+                lines = [f"dek={dek}&w=a:{'0' * 16}:AAAA" for dek in dict.fromkeys(deks)]
+                lines[1:1] = [""] if lines else []
+            parse_index(content, rank, lines, signed)
+        except Refused as error:
+            reason = str(error)
+        else:
+            return None
+    return reason
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def refusal(packed: bytes) -> str | None:
+    try:
+        Index.parse(memoryview(packed))
+    except MetadataError as error:
+        return str(error)
+    return None
+
+
+EXAMPLE: dict[str, Any] = {
+    "save_id": "0" * 32,
+    "rank": None,
+    "transforms": [],
+    "chain": ["streamxf.zstd/1#level=3", "streamxf.encrypt/1"],
+    "dek": "a" * 64,
+    "writers": [{"id": "1" * 32, "dek": "a" * 64}, {"id": "2" * 32, "dek": "b" * 64}],
+    "files": [{"path": "a/b", "size": 1000, "writer": 0}, {"path": "c", "size": 70, "writer": 1}],
+    "items": {
+        "weight": {
+            "dtype": "float32",
+            "shape": [4, 3],
+            "chunks": [
+                {"file": 0, "at": 0, "bytes": 500, "offset": [0, 0], "shape": [2, 3], "framed": True},
+                {"file": 1, "at": 7, "bytes": 63, "offset": [2, 0], "shape": [2, 3]},
+            ],
+            "properties": {"requires_grad": True},
+            "path": ["model", 0],
+        },
+        "step": {"file": 0, "at": 500, "bytes": 500, "path": ["step"]},
+    },
+    "modules": ["acme.x=acme==1"],
+    "packages": {"streamxf": "1"},
+    "extra": {"a": [{"tuple": [1, None]}]},
+}
+HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
+BARE = json.loads(json.dumps(EXAMPLE)) | {"chain": [], "dek": None}
+for _each in (*BARE["writers"], *BARE["items"]["weight"]["chunks"], *BARE["files"]):
+    _each.update({"dek": None} if "id" in _each else {"framed": True} if "offset" in _each else {"crc32c": "0123abcd"})
+
+values = st.one_of(
+    st.sampled_from(
+        [
+            *(
+                None,
+                True,
+                False,
+                0,
+                1,
+                2,
+                3,
+                4,
+                2**20,
+                2**63 - 1,
+                2**63,
+                "",
+                "a",
+                "..",
+                "a/b",
+                "0" * 32,
+                "a" * 64,
+                [],
+                {},
+            ),
+            *([0], [0, 0], [2, 3], [4, 3], ["streamxf.zstd/1"], ["streamxf.encrypt/1"], ["stream.zstd/1"], {"a": 1}),
+        ]
+    ),
+    st.recursive(st.none() | st.booleans() | st.integers(0, 2**64) | texts, st.lists, max_leaves=4),
+)
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    steps = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(*path, step) for step in steps] + [
+        each for step in steps for each in places_in(value[step], (*path, step))
+    ]
+
+
+@given(start=st.sampled_from([EXAMPLE, HASHED, BARE]), data=st.data())
+def test_any_change_is_judged_alike(start: dict[str, Any], data: st.DataObject) -> None:
+    """A few values are replaced, dropped, added or moved."""
+    index = copy.deepcopy(start)
+    for _ in range(data.draw(st.integers(1, 2))):
+        all_places = places_in(index)
+        assume(all_places)
+        *path, last = data.draw(st.sampled_from(all_places))
+        inner: Any = index
+        for step in path:
+            inner = inner[step]
+        match data.draw(st.sampled_from(["replace", "drop", "add", "copy"])):
+            case "replace":
+                inner[last] = data.draw(values)
+            case "drop":
+                del inner[last]
+            case "add" if isinstance(inner, dict):
+                inner[data.draw(st.sampled_from(["framed", "sha256", "crc32c", "path", "dtype", "x", ""]))] = data.draw(
+                    values
+                )
+            case "add":
+                inner.insert(last, data.draw(values))
+            case _:
+                *source, end = data.draw(st.sampled_from(all_places))
+                found: Any = index
+                try:
+                    for step in source:
+                        found = found[step]
+                    inner[last] = copy.deepcopy(found[end])
+                except (KeyError, IndexError, TypeError):
+                    assume(False)
+    packed = pack_index(index)
+    own, reference = refusal(packed), refusal_by_reference(packed)
+    assert (own is None) == (reference is None), (own, reference)
+
+
+def test_the_examples_are_right() -> None:
+    for example in (EXAMPLE, HASHED, BARE):
+        packed = pack_index(example)
+        assert refusal(packed) is refusal_by_reference(packed) is None
+
+
+# -- JSON and frame --------------------------------------------------------------------------------------------------
+
+TEXT = json.dumps(EXAMPLE).encode()
+
+
+@pytest.mark.parametrize("blank", [b" ", b"\n", b"\t", b"\r"])
+def test_blanks_do_not_matter(blank: bytes) -> None:
+    spaced = TEXT.replace(b",", blank + b"," + blank).replace(b":", blank + b":")
+    assert Index.parse(memoryview(frame_of(spaced))) == Index.parse(memoryview(frame_of(TEXT)))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [b"-0", b"-1", b"1.0", b"1e2", b"1E2", b"NaN", b"Infinity", b"-Infinity", b"01", b"+1", b"0x1", b"1" * 5000],
+)
+@pytest.mark.parametrize("blank", [b"", b" "])
+def test_numbers_that_are_none(number: bytes, blank: bytes) -> None:
+    for old in (b'"at": 0', b'"tuple": [1', b'["model", 0'):
+        assert old in TEXT
+        changed = TEXT.replace(old, old[:-1].rstrip() + blank + number, 1)
+        assert refusal(frame_of(changed)) is not None
+        assert refusal_by_reference(frame_of(changed)) is not None
+
+
+def test_a_minus_in_a_name_is_no_number() -> None:
+    changed = TEXT.replace(b'"step"', b'"a:-1,-0,[-7"')
+    assert refusal(frame_of(changed)) is None
+
+
+@given(data=st.data())
+def test_any_change_of_the_text_is_judged_alike(data: st.DataObject) -> None:
+    text = bytearray(TEXT)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        stop = min(len(text), at + data.draw(st.integers(0, 3)))
+        text[at:stop] = data.draw(
+            st.one_of(st.binary(max_size=2), st.sampled_from([b'"', b"{", b"}", b"-", b".0", b"\\u"]))
+        )
+    packed = frame_of(bytes(text))
+    own, reference = refusal(packed), refusal_by_reference(packed)
+    assert (own is None) == (reference is None), (own, reference)
+
+
+def test_frames_that_are_refused() -> None:
+    good = frame_of(TEXT)
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
+    bomb = frame_of(b"[" + b" " * 2**22 + b"]")
+    for packed in (b"", TEXT, good[:-1], good + b"\0", good + good, unsized, bomb):
+        assert refusal(packed) is not None
+        assert refusal_by_reference(packed) is not None
+
+
+def test_what_is_too_compressible_is_stored_less_compressed() -> None:
+    """Readers take 64 times of what is stored; many equal items are packed so that this holds."""
+    index = Index.parse(memoryview(frame_of(TEXT)))
+    step = index.items["step"]
+    assert isinstance(step, ObjectItem)
+    items: dict[str, Item] = {f"{number:06}": replace(step, name=f"{number:06}", path=None) for number in range(20_000)}
+    many = replace(index, items=items)
+    packed = many.pack()
+    text = zstandard.ZstdDecompressor().decompress(packed)
+    assert len(text) <= 64 * len(packed) + 65536
+    assert Index.parse(memoryview(packed)).items.keys() == items.keys()
+
+
+@pytest.mark.parametrize("depth", [127, 128, 900, 5000])
+def test_depth(depth: int) -> None:
+    text = json.dumps(EXAMPLE | {"extra": {"a": None}}).replace('"a": null', '"a": ' + "[" * depth + "]" * depth)
+    packed = frame_of(text.encode())
+    assert (refusal(packed) is None) == (depth == 127) == (refusal_by_reference(packed) is None)

@@ -1,0 +1,77 @@
+"""Prefix and seal of a plain file."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+
+import pytest
+from forge import prefix_of, seal_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamxf.errors import ContainerError
+from streamxf.format.limits import MAX_KEY_LINE
+from streamxf.format.plain import (
+    contents_digest,
+    pack_prefix,
+    pack_seal,
+    parse_prefix,
+    parse_seal,
+    prefix_size,
+    seal_size,
+)
+
+texts = st.text(st.characters(max_codepoint=127), max_size=300)
+
+
+@given(text=texts)
+def test_the_prefix(text: str) -> None:
+    packed = pack_prefix(text)
+    assert packed == prefix_of(text)
+    assert prefix_size(packed[:12]) == len(packed)
+    assert parse_prefix(packed) == text
+
+
+@given(text=texts.filter(bool))
+def test_the_seal(text: str) -> None:
+    packed = pack_seal(text)
+    assert packed == seal_of(text)
+    assert seal_size(packed[-16:]) == len(packed)
+    assert parse_seal(packed) == text
+
+
+@pytest.mark.parametrize(("packed", "parse"), [(pack_prefix("dek"), parse_prefix), (pack_seal("mac"), parse_seal)])
+def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], str]) -> None:
+    for bit in range(8 * len(packed)):
+        changed = bytearray(packed)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ContainerError):
+            parse(bytes(changed))
+    for wrong in (packed[:-1], packed[1:], packed + b"\0", b"\0" + packed, b""):
+        with pytest.raises(ContainerError):
+            parse(wrong)
+
+
+def test_lengths_beyond_the_limit() -> None:
+    start = prefix_of()[:8]
+    assert prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 16
+    with pytest.raises(ContainerError, match="32769 bytes of keys"):
+        prefix_size(start + struct.pack("<I", MAX_KEY_LINE + 1))
+    end = seal_of("x")[-12:]
+    assert seal_size(struct.pack("<I", MAX_KEY_LINE) + end) == MAX_KEY_LINE + 16
+    for size in (0, MAX_KEY_LINE + 1):
+        with pytest.raises(ContainerError, match=f"{size} bytes of vouchers"):
+            seal_size(struct.pack("<I", size) + end)
+
+
+def test_what_is_not_ascii() -> None:
+    with pytest.raises(ContainerError, match="not ASCII"):
+        parse_prefix(prefix_of(b"dek=\x80"))
+    with pytest.raises(ContainerError, match="not ASCII"):
+        parse_seal(seal_of(b"mac=\x80"))
+
+
+def test_the_digest_that_is_vouched_for() -> None:
+    assert contents_digest(bytes(32)) == hashlib.sha256(b"streamxf/1 plain" + bytes(32)).digest()

@@ -1,0 +1,347 @@
+"""NumPy's numbers and ``io.BytesIO`` inside of objects load by default; nothing else of NumPy does.
+
+T2 of the threat model: NumPy's ``scalar`` unpickles what it is given for a dtype of objects, which would run code.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dcp.helpers import load, refused, save
+from torch._weights_only_unpickler import Unpickler
+
+from streamxf.errors import PolicyError
+from streamxf.objects import stand_ins
+from streamxf.objects.allowed import chosen, lent
+from streamxf.objects.policy import Objects
+from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.unpickle import unpickle
+from streamxf.torchsave.archive import Archive
+
+from .pickles import archive, call, number, saved, text
+
+CODES = "?bhilqBHILQefdgFDG"
+
+
+def renewed(value: Any) -> Any:
+    """What a planner gets of a saved object."""
+    return torch.load(io.BytesIO(Objects().renew(saved(value), 1000)), weights_only=False)
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("code", CODES)
+def test_numbers_of_every_kind(code: str, order: str) -> None:
+    dtype = np.dtype(code).newbyteorder(order)
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    shapes = [array, np.asfortranarray(array), array[0, 0], array[:0], array[1:, 1], np.array(array[0, 1]), array.T]
+    found = renewed((*shapes, dtype))
+    assert found[-1] == dtype
+    for value, got in zip(shapes, found, strict=False):
+        had = pickle.loads(pickle.dumps(value, 2))  # small arrays come back in the machine's byte order
+        assert np.array_equal(had, value)
+        assert type(got) is type(had)
+        assert got.dtype == had.dtype
+        assert got.shape == had.shape
+        assert got.flags.f_contiguous == had.flags.f_contiguous
+        assert np.array_equal(got, had)
+
+
+def test_special_values_keep_their_bits() -> None:
+    values = np.array([np.nan, -0.0, np.inf, 5e-324])
+    assert renewed(values).tobytes() == values.tobytes()
+    assert renewed(list(values))[1].tobytes() == values[1].tobytes()
+
+
+def test_states_of_random_generators(checkpoint: Path) -> None:
+    state = {
+        "numpy": (np.random.get_state(),),
+        "numpy, by name": (np.random.get_state(legacy=False),),
+        "generator": (np.random.default_rng(0).bit_generator.state,),
+        "python": (random.getstate(),),
+    }
+    save(state, checkpoint)
+    found = load(dict.fromkeys(state), checkpoint)
+    for name, value in state.items():
+        assert repr(found[name]) == repr(value)
+    np.random.set_state(found["numpy"][0])
+
+
+def test_a_scheduler_that_computes_with_numpy(checkpoint: Path) -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: np.cos(epoch / 10.0))
+    scheduler.step()
+    state = {"groups": optimizer.state_dict()["param_groups"], "scheduler": scheduler.state_dict()}
+    assert type(state["groups"][0]["lr"]) is np.float64
+    save(state, checkpoint)
+    found = load({"groups": state["groups"], "scheduler": scheduler.state_dict()}, checkpoint)
+    assert found == state
+    assert type(found["groups"][0]["lr"]) is np.float64
+
+
+def test_names_of_numpy_1() -> None:
+    data = pickle.dumps((np.float64(2), np.arange(3)), 2).replace(b"numpy._core.", b"numpy.core.")
+    assert b"numpy.core.multiarray\nscalar" in data
+    found = torch.load(io.BytesIO(Objects().renew(archive(data), 1000)), weights_only=False)
+    assert found[0] == 2
+    assert np.array_equal(found[1], np.arange(3))
+
+
+def test_files_in_memory() -> None:
+    """As older training loops keep their losses."""
+    first, empty = io.BytesIO(saved({"step": 3})), io.BytesIO()
+    first.seek(2)
+    found, nothing, again = renewed([first, empty, first])
+    assert type(found) is io.BytesIO
+    assert again is found
+    assert (found.getvalue(), found.tell()) == (first.getvalue(), 2)
+    assert nothing.getvalue() == b""
+
+
+class Doubled:
+    """A class of the caller's that works with an array as it is made."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.concatenate([values, values])
+
+    def __reduce__(self) -> Any:
+        return Doubled, (self.values[: len(self.values) // 2],)
+
+
+def test_classes_of_the_caller_get_arrays() -> None:
+    data = Objects(safe_globals=[Doubled]).renew(saved(Doubled(np.arange(2))), 1000)
+    found = torch.load(io.BytesIO(data), weights_only=False)
+    assert type(found.values) is np.ndarray
+    assert list(found.values) == [0, 1, 0, 1]
+
+
+def test_who_names_numpys_own_gets_them() -> None:
+    core = np._core.multiarray
+    names = [core.scalar, core._reconstruct, np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.StrDType]
+    data = Objects(safe_globals=names).renew(saved([np.float64(1), np.array(["ab"])]), 1000)
+    assert torch.load(io.BytesIO(data), weights_only=False) == [1.0, np.array(["ab"])]
+
+
+def test_who_names_some_of_numpys_own_is_told_of_the_others() -> None:
+    with refused(PolicyError, "it needs numpy.dtype", "safe_globals=[...]"):
+        Objects(safe_globals=[np._core.multiarray.scalar]).renew(saved(np.float64(1)), 1000)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+CORE = "numpy._core.multiarray."
+OLD = "numpy.core.multiarray."
+RAN: list[str] = []
+ENTRIES = frozenset((entry, name) for name, entry in STAND_INS.items())
+
+
+def raw(data: bytes) -> bytes:
+    return call("_codecs.encode", text(data.decode("latin1")) + text("latin1"))
+
+
+def dtype(code: str = "f8", flags: bytes = b"\x89\x88", state: bytes | None = None) -> bytes:
+    return call("numpy.dtype", text(code) + flags) + dtype_state() + b"b"
+
+
+def dtype_state(version: int = 3, order: str = "<", rest: bytes = b"NNN", last: tuple[int, ...] = (-1, -1, 0)) -> bytes:
+    return b"(" + number(version) + text(order) + rest + b"".join(map(number, last)) + b"t"
+
+
+def array(size: bytes = number(1), kind: bytes | None = None, data: bytes = raw(b"\0" * 8), head: bytes = b"") -> bytes:
+    begin = head or call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"b"))
+    return begin + b"(" + number(1) + b"(" + size + b"t" + (kind or dtype()) + b"\x89" + data + b"tb"
+
+
+BARE = call("numpy.dtype", text("f8") + b"\x89\x88")
+NEW = b"c_io\nBytesIO\n)\x81"
+BEGUN = call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"b"))
+HOSTILE = raw(pickle.dumps([1], 0))
+BAD_CODES = [
+    "O",
+    "O8",
+    "|O",
+    "V8",
+    "U2",
+    "S2",
+    "M8",
+    "m8[s]",
+    "i4,O",
+    "(2,)f8",
+    "f8,f8",
+    "3f8",
+    "f8 ",
+    "f8\n",
+    "",
+    "i3",
+    "?",
+]
+REFUSED: dict[str, bytes] = {
+    **{f"dtype {code!r}": dtype(code) for code in BAD_CODES},
+    **{
+        f"{name} of a dtype {code!r}": call(name, dtype(code) + HOSTILE)
+        for code in ("O", "O8")
+        for name in (CORE + "scalar", OLD + "scalar")
+    },
+    "dtype that shares memory": call("numpy.dtype", text("f8") + b"\x89\x89") + dtype_state() + b"b",
+    "dtype that is aligned": call("numpy.dtype", text("f8") + b"\x88\x88") + dtype_state() + b"b",
+    "dtype of a list of fields": call("numpy.dtype", b"]" + text("a") + text("O") + b"\x86a\x89\x88"),
+    "dtype of a class": call("numpy.dtype", b"cbuiltins\nset\n\x89\x88"),
+    "dtype of bytes": call("numpy.dtype", raw(b"f8") + b"\x89\x88"),
+    "dtype of one argument": call("numpy.dtype", text("f8")),
+    "dtype with metadata": call("numpy.dtype", text("f8") + b"\x89\x88}"),
+    "new dtype of objects": b"cnumpy\ndtype\n(" + text("O8") + b"\x89\x88t\x81",
+    "class of a dtype": b"cnumpy.dtypes\nObjectDType\n)R",
+    "class of a dtype of numbers": b"cnumpy.dtypes\nFloat64DType\n)R",
+    "state of another version": BARE + dtype_state(version=4) + b"b",
+    "state with a subarray": BARE + dtype_state(rest=dtype() + number(2) + b"\x85\x86" + b"NN") + b"b",
+    "state with fields": BARE
+    + dtype_state(rest=b"N" + text("a") + b"\x85}" + text("a") + dtype() + b"K\x00\x86s")
+    + b"b",
+    "state with names only": BARE + dtype_state(rest=b"N" + text("a") + b"\x85N") + b"b",
+    "state of another size": BARE + dtype_state(last=(16, -1, 0)) + b"b",
+    "state of another alignment": BARE + dtype_state(last=(-1, 1, 0)) + b"b",
+    "state with the flags of objects": BARE + dtype_state(last=(-1, -1, 63)) + b"b",
+    "state with another byte order": BARE + dtype_state(order="O") + b"b",
+    "state with more": BARE + dtype_state(last=(-1, -1, 0, 0)) + b"b",
+    "state that is a dict": BARE + b"}" + b"b",
+    "state given twice": dtype() + dtype_state(order=">") + b"b",
+    "scalar of too many bytes": call(CORE + "scalar", dtype() + raw(b"\0" * 17)),
+    "scalar of too few bytes": call(CORE + "scalar", dtype() + raw(b"\0" * 7)),
+    "scalar of a text": call(CORE + "scalar", dtype() + text("12345678")),
+    "scalar of a dtype without a state": call(CORE + "scalar", BARE + raw(b"\0" * 8)),
+    "scalar of a class": call(CORE + "scalar", b"cnumpy\ndtype\n" + raw(b"\0" * 8)),
+    "scalar of nothing": call(CORE + "scalar", dtype()),
+    "scalar that is filled": call(CORE + "scalar", dtype() + raw(b"\0" * 8)) + b"(t" + b"b",
+    "array made directly": call("numpy.ndarray", number(2**40) + b"\x85"),
+    "new array made directly": b"cnumpy\nndarray\n(" + number(2**40) + b"\x85t\x81",
+    "array of a size": call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(2**40) + b"\x85" + raw(b"b")),
+    "array of another kind": call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"O")),
+    "array whose kind is a text": call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + text("b")),
+    "array of another class": call(CORE + "_reconstruct", b"cbuiltins\nset\n" + number(0) + b"\x85" + raw(b"b")),
+    "array of objects": array(kind=dtype("O8"), data=b"]K\x01a"),
+    "array with a list": array(data=b"]K\x01a"),
+    "array with too many elements": array(number(2**40)),
+    "array with a shape that overflows": array(number(2**32) + number(2**32)),
+    "array with too few elements": array(number(0)),
+    "array with a negative size": array(number(-1)),
+    "array with a size that is no number": array(b"\x88"),
+    "array of too many dimensions": array(number(1) * 65),
+    "array with a dtype that is a text": array(kind=text("f8")),
+    "array with a dtype without a state": array(kind=BARE),
+    "array filled twice": array(head=array()),
+    "array with an order that is no bool": BEGUN
+    + b"("
+    + number(1)
+    + number(1)
+    + b"\x85"
+    + dtype()
+    + b"N"
+    + raw(b"\0" * 8)
+    + b"tb",
+    "array filled through a tensor's function": call(
+        "torch._tensor._rebuild_from_type_v2",
+        b"c"
+        + (CORE + "_reconstruct").replace(".multiarray.", ".multiarray\n").encode()
+        + b"\ncnumpy\nndarray\n(cnumpy\nndarray\n"
+        + number(0)
+        + b"\x85"
+        + raw(b"b")
+        + b"t}",
+    ),
+    "array made a tensor": call(
+        "torch._utils._rebuild_device_tensor_from_numpy", array() + b"ctorch\nfloat64\n" + text("cpu") + b"\x89"
+    ),
+    "file of a size": b"c_io\nBytesIO\n" + number(9) + b"\x85\x81",
+    "file with contents at once": b"c_io\nBytesIO\n" + raw(b"ab") + b"\x85R",
+    "file with attributes": NEW + b"(" + raw(b"ab") + number(0) + b"}tb",
+    "file with a text": NEW + b"(" + text("ab") + number(0) + b"Ntb",
+    "file at a far position": NEW + b"(" + raw(b"ab") + number(2**62) + b"Ntb",
+    "file at a negative position": NEW + b"(" + raw(b"ab") + number(-1) + b"Ntb",
+    "file filled twice": NEW + (b"(" + raw(b"ab") + number(0) + b"Ntb") * 2,
+}
+
+
+def test_what_the_attacks_are_made_of_is_in_order() -> None:
+    """Unaltered they load, so that each attack is refused for what is altered."""
+    for good in (
+        dtype(),
+        array(),
+        call(CORE + "scalar", dtype() + raw(b"\0" * 8)),
+        NEW + b"(" + raw(b"ab") + b"K\x00Ntb",
+    ):
+        Objects().renew(archive(b"\x80\x02" + good + b"."), 1000)
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_pickle_of_numpy_that_is_refused(how: str) -> None:
+    data = b"\x80\x02" + REFUSED[how] + b"."
+    with refused(PolicyError, "the object was not loaded: it", "weights_only=False"):
+        Objects().renew(archive(data), 1000)
+
+
+# a tensor of numbers that are stored is not refused there: torch.save only never writes one
+@pytest.mark.parametrize("how", [how for how in REFUSED if how != "array made a tensor"])
+def test_what_stands_in_refuses_it_too(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch's unpickler, without the check that comes first: no attack reaches NumPy, or runs anything."""
+    monkeypatch.setattr(pickle, "loads", RAN.append)
+    file = io.BytesIO(archive(b"\x80\x02" + REFUSED[how] + b"."))
+    with lent(ENTRIES | {bytes}), pytest.raises((TooMuch, pickle.UnpicklingError, TypeError, ValueError)):
+        unpickle(Archive(file, len(file.getvalue())))
+    assert RAN == []
+
+
+def test_one_array_many_times_over_is_out_of_proportion() -> None:
+    """Each takes the same megabyte of the pickle, and would be written out for itself."""
+    body = raw(b"\0" * 2**20) + b"q\x01" + dtype("u1") + b"q\x02"
+    begin = b"(" + number(1) + b"(" + number(2**20) + b"t"
+    one = BEGUN + begin + b"h\x02\x89h\x01tb"
+    data = b"\x80\x02(" + body + one * 100 + b"t."
+    with refused(PolicyError, "out of proportion"):
+        Objects().renew(archive(data), 1000)
+
+
+def test_torchs_list_never_holds_numpy_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's ``torch.load`` sees the list, too."""
+    seen: list[Any] = []
+    original = Unpickler.load
+
+    def look(*args: Any, **options: Any) -> Any:
+        seen.extend(torch.serialization.get_safe_globals())
+        return original(*args, **options)
+
+    monkeypatch.setattr(Unpickler, "load", look)
+    before = set(torch.serialization.get_safe_globals())
+    found = Objects().load(saved([np.arange(3), torch.ones(2), b""]), 1000)
+    assert type(found[0]) is np.ndarray
+    assert np.array_equal(found[0], np.arange(3))
+    lent_here = set(seen) - before
+    assert bytes in {entry for entry, _ in lent_here}
+    assert {entry for entry, _ in lent_here} - {bytes} <= {entry for entry, _ in ENTRIES}
+    assert all(entry.__module__ == stand_ins.__name__ for entry, _ in ENTRIES)
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+def test_what_is_lent_is_not_trusted() -> None:
+    """Another load, at the same time."""
+    core = np._core.multiarray.scalar
+    with lent(frozenset({*ENTRIES, os.getcwd, core})):
+        assert not chosen() & {"numpy.dtype", "posix.getcwd", "numpy._core.multiarray.scalar"}
+    torch.serialization.add_safe_globals([core])
+    try:
+        assert "numpy._core.multiarray.scalar" in chosen()
+    finally:
+        remaining = [entry for entry in torch.serialization.get_safe_globals() if entry is not core]
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(remaining)
+
+
+def test_numbers_alone_do_not_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unpickler, "load", lambda *_: pytest.fail("torch was asked"))
+    assert Objects().load(saved([np.float64(1), {1}, b"a"]), 1000) == [1.0, {1}, b"a"]

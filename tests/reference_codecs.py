@@ -1,0 +1,260 @@
+"""The conventions of docs/format.md, with what docs/format/codecs.md and docs/format/floatzip.md specify.
+
+A part of reference_decoder.py, whose head says how rules are named.
+"""
+
+import base64
+import re
+import struct
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from math import ceil
+from typing import Any
+
+import crc32c
+import lz4.block
+import zstandard
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+
+class Refused(Exception):
+    """The data breaks a rule of the format, or what the caller requires. The text begins with the rule."""
+
+    rule = property(lambda self: str(self).partition(":")[0])
+
+
+def check(holds: object, rule: str) -> None:
+    if not holds:
+        raise Refused(rule)
+
+
+@contextmanager
+def refusing(rule: str, *errors: type[Exception]) -> Iterator[None]:
+    """Errors of the libraries below, as refusals."""
+    try:
+        yield
+    except errors as error:
+        raise Refused(f"{rule}: {error}") from None
+
+
+class Fields:
+    """Takes fields from the front of some bytes."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self.data, self.at, self.where = data, 0, where
+
+    def take(self, size: int) -> bytes:
+        check(size <= len(self.data) - self.at, f"{self.where}: it ends too early")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def rest(self) -> bytes:
+        return self.take(len(self.data) - self.at)
+
+
+def crc(data: bytes) -> bytes:
+    return struct.pack("<I", crc32c.crc32c(data))
+
+
+def unbase64(text: str, rule: str) -> bytes:
+    """The bytes of b64url in its one spelling."""
+    with refusing(rule, ValueError):
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    check(base64.urlsafe_b64encode(data).decode().rstrip("=") == text, f"{rule}: base64url in its one spelling")
+    return data
+
+
+def matched(pattern: str, text: str, rule: str) -> list[str]:
+    """The groups of a pattern that all of the text matches; a group that took no part is empty."""
+    match = re.fullmatch(pattern, text)
+    check(match, rule)
+    return [group or "" for group in match.groups()] if match else []
+
+
+# -- Descriptors
+
+
+Descriptor = namedtuple("Descriptor", "text name version params fragment")  # the text is that without the fragment
+PARAMS = r"[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*(?:&[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*)*"
+DESCRIPTOR = rf"(([a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)+)/([1-9][0-9]{{0,4}})(?:\?({PARAMS}))?)(?:#({PARAMS}))?"
+NOT_DEFAULT = {("streamxf.checksum", "algorithm"): "sha256"}  # the only parameter that decoding needs
+LEVELS = {"streamxf.zstd": range(-7, 23), "streamxf.lz4": range(-64, 13)}
+
+
+def parse_descriptor(text: str) -> Descriptor:
+    head, name, version, *sides = matched(DESCRIPTOR, text, "descriptor: the grammar")
+    check(len(head) <= 1024 and len(sides[1]) <= 32768, "D1")
+    check(len(name) <= 64 and int(version) <= 65535, "descriptor: the name's length, or the version")
+    params, fragment = ([pair.split("=") for pair in side.split("&") if pair] for side in sides)
+    check(params == sorted(params), "D2: the order of parameters")
+    for pairs in (params, fragment):
+        keys = [key for key, _ in pairs if (name, key) != ("streamxf.encrypt", "w")]
+        check(len(keys) == len(set(keys)), "descriptor: a key stands twice")
+    return Descriptor(head, name, int(version), params, fragment)
+
+
+def look_up(chain: list[Descriptor]) -> None:
+    """What is found out about codecs when they are looked up."""
+    for codec in chain:
+        if codec.name.startswith("streamxf."):
+            check(codec.name in CODECS and codec.version == 1, "D4")
+            check(all(NOT_DEFAULT.get((codec.name, key)) == value for key, value in codec.params), "D2: a parameter")
+            for key, value in codec.fragment:
+                check(key == "level" and codec.name in LEVELS, "D2: a parameter in the fragment")
+                check(re.fullmatch("0|-?[1-9][0-9]{0,2}", value), "D3")
+                check(int(value) in LEVELS[codec.name], f"{codec.name[9:]}: level")
+        check(codec.name in CODECS, "D4: a third party's codec, which is not here")
+    names = [codec.name for codec in chain]
+    if "streamxf.encrypt" in names:
+        check(set(names[names.index("streamxf.encrypt") + 1 :]) <= {"streamxf.checksum"}, "D6")
+
+
+# -- Codecs: each takes a payload, its parameters, the limit for what it gives, and the facts about the block
+
+
+Block = namedtuple("Block", "number last key")  # the key is the stream key, and empty if the container is not keyed
+
+
+def decode(payload: bytes, chain: list[Descriptor], block_size: int, block: Block) -> bytes:
+    look_up(chain)
+    for place, codec in reversed(list(enumerate(chain))):
+        limit = block_size if place == 0 else block_size + block_size // 16 + 1024
+        payload = CODECS[codec.name](payload, codec.params, limit, block)
+        check(len(payload) <= limit, "C8")
+    return payload
+
+
+def undo(stream: bytes, transforms: list[Descriptor]) -> bytes:
+    for transform in reversed(transforms):
+        check(transform.name in TRANSFORMS, f"D5: nothing here undoes {transform.name}")
+        stream = TRANSFORMS[transform.name](stream)
+    return stream
+
+
+def decode_zstd(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    return unzstd(payload, limit)
+
+
+def unzstd(data: bytes, limit: int, exact: bool = False) -> bytes:
+    """The content of one Zstandard frame that declares at most `limit` bytes, or exactly as many."""
+    check(data[:4] == bytes.fromhex("28B52FFD"), "zstd: no frame, or a skippable one")
+    with refusing("zstd", zstandard.ZstdError):
+        frame, at, last = zstandard.get_frame_parameters(data), zstandard.frame_header_size(data), 0
+        while not last:  # A block begins with three bytes: last, type, size. One of type 1 repeats a single byte.
+            check(at + 3 <= len(data), "zstd: the frame is cut short")
+            word = int.from_bytes(data[at : at + 3], "little")
+            last, at = word & 1, at + 3 + (1 if word >> 1 & 3 == 1 else word >> 3)
+        check(at + 4 * frame.has_checksum == len(data), "zstd: bytes are missing, or follow the frame")
+        check(frame.content_size == limit or not exact, "floatzip: a frame declares another size")
+        check(frame.content_size <= limit, "zstd: the size is not declared, or above the limit")
+        check(frame.window_size <= 1 << 27 and frame.dict_id == 0, "zstd: the window, or a dictionary")
+        decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        content = decoder.stream_reader(data).read(frame.content_size + 1)
+    check(len(content) == frame.content_size, "zstd: not the size that is declared")
+    return content
+
+
+def decode_lz4(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    check(payload, "lz4: an empty payload")
+    with refusing("lz4", lz4.block.LZ4BlockError):
+        return bytes(lz4.block.decompress(payload, uncompressed_size=limit))
+
+
+def decode_checksum(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    size = 32 if params else 4
+    check(size <= len(payload) <= limit + size, "checksum: too short, or above the limit")
+    data, digest = payload[:-size], payload[-size:]
+    check(digest == (sha256(data).digest() if params else crc(data)), "checksum: the digest")
+    return data
+
+
+def decode_encrypt(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    check(16 <= len(payload) <= limit + 16, "encrypt: too short, or above the limit")
+    with refusing("encrypt: the tag", InvalidTag):
+        return AESGCM(block.key).decrypt(block.number.to_bytes(11, "big") + bytes([block.last]), payload, None)
+
+
+def decode_floatzip(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    f = Fields(payload, "floatzip")
+    [layout] = f.unpack("B")
+    if layout == 0:
+        check(len(payload) - 1 <= limit, "Z1")
+        return f.rest()
+    check(layout >> 6 == 1, "floatzip: bits 6 and 7 of the layout")
+    width, rotated, phase, [raw_size] = 1 << (layout & 3), layout & 4, layout >> 3 & 7, f.unpack("I")
+    check(phase < width and not (rotated and width == 1) and raw_size <= limit, "Z1")
+    n = (raw_size - phase) // width
+    check(n >= 1, "Z2")
+    planes: list[tuple[int, int, int]] = []  # coding, lane, stored size
+    while sum(lane for _, lane, _ in planes) < width:
+        kind, size = f.unpack("BI")
+        check(kind >> 4 == 0 and kind >> 2 < 3, "floatzip: bits of an entry")
+        planes.append((kind & 3, 1 << (kind >> 2), size))
+    check(sum(lane for _, lane, _ in planes) == width, "Z3")
+    check(not any(f.take(-f.at % 8)), "floatzip: zeros before the planes")
+    raw_first = sorted(range(len(planes)), key=lambda i: planes[i][0] != 0)
+    stored = {i: f.take(planes[i][2]) for i in raw_first}
+    edges = f.rest()
+    check(len(edges) == raw_size - n * width, "Z4")
+    numbers, low = bytearray(n * width), 0
+    for i, (coding, lane, _) in enumerate(planes):
+        plane = decode_plane(stored[i], coding, lane, n)
+        for byte in range(lane):
+            numbers[low + byte :: width] = plane[byte::lane]
+        low += lane
+    if rotated:
+        form, top = f"<{n}{'BHIQ'[layout & 3]}", 8 * width - 1
+        numbers[:] = struct.pack(form, *(y >> 1 | (y & 1) << top for y in struct.unpack(form, numbers)))
+    return edges[:phase] + bytes(numbers) + edges[phase:]
+
+
+def decode_plane(data: bytes, coding: int, lane: int, n: int) -> bytes:
+    if coding == 0:
+        check(len(data) == n * lane, "floatzip: the stored size of a raw plane")
+        return data
+    if coding == 1:
+        return unzstd(data, n * lane, exact=True)
+    check(lane == 1, "floatzip: a lane that cannot be packed")
+    if coding == 2:
+        return decode_packed(data, n)
+    f = Fields(data, "floatzip")
+    check(f.take(4) == b"\6\0\0\0", "floatzip: the first four bytes of a levelled plane")
+    period, size = f.unpack("II")
+    check(1 <= period <= 65536, "floatzip: P")
+    rows = ceil(n / 64)
+    levels = unzstd(f.take(size), rows + period, exact=True)
+    plane = decode_packed(f.rest(), n)
+    return bytes((x + levels[i // 64] + levels[rows + i % period]) & 255 for i, x in enumerate(plane))
+
+
+def decode_packed(data: bytes, n: int) -> bytes:
+    f = Fields(data, "floatzip")
+    base, zeros, m = f.unpack("B3sI")
+    check(not any(zeros) and m <= n, "floatzip: three zeros, or more places than elements")
+    places, values = f.unpack(f"{m}I"), f.take(m)
+    check(sorted({*places, n}) == [*places, n], "floatzip: the places rise strictly and are below n")
+    frame = unzstd(f.rest(), ceil(n / 2), exact=True)
+    check(n % 2 == 0 or frame[-1] >> 4 == 0, "floatzip: the last four bits")
+    plane = bytearray(2 * len(frame))
+    plane[0::2] = bytes((base + (byte & 15)) & 255 for byte in frame)
+    plane[1::2] = bytes((base + (byte >> 4)) & 255 for byte in frame)
+    for place, value in zip(places, values, strict=True):
+        plane[place] = value
+    return bytes(plane[:n])
+
+
+# A codec of a third party is registered by adding it to CODECS; stream transforms are undone by what is in TRANSFORMS.
+CODECS = {
+    "streamxf.zstd": decode_zstd,
+    "streamxf.lz4": decode_lz4,
+    "streamxf.checksum": decode_checksum,
+    "streamxf.encrypt": decode_encrypt,
+    "streamxf.floatzip": decode_floatzip,
+}
+TRANSFORMS: dict[str, Any] = {}

@@ -1,0 +1,202 @@
+"""Reads by position: from any thread, across forks, from files of every kind, and never beyond what is there."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import BLOCK, FULL, KEY, data_of, encode
+
+import streamxf
+from streamxf.buffers import Scratch
+from streamxf.errors import ContainerError
+from streamxf.stream.source import READ_WHOLE, FileSlice, Timed, access_to
+
+DATA = data_of(9 * BLOCK + 77)
+FILE = encode(DATA, FULL)
+
+
+class Bare:
+    """A file that can seek, tell and read, and reads less than it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+        self.seek, self.tell = self._file.seek, self._file.tell
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(min(size, 1000))
+
+
+class Short(io.BytesIO):
+    """Fills less of a buffer than there is room."""
+
+    def readinto(self, buffer: Any) -> int:
+        return super().readinto(memoryview(buffer)[:999])
+
+
+class Derived(io.FileIO):
+    """Somebody's own class, which may do anything between here and the descriptor."""
+
+
+@pytest.fixture(params=["unbuffered", "buffered", "derived", "BytesIO", "short", "bare"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A file that holds `FILE` behind ten other bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789" + FILE)
+    kinds: dict[str, Callable[[], Any]] = {
+        "unbuffered": lambda: path.open("rb", buffering=0),
+        "buffered": lambda: path.open("rb"),
+        "derived": lambda: Derived(path),
+        "BytesIO": lambda: io.BytesIO(path.read_bytes()),
+        "short": lambda: Short(path.read_bytes()),
+        "bare": lambda: Bare(path.read_bytes()),
+    }
+    file = kinds[request.param]()
+    yield file
+    getattr(file, "close", lambda: None)()
+
+
+def test_only_pythons_own_files_are_read_past_their_position(opened: Any) -> None:
+    assert access_to(opened).parallel == (type(opened) in (io.FileIO, io.BufferedReader))
+
+
+@pytest.mark.parametrize("length", [len(FILE), READ_WHOLE // 2], ids=["large", "read whole"])
+def test_slices(opened: Any, length: int) -> None:
+    source = FileSlice(opened, 10, length)
+    for position, size in [(0, 5), (7, 0), (length - 3, 3), (100, length - 100), (length, 0)]:
+        assert source.read_at(position, size) == FILE[:length][position : position + size]
+        out = bytearray(size)
+        source.read_into(position, memoryview(out))
+        assert out == FILE[position : position + size]
+        assert source.view(position, size, Scratch()) == out
+    assert source.slice(50, length).read_at(0, 9) == FILE[50:59]
+    with pytest.raises(ContainerError, match="truncated"):
+        source.slice(50, 60).read_at(0, 11)
+    for position, size in [(0, length + 1), (length, 1), (-1, 1)]:
+        with pytest.raises(ContainerError, match="truncated"):
+            source.read_at(position, size)
+        with pytest.raises(ContainerError, match="truncated"):
+            source.read_into(position, memoryview(bytearray(size)))
+
+
+def test_a_file_that_ends_before_its_slice_does(opened: Any) -> None:
+    source = FileSlice(opened, 10, len(FILE) + 1000)
+    with pytest.raises(ContainerError, match="ends 1000 bytes before"):
+        source.read_at(len(FILE) - 10, 1010)
+
+
+def test_the_seconds_of_reads_are_told(opened: Any) -> None:
+    seconds: list[float] = []
+    source = FileSlice(Timed(access_to(opened), seconds.append), 10, len(FILE))
+    source.read_at(0, 100)
+    source.read_at(100, 100)
+    assert len(seconds) == 2
+    assert all(second > 0 for second in seconds)
+
+
+def in_threads(*actions: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def run(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(action,), daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def test_threads_share_a_reader(opened: Any) -> None:
+    opened.seek(10)
+    reader = streamxf_reader(opened)
+
+    def read(seed: int) -> None:
+        for number in range(25):
+            start = (seed * 7919 + number * 104729) % len(DATA)
+            out = bytearray((number * 31337) % (3 * BLOCK) + 1)
+            count = reader.readinto_at(start, out)
+            assert count == min(len(out), len(DATA) - start)
+            assert out[:count] == DATA[start : start + count]
+
+    in_threads(*[lambda seed=seed: read(seed) for seed in range(4)])
+    assert reader.tell() == 0
+
+
+def streamxf_reader(file: Any) -> Any:
+    if isinstance(file, Bare):
+        file.seekable = lambda: True  # type: ignore[attr-defined]
+    return streamxf.open(file, keys=KEY)
+
+
+def test_threads_that_read_on_get_each_byte_once(opened: Any) -> None:
+    opened.seek(10)
+    reader = streamxf_reader(opened)
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        while piece := reader.read(10_007):
+            pieces.append(piece)
+
+    in_threads(read, read, read)
+    assert sum(map(len, pieces)) == len(DATA)
+    assert all(piece in DATA for piece in pieces)
+
+
+def test_a_read_ends_when_another_thread_has_read_the_rest() -> None:
+    """It must neither go on for ever nor fill up with zeros."""
+    reader = streamxf.open(io.BytesIO(FILE), keys=KEY)
+    readinto = type(reader).readinto
+
+    class Late(type(reader)):  # type: ignore[misc]
+        def readinto(self, buffer: Any) -> int:
+            self.seek(0, io.SEEK_END)  # another thread was faster
+            return readinto(self, buffer)
+
+    reader.__class__ = Late
+    assert reader.read() == b""
+    reader.seek(5)
+    assert reader.read(100) == b""
+
+
+FORK = """
+import os, sys, threading, streamxf
+path, key = sys.argv[1], bytes(range(32))
+with open(path, "rb") as file:
+    reader = streamxf.open(file, keys=key)
+    whole = reader.read()
+    stop = threading.Event()
+    def read_on():
+        while not stop.is_set():
+            reader.readinto_at(0, bytearray(len(whole)))
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    for _ in range(10):
+        pid = os.fork()
+        if not pid:
+            reader.seek(0)
+            os._exit(0 if reader.read() == whole else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    stop.set()
+    thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_reads_while_its_parent_does(tmp_path: Path) -> None:
+    path = tmp_path / "file.sxf"
+    path.write_bytes(FILE)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(path)], check=True, timeout=60)

@@ -1,0 +1,219 @@
+"""What was packed is in the checkpoint bit for bit, under the names that DCP gives, and comes back as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tools.convert.states import CHAINS, NAMES, NESTED, TENSORS, assert_same, assert_whole, data_files, loaded, trained
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import streamxf
+from streamxf import engine
+from streamxf.errors import ContainerError, NoCheckpointError, ParameterError
+from streamxf.keys import Key
+from streamxf.tools.convert.origin import ITEM
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
+KEY = Key(bytes(range(32)))
+
+
+def digests(path: Path) -> dict[str, str]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def packed(path: Path | str, keys: Any = None) -> dict[str, Any]:
+    """What a packed checkpoint holds, without what pack keeps of the files."""
+    return {name: value for name, value in loaded(path, keys).items() if not name.startswith(ITEM)}
+
+
+@settings(max_examples=30)
+@given(
+    st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), TENSORS, min_size=1, max_size=5),
+    st.none() | st.dictionaries(NAMES, NAMES, max_size=2),
+    st.sampled_from(CHAINS),
+    st.sampled_from([1, 5000, 2**28]),
+)
+def test_safetensors(state, metadata, chain, file_size):
+    to = KEY if "encrypt" in chain else None
+    state = {name: value.contiguous() for name, value in state.items()}
+    with TemporaryDirectory() as folder:
+        source, target = Path(folder, "a.safetensors"), Path(folder, "packed")
+        save_file(state, source, metadata)
+        pack(source, target, chain, encrypt_to=to, file_size=file_size)
+        assert_same(packed(target, to), state)
+        assert_whole(target, to)
+        unpack(target, Path(folder, "b.safetensors"), keys=to)
+        assert digests(Path(folder, "b.safetensors")) == digests(source)
+
+
+@settings(max_examples=40)
+@given(NESTED, st.sampled_from(CHAINS), st.sampled_from([1, 5000, 2**28]))
+def test_torch_save(state, chain, file_size):
+    to = KEY if "encrypt" in chain else None
+    with TemporaryDirectory() as folder:
+        source, target = Path(folder, "a.pt"), Path(folder, "packed")
+        torch.save(state, source)
+        pack(source, target, chain, encrypt_to=to, file_size=file_size)
+        assert_same(packed(target, to), state)
+        unpack(target, Path(folder, "b.pt"), keys=to)
+        assert digests(Path(folder, "b.pt")) == digests(source)
+
+
+def test_names_are_those_of_a_save_by_dcp(tmp_path):
+    torch.save(trained(), tmp_path / "a.pt")
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "saved", sync_files=False))
+    pack(tmp_path / "a.pt", tmp_path / "packed")
+    ours, theirs = (streamxf.FileSystemReader(tmp_path / name).read_metadata() for name in ("packed", "saved"))
+    assert {*theirs.state_dict_metadata, ITEM, f"{ITEM}/a.pt"} == set(ours.state_dict_metadata)
+    for name, item in theirs.state_dict_metadata.items():
+        assert ours.state_dict_metadata[name] == item
+        assert ours.planner_data[name] == theirs.planner_data[name]
+
+
+def test_a_training_program_loads_it(tmp_path):
+    """By DCP's own planner, into tensors of other dtypes and devices as it likes."""
+    torch.save(trained(), tmp_path / "a.pt")
+    pack(tmp_path / "a.pt", tmp_path / "packed", "zstd")
+    state = {"model": {name: torch.zeros(200, 300) for name in trained()["model"]}, "step": 0}
+    dcp_load(state, storage_reader=streamxf.FileSystemReader(tmp_path / "packed"))
+    assert state["step"] == 7
+    assert torch.equal(state["model"]["layer.3"], trained()["model"]["layer.3"].float())
+
+
+def test_torchs_own_tools_read_it_without_a_chain(tmp_path):
+    torch.save(trained(), tmp_path / "a.pt")
+    pack(tmp_path / "a.pt", tmp_path / "packed", "")
+    dcp_to_torch_save(tmp_path / "packed", tmp_path / "b.pt")
+    found = torch.load(tmp_path / "b.pt", weights_only=True)
+    del found[ITEM], found[f"{ITEM}/a.pt"]
+    assert_same(found, trained())
+
+
+def hub(path: Path, suffix: str = "safetensors") -> dict[str, torch.Tensor]:
+    """A folder as on the Hugging Face hub."""
+    path.mkdir()
+    state = {f"model.layers.{n}.weight": torch.randn(60, 90).bfloat16() for n in range(6)}
+    stem = "model" if suffix == "safetensors" else "pytorch_model"
+    shards = {name: f"{stem}-0000{n % 2 + 1}-of-00002.{suffix}" for n, name in enumerate(state)}
+    for shard in set(shards.values()):
+        part = {name: state[name] for name in state if shards[name] == shard}
+        if suffix == "safetensors":
+            save_file(part, path / shard, {"format": "pt"})
+        else:
+            torch.save(part, path / shard)
+    index = {"metadata": {"total_size": 1}, "weight_map": shards}
+    (path / f"{stem}.{suffix}.index.json").write_text(json.dumps(index, indent=1))
+    (path / "config.json").write_text('{"model_type": "llama"}\n')
+    (path / "tokenizer.model").write_bytes(bytes(range(256)) * 100)
+    return state
+
+
+def test_a_folder_comes_back_file_by_file(tmp_path):
+    state = hub(tmp_path / "hub")
+    pack(tmp_path / "hub", tmp_path / "packed", file_size=20_000)
+    assert_same(packed(tmp_path / "packed"), state)
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert digests(tmp_path / "back") == digests(tmp_path / "hub")
+
+
+def test_a_folder_of_pickles_comes_back(tmp_path):
+    state = hub(tmp_path / "hub", "bin")
+    pack(tmp_path / "hub", tmp_path / "packed")
+    assert_same(packed(tmp_path / "packed"), state)
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert digests(tmp_path / "back") == digests(tmp_path / "hub")
+
+
+@pytest.mark.parametrize("chain", ["floatzip", ""])
+def test_stock_checkpoints(tmp_path, chain):
+    dcp_save(trained(), storage_writer=StockWriter(tmp_path / "stock", sync_files=False))
+    pack(tmp_path / "stock", tmp_path / "packed", chain)
+    assert_same(loaded(tmp_path / "packed"), trained())
+
+
+def test_from_url_to_url(tmp_path):
+    save_file({"a": torch.arange(300_000.0)}, tmp_path / "a.safetensors")
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/packing/a.safetensors", (tmp_path / "a.safetensors").read_bytes())
+    try:
+        pack("memory://packing/a.safetensors", "memory://packing/packed", "zstd+checksum", file_size=1)
+        reader = streamxf.FsspecReader("memory://packing/packed")
+        state = {"a": torch.zeros(300_000)}
+        dcp_load(state, storage_reader=reader)
+        assert torch.equal(state["a"], torch.arange(300_000.0))
+        assert not [name for name in memory.ls("/packing/packed", detail=False) if "slip" in name]
+    finally:
+        memory.rm("/packing", recursive=True)
+
+
+def test_few_blocks_are_held_at_a_time(tmp_path, monkeypatch):
+    state = {f"w{n}": torch.randn(1024, 4096) for n in range(3)}
+    save_file(state, tmp_path / "a.safetensors")
+    shared = engine.shared()
+    monkeypatch.setattr(shared.budget, "limit_bytes", 4 * 2**20)
+    shared.budget.reset_peak()
+    pack(tmp_path / "a.safetensors", tmp_path / "packed", "floatzip")
+    assert 2**20 < shared.budget.peak_bytes <= 4 * 2**20
+    assert_same(packed(tmp_path / "packed"), state)
+
+
+# -- what cannot be packed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [ITEM, f"{ITEM}/a.safetensors"])
+def test_the_name_of_what_is_kept_is_taken(tmp_path, name):
+    save_file({name: torch.ones(3)}, tmp_path / "a.safetensors")
+    with pytest.raises(ParameterError, match=name):
+        pack(tmp_path / "a.safetensors", tmp_path / "packed")
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        pack(tmp_path / "nowhere", tmp_path / "packed")
+    (tmp_path / "a.txt").write_text("hello " * 100)
+    with pytest.raises(NoCheckpointError):
+        pack(tmp_path / "a.txt", tmp_path / "packed")
+    save_file({"a": torch.ones(300)}, tmp_path / "a.safetensors")
+    cut = (tmp_path / "a.safetensors").read_bytes()[:-1]
+    (tmp_path / "a.safetensors").write_bytes(cut)
+    with pytest.raises(ContainerError):
+        pack(tmp_path / "a.safetensors", tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_nothing_is_packed_into_its_own_folder(tmp_path):
+    (tmp_path / "hub").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "hub" / "model.safetensors")
+    (tmp_path / "link").symlink_to("hub")
+    for target in ("hub", "link"):
+        with pytest.raises(ParameterError, match="the same"):
+            pack(tmp_path / "hub", tmp_path / target)
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == ["model.safetensors"]
+
+
+def test_a_checkpoint_that_is_there_stays(tmp_path):
+    save_file({"a": torch.ones(300)}, tmp_path / "a.safetensors")
+    pack(tmp_path / "a.safetensors", tmp_path / "packed")
+    before = data_files(tmp_path / "packed")
+    with pytest.raises(FileExistsError):
+        pack(tmp_path / "a.safetensors", tmp_path / "packed")
+    assert data_files(tmp_path / "packed") == before
+    pack(tmp_path / "a.safetensors", tmp_path / "packed", overwrite=True)
+    assert not set(before) & set(data_files(tmp_path / "packed"))

@@ -1,0 +1,92 @@
+"""A packed folder beside the folder, compared by `diff`: whatever is different is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tools.convert.folders import folder_of_all_kinds
+
+from streamxf import diff
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of_all_kinds(tmp_path / "checkpoint-3")
+
+
+def test_diff_compares_all_of_a_folder(folder):
+    target = folder.parent / "packed"
+    pack(folder, target)
+    for one, other in ((target, folder), (folder, target)):
+        found = diff(one, other)
+        assert (found.same, found.not_compared) == (True, ())
+        assert str(found).startswith("the same\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda path: (path / "trainer_state.json").write_text("{}"), "streamxf.source/trainer_state.json"),
+        (lambda path: (path / "logs" / "new").write_text("new"), "streamxf.source/logs/new"),
+        (lambda path: (path / "logs" / ".hidden").unlink(), "streamxf.source"),
+        (lambda path: (path / "run 1.sh").chmod(0o644), "streamxf.source"),
+        (lambda path: (path / "latest").unlink(), "streamxf.source"),
+        (lambda path: (path / "private").rmdir(), "streamxf.source"),
+        (
+            lambda path: torch.save({"state": {0: {"m": torch.ones(2)}}}, path / "optimizer.pt"),
+            "optimizer.pt/state.0.m",
+        ),
+    ],
+    ids=["changed", "new", "gone", "permissions", "link", "folder", "tensors"],
+)
+def test_diff_finds_whatever_is_different(folder, change, named):
+    pack(folder, folder.parent / "packed")
+    change(folder)
+    found = diff(folder.parent / "packed", folder)
+    assert not found.same
+    assert named in [*found.added, *found.removed, *(each.name for each in found.changed)]
+
+
+def test_diff_says_what_it_did_not_compare(folder):
+    pack(folder, folder.parent / "packed")
+    found = diff(folder, folder)
+    assert found.same
+    assert len(found.not_compared) == 2
+    assert str(found).startswith("the same, as far as they were compared")
+    found = diff(folder.parent / "packed", folder / "optimizer.pt", prefixes=("optimizer.pt/", ""))
+    assert not found.changed
+    pack(folder / "model.safetensors", folder.parent / "model")
+    assert diff(folder.parent / "model", folder / "model.safetensors").not_compared == ()
+    assert diff(folder.parent / "model", folder).not_compared
+
+
+def test_what_was_excluded_is_not_compared(folder):
+    pack(folder, folder.parent / "packed", exclude=["*.pt", "logs/"])
+    found = diff(folder.parent / "packed", folder)
+    assert (found.same, len(found.not_compared)) == (True, 1)
+    assert "*.pt" in found.not_compared[0]
+
+
+def test_links_that_were_packed_as_files_are_the_same(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "hub").mkdir()
+    save_file({"w": torch.arange(300.0)}, tmp_path / "blobs" / "1234")
+    (tmp_path / "hub" / "model.safetensors").symlink_to("../blobs/1234")
+    pack(tmp_path / "hub", tmp_path / "packed", follow_links=True)
+    assert diff(tmp_path / "packed", tmp_path / "hub").same
+
+
+def test_a_file_its_packed_copy_and_what_that_becomes_are_the_same(tmp_path):
+    torch.save({"a": {"w": torch.randn(5, 5), "n": 3}, "b": [torch.zeros(2), "text"]}, tmp_path / "a.pt")
+    pack(tmp_path / "a.pt", tmp_path / "packed", "zstd")
+    unpack(tmp_path / "packed", tmp_path / "b.pt")
+    for path in ("packed", "b.pt"):
+        found = diff(tmp_path / "a.pt", tmp_path / path)
+        assert (found.same, found.equal) == (True, 4)

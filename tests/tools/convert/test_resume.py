@@ -1,0 +1,296 @@
+"""What is finished when a conversion stops is kept, if it is surely of the same one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
+from streamxf.formats.opening import open_source
+from streamxf.keys import Key, PrivateKey
+from streamxf.tools.convert.transcode import transcode
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
+
+KEY = Key(bytes(range(32)))
+FILE_SIZE = 400_000
+
+
+class Stop(Exception):
+    """What happens in the middle."""
+
+
+class StopsAfter:
+    """A `Progress` that ends the work after some bytes."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def expect(self, count: int) -> None:
+        """Does not matter."""
+
+    def advance(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise Stop
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "source", sync_files=False))
+    return tmp_path / "source"
+
+
+def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
+    with pytest.raises(Stop) as raised:
+        transcode(source, target, chain, file_size=FILE_SIZE, progress=StopsAfter(2_000_000), **options)
+    assert "repeat it to resume" in raised.value.__notes__[-1]
+
+
+def inodes(path: Path) -> dict[str, int]:
+    return {name: (path / name).stat().st_ino for name in data_files(path)}
+
+
+def test_finished_files_are_kept_as_they_are(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    kept = inodes(target)
+    assert len(kept) >= 3
+    assert sorted(f"{name}.slip" for name in kept) == sorted(path.name for path in target.glob("*.slip"))
+    assert not (target / ".metadata").exists()
+    done = transcode(source, target, "zstd", file_size=FILE_SIZE)
+    assert (done.kept_files, done.discarded_files) == (len(kept), 0)
+    assert kept.items() <= inodes(target).items()
+    assert sorted(path.name for path in target.iterdir()) == sorted([".metadata", *data_files(target)])
+    assert_same(loaded(target), trained())
+    assert_whole(target)
+
+
+def test_stopped_again_and_again_it_gets_there(tmp_path, source):
+    target = tmp_path / "target"
+    for _ in range(20):
+        try:
+            done = transcode(source, target, "zstd", file_size=FILE_SIZE, progress=StopsAfter(500_000))
+            break
+        except Stop:
+            continue
+    assert done.kept_files
+    assert_same(loaded(target), trained())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"chain": "lz4"}, {"chain": "zstd:level=7"}, {"file_size": FILE_SIZE + 1}, {"block_size": 2**17}],
+    ids=lambda options: str(*options),
+)
+def test_another_call_begins_anew(tmp_path, source, options):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    old = data_files(target)
+    done = transcode(source, target, **{"chain": "zstd", "file_size": FILE_SIZE, **options})
+    assert (done.kept_files, done.discarded_files) == (0, len(old))
+    assert "started over" in str(done)
+    assert not set(old) & set(data_files(target))
+    assert_same(loaded(target), trained())
+
+
+def test_another_source_begins_anew(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    state = {**trained(), "step": 8}
+    dcp_save(state, storage_writer=streamxf.FileSystemWriter(source, sync_files=False))
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files == 0
+    assert_same(loaded(target), state)
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "slip cut", "slip altered", "slip gone", "slip a pipe"])
+def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    names = data_files(target)
+    slip, file = target / f"{names[0]}.slip", target / names[0]
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif harm == "gone":
+        file.unlink()
+    elif harm == "slip cut":
+        slip.write_bytes(slip.read_bytes()[:-1])
+    elif harm == "slip altered":
+        data = bytearray(slip.read_bytes())
+        data[-100] ^= 1
+        slip.write_bytes(data)
+    else:
+        slip.unlink()
+        if harm == "slip a pipe":
+            os.mkfifo(slip)  # who opened it would wait for ever
+    done = transcode(source, target, "zstd", file_size=FILE_SIZE)
+    assert done.kept_files == len(names) - 1
+    assert_same(loaded(target), trained())
+    assert_whole(target)
+
+
+def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
+    """It is not read again before it is published, and what is published has its digest from when it was written."""
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    file = target / data_files(target)[0]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files
+    with pytest.raises(StreamxfError):
+        assert_whole(target)
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+def test_with_a_key_it_goes_on(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target, "zstd+encrypt", encrypt_to=KEY)
+    assert transcode(source, target, "zstd+encrypt", encrypt_to=KEY, file_size=FILE_SIZE).kept_files
+    assert_same(loaded(target, KEY), trained())
+    assert_whole(target, KEY)
+
+
+def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
+    """Anybody could have written what is there."""
+    target, private = tmp_path / "target", PrivateKey.generate()
+    ring = streamxf.KeyRing(private.public, allow_unsigned=True)
+    stop_midway(source, target, "zstd+encrypt", encrypt_to=ring)
+    done = transcode(source, target, "zstd+encrypt", encrypt_to=ring, file_size=FILE_SIZE)
+    assert (done.kept_files, done.discarded_files > 0) == (0, True)
+    assert_same(loaded(target, streamxf.KeyRing(private, allow_unsigned=True)), trained())
+
+
+def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source, monkeypatch):
+    """Somebody who has no key makes files and slips for a copy that is to be encrypted."""
+    target = tmp_path / "target"
+    monkeypatch.setattr("streamxf.tools.convert.conversion.Conversion.id", lambda *_: "0" * 32)
+    stop_midway(source, target, "zstd")
+    done = transcode(source, target, "zstd+encrypt", encrypt_to=KEY, file_size=FILE_SIZE)
+    assert done.kept_files == 0
+    assert_same(loaded(target, KEY), trained())
+
+
+def test_a_slip_passes_for_no_metadata(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    slip = next(target.glob("*.slip"))
+    for name in (".metadata", "__0.metadata"):
+        shutil.copy(slip, target / name)
+        with pytest.raises(StreamxfError):
+            Checkpoint(target)
+        (target / name).unlink()
+
+
+# -- what is left ------------------------------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[[Path], object]] = {
+    "verify": lambda path: streamxf.verify(path),
+    "clean": lambda path: streamxf.clean(path),
+    "recipients": lambda path: streamxf.recipients(path),
+    "open": lambda path: open_source(Storage.of(path)),
+    "transcode": lambda path: transcode(path, path.parent / "copy"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_whoever_reads_what_is_not_finished_is_told_what_it_is(tmp_path, source, call):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    before = sorted(path.name for path in target.iterdir())
+    count = len(data_files(target))
+    with pytest.raises(NoCheckpointError, match=rf"interrupted, or is at work\. {count} of the {count} .* Repeat it"):
+        CALLS[call](target)
+    assert sorted(path.name for path in target.iterdir()) == before
+
+
+def test_a_load_of_what_is_not_finished_is_told_what_it_is(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    with pytest.raises(CheckpointException, match="interrupted, or is at work"):
+        dcp_load({"step": 0}, storage_reader=streamxf.FileSystemReader(target))
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files
+
+
+def test_what_is_not_finished_in_place_of_a_checkpoint_is_named(source):
+    with pytest.raises(Stop):
+        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=StopsAfter(2_000_000))
+    report = streamxf.verify(source)
+    said = f"interrupted: {len(list(source.glob('*.slip')))} of the data files left over"
+    assert report.ok
+    assert said in str(report)
+    assert said in str(streamxf.clean(source, dry_run=True))
+    assert "interrupted" not in str(streamxf.clean(source))
+    assert "interrupted" not in str(streamxf.verify(source))
+
+
+def test_clean_and_the_next_save_remove_what_is_left(tmp_path, source):
+    target = tmp_path / "target"
+    stop_midway(source, target)
+    (target / f"{data_files(target)[0]}.slip.01234567.tmp").write_bytes(b"a draft")
+    shutil.copytree(target, tmp_path / "other")
+    dcp_save({"a": torch.ones(3)}, storage_writer=streamxf.FileSystemWriter(target, sync_files=False))
+    assert len(list(target.iterdir())) == 2
+    dcp_save({"a": torch.ones(3)}, storage_writer=streamxf.FileSystemWriter(tmp_path / "x", sync_files=False))
+    for path in (tmp_path / "x").iterdir():
+        shutil.copy(path, tmp_path / "other")
+    assert streamxf.clean(tmp_path / "other").removed
+    assert len(list((tmp_path / "other").iterdir())) == 2
+
+
+def test_in_place_the_old_one_loads_until_the_new_one_does(source):
+    with pytest.raises(Stop):
+        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=StopsAfter(2_000_000))
+    assert_same(loaded(source), trained())
+    done = transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE)
+    assert done.kept_files
+    assert_same(loaded(source), trained())
+    assert sorted(path.name for path in source.iterdir()) == sorted([".metadata", *data_files(source)])
+
+
+def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypatch):
+    monkeypatch.setattr("streamxf.dcp.save.space.Volume.of", lambda _: _Full())
+    with pytest.raises(NoSpaceError):
+        transcode(source, tmp_path / "target", "checksum")
+    assert not list((tmp_path / "target").glob("*"))
+
+
+class _Full:
+    free = 1000
+    plain = True
+
+
+def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypatch):
+    target = tmp_path / "target"
+    written = []
+    real = Storage.put
+
+    def full(*arguments: Any, **options: Any) -> None:
+        written.append(arguments)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "put", full)
+        with pytest.raises(OSError, match="No space left"):
+            transcode(source, target, "zstd", file_size=FILE_SIZE)
+    assert len(data_files(target)) == 3
+    assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files == 3
+    assert_same(loaded(target), trained())

@@ -1,0 +1,75 @@
+"""``streamxf unpack``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from cli.command import Run, runner
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import save
+
+import streamxf
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoint"
+    state = {"model": {"w": torch.arange(1000.0), "b": torch.zeros(500)}, "step": 3}
+    save(state, storage_writer=streamxf.FileSystemWriter(path))
+    return path
+
+
+def test_what_it_says(run, tmp_path, checkpoint):
+    target = tmp_path / "x.safetensors"
+    done = run("unpack", checkpoint, target, "--prefix", "model.")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"wrote 2 tensors to {target}: safetensors, 1 file, 6.0 KiB in ")
+    assert set(load_file(target)) == {"w", "b"}
+
+
+def test_json(run, tmp_path, checkpoint):
+    target = tmp_path / "hub"
+    options = ("--format", "huggingface", "--shard-size", "4KB", "--skip-objects", "--json")
+    done = run("unpack", checkpoint, target, *options)
+    found = done.json
+    assert (done.code, found["tensors"], found["left_out"], found["files"]) == (0, 2, ["step"], 3)
+    assert found["bytes"] == sum(file.stat().st_size for file in target.iterdir())
+
+
+def test_stock_dcp(run, tmp_path, checkpoint):
+    done = run("unpack", checkpoint, tmp_path / "stock", "--format", "dcp", "--json")
+    assert (done.code, done.json["items"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["x.safetensors"], "1 object"),
+        (["x.safetensors", "--shard-size", "much"], "'much' is not a size"),
+        (["x.safetensors", "--format", "zip"], "'zip'"),
+        (["x.pt", "--only", "nothing"], "no item has such a name"),
+        (["there.pt"], "the target exists"),
+        (["folder", "--format", "torch", "--overwrite"], "not a regular file"),
+        (["folder", "--format", "huggingface", "--prefix", "model.", "--overwrite"], "not a Hugging Face checkpoint"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_it_refuses_in_one_line(run, tmp_path, checkpoint, arguments, text):
+    (tmp_path / "there.pt").write_bytes(b"old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "other").write_bytes(b"old")
+    before = sorted(os.listdir(tmp_path))
+    done = run("unpack", checkpoint, tmp_path / arguments[0], *arguments[1:])
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err
+    assert done.err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == before
+    assert (tmp_path / "there.pt").read_bytes() == (tmp_path / "folder" / "other").read_bytes() == b"old"

@@ -1,0 +1,108 @@
+"""The tree of modules, with equal layers in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.inspect.made import tensor, thing, transformer
+
+from streamxf.format.items import Item
+from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of, walk
+
+
+def lines(items: list[Item], depth: int | None = None) -> list[str]:
+    return ["  " * level + module.name for level, module in walk(tree_of(items), depth)]
+
+
+def leaves(module: Module) -> Iterator[Module]:
+    if module.item is not None:
+        yield module
+    for child in module.children:
+        yield from leaves(child)
+
+
+def test_equal_layers_stand_in_one_line() -> None:
+    assert lines(transformer(32)) == [
+        "model",
+        "  embed_tokens.weight",
+        "  layers.[0-31]",
+        "    self_attn",
+        "      q_proj.weight",
+        "      k_proj.weight",
+        "      v_proj.weight",
+        "      o_proj.weight",
+        "    mlp.up_proj.weight",
+        "    input_layernorm.weight",
+        "  norm.weight",
+        "step",
+    ]
+    tree = tree_of(transformer(32))
+    (layers,) = (module for _, module in walk(tree) if module.name == "layers.[0-31]")
+    assert (layers.times, layers.tally.tensors) == (32, 32 * 6)
+    assert layers.children[1].tally == Tally.of(e for e in transformer(32) if "up_proj" in e.name)
+
+
+def test_depth() -> None:
+    assert lines(transformer(32), 1) == ["model", "step"]
+    assert lines(transformer(32), 2)[1:4] == ["  embed_tokens.weight", "  layers.[0-31]", "  norm.weight"]
+
+
+def test_experts_inside_of_layers() -> None:
+    found = lines(transformer(4, experts=8))
+    assert "    mlp.experts.[0-7].up_proj.weight" in found
+
+
+def test_layers_that_differ_stand_apart() -> None:
+    entries = [tensor(f"l.{i}.w", (8, 8) if i in (0, 1, 2, 5) else (4, 8)) for i in (10, 0, 1, 2, 3, 4, 5)]
+    assert lines(entries) == ["l", "  [0-2,5].w", "  [3-4,10].w"]
+    other = [tensor(f"l.{i}.w", (8, 8), dtype="float32" if i % 2 else "bfloat16") for i in range(20)]
+    assert lines(other) == ["l", "  [0,2,4,...,18].w", "  [1,3,5,...,19].w"]
+
+
+def test_numbers_stand_in_their_order() -> None:
+    """Some formats sort names as strings."""
+    entries = [tensor(f"l.{i}.w", (8, i + 1)) for i in sorted(range(12), key=str)]
+    assert lines(entries)[1:] == [f"  {i}.w" for i in range(12)]
+
+
+def test_names_that_are_not_quite_modules() -> None:
+    names = ["a", "a.b", "", ".", "..", "x..y", "01.w", "1.w", "¹.w", "9999999999.w"]
+    entries = [tensor(name, (3,)) for name in names]
+    tree = tree_of(entries)
+    assert sorted(leaf.item.name for leaf in leaves(tree) if leaf.item) == sorted(names)
+
+
+def test_a_name_of_dots_does_not_exhaust_the_stack() -> None:
+    deep = "a." * 100_000
+    tree = tree_of([tensor(deep, (3,)), thing("b")])
+    (leaf, _) = leaves(tree)
+    assert leaf.item is not None
+    assert leaf.item.name == deep
+    assert max(level for level, _ in walk(tree)) < MAX_DEPTH
+
+
+PARTS = st.sampled_from(["0", "1", "2", "7", "a", "b", "w", ""])
+NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=5).map(".".join), unique=True, max_size=30)
+
+
+@given(NAMES, st.data())
+def test_nothing_is_lost_or_counted_twice(names: list[str], data: st.DataObject) -> None:
+    entries = [tensor(name, (data.draw(st.integers(1, 2)),)) for name in names]
+    tree = tree_of(entries)
+    assert tree.tally == Tally.of(entries)
+    assert sum(leaf.times for leaf in leaves(tree)) == len(names)
+    for _, module in walk(tree):
+        inner = Tally()
+        for child in module.children:
+            inner.merge(child.tally)
+        own = module.tally.items - inner.items
+        assert own == (module.times if module.item else 0)
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_a_list_of_tensors(count: int) -> None:
+    assert lines([tensor(f"list.{i}", (3,)) for i in range(count)]) == [f"list.[0-{count - 1}]"]

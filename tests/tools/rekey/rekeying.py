@@ -1,0 +1,91 @@
+"""What the tests of `streamxf.rekey` share: the keys of metadata files, looked at and forged."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dcp.helpers import refused, sections_of
+
+from streamxf import Key, KeyRing, PrivateKey, SigningKey
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import metadata_in
+from streamxf.errors import KeyMissingError
+from streamxf.format.trailer import pack, pack_keys
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
+
+KEY = Key(bytes(range(32)))
+OTHER_KEY = Key(bytes(range(1, 33)))
+THIRD = Key(bytes(range(9, 41)))
+PRIVATE = PrivateKey(bytes(range(2, 34)))
+SHORT = PrivateKey(bytes(range(3, 35)), "hpke-x25519")
+SIGNER = SigningKey(bytes(range(4, 36)))
+STRANGER = SigningKey(bytes(range(5, 37)))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def untouched(action: Callable[[], Any], path: Path, kind: type[BaseException], *words: str) -> None:
+    """Expect a refusal that leaves every file as it was, and none beside them."""
+    before = contents(path)
+    with refused(kind, *words):
+        action()
+    assert contents(path) == before
+
+
+def lines(path: Path, name: str = ".metadata") -> tuple[str, str, list[str]]:
+    """The wrapped data key of who published, the vouchers, and the other wrapped data keys."""
+    _, sections = sections_of(path, name)
+    found = sections.key_lines()
+    assert found is not None
+    return *found, sections.other_key_lines()
+
+
+def envelopes(path: Path, name: str = ".metadata") -> list[Envelope]:
+    wrapped, _, others = lines(path, name)
+    return [Envelope.parse(line) for line in (wrapped, *others)]
+
+
+def vouchers(path: Path, name: str = ".metadata") -> Vouchers:
+    return Vouchers.parse(lines(path, name)[1])
+
+
+def forge(path: Path, wrapped: list[str], made: str, name: str = ".metadata") -> None:
+    """Put other keys into a metadata file, whatever they are; the digest is made right."""
+    pickled, sections = sections_of(path, name)
+    keys = pack_keys(wrapped[0], made, wrapped[1:])
+    (path / name).write_bytes(pack(pickled, bytes(sections.index), keys))
+
+
+def reforge(path: Path, change: Callable[[Envelope], Envelope], name: str = ".metadata", **fields: Any) -> None:
+    """What someone who can read may do: alter recipients or vouchers, under a MAC that is right."""
+    digest = sections_of(path, name)[1].digest
+    before, made = envelopes(path, name), vouchers(path, name)
+    data_key = KeyRing.of(KEY).unwrap(str(before[0]))
+    after = [str(change(envelope)) for envelope in before]
+    kept, signature = fields.get("entries", made.entries), fields.get("signature", made.signature)
+    forge(path, after, str(Vouchers.make(digest, after[0], data_key, [], kept=kept, signature=signature)), name)
+
+
+def opens(path: Path, keys: Any, name: str = ".metadata", **policy: Any) -> bool:
+    """Whether keys open a metadata file and all data keys in it; other errors are raised."""
+    access = Access.of(keys, **policy)
+    try:
+        metadata = metadata_in(sections_of(path, name)[1], name, access)
+    except KeyMissingError:
+        return False
+    return all(metadata.data_key(dek, access.keys).id == dek for dek in metadata.wrapped)
+
+
+def apart(path: Path, name: str = ".metadata") -> tuple[bytes, list[bytes], Any]:
+    """A metadata file without what is meant to change: index, ids of data keys, and the pickle's content."""
+    pickled, sections = sections_of(path, name)
+    content = pickle.loads(pickled)
+    for info in content.storage_data.values():
+        info.transform_descriptors = [text.partition("#")[0] for text in info.transform_descriptors]
+    return bytes(sections.index), [envelope.dek_id for envelope in envelopes(path, name)], content

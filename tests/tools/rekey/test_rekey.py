@@ -1,0 +1,793 @@
+"""`streamxf.rekey` and its kin: who may read a checkpoint changes, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.fsspec_checks import load_from, save_to
+from dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
+from dcp.writers import save_as_ranks
+from rekeying import (
+    KEY,
+    OTHER_KEY,
+    PRIVATE,
+    SHORT,
+    SIGNER,
+    STRANGER,
+    THIRD,
+    apart,
+    contents,
+    envelopes,
+    forge,
+    lines,
+    opens,
+    reforge,
+    untouched,
+    vouchers,
+)
+from torch.distributed.checkpoint import filesystem
+
+import streamxf
+from streamxf import Encrypt, Key, KeyRing, Recipient, ZStandard
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import (
+    AuthenticationError,
+    KeyMissingError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    WrongKeyError,
+)
+from streamxf.format.trailer import pack
+from streamxf.keys.entry import Entry
+from streamxf.keys.envelope import MAX_RECIPIENTS
+from streamxf.tools.rekey import holders
+
+
+@pytest.fixture
+def saved(checkpoint: Path, state: dict[str, Any]) -> Path:
+    save(state, checkpoint)
+    return checkpoint
+
+
+@pytest.fixture
+def signed(checkpoint: Path, state: dict[str, Any]) -> Path:
+    save(state, checkpoint, [Encrypt([PRIVATE.public, KEY], signer=SIGNER)])
+    return checkpoint
+
+
+# -- what changes, and what does not -----------------------------------------------------------------
+
+
+def test_the_new_key_reads_and_the_old_one_does_not(saved: Path, state: dict[str, Any]) -> None:
+    before = contents(saved)
+    assert streamxf.rekey(saved, KEY, OTHER_KEY) == (".metadata",)
+    after = contents(saved)
+    assert_same(load(state, saved, OTHER_KEY), state)
+    with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
+        load(state, saved, KEY)
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == {".metadata"}
+
+
+def test_nothing_else_of_the_metadata_changes(signed: Path) -> None:
+    before, data = apart(signed), (signed / ".metadata").read_bytes()
+    streamxf.rekey(signed, KEY, [OTHER_KEY, PRIVATE.public], signer=STRANGER)
+    assert (signed / ".metadata").read_bytes() != data
+    index, deks, content = apart(signed)
+    assert (index, deks) == before[:2]
+    content.storage_meta.checkpoint_id = before[2].storage_meta.checkpoint_id  # as the path was given
+    assert vars(content) == vars(before[2])
+
+
+def test_torchs_own_reader_reads_it_too(saved: Path, state: dict[str, Any]) -> None:
+    """It takes the wrapped keys from the pickle."""
+
+    def stock(key: Key) -> Any:
+        return filesystem.FileSystemReader(saved, _extension_registry=streamxf.Registry(keys=key))
+
+    streamxf.rekey(saved, KEY, [OTHER_KEY, THIRD])
+    for key in (OTHER_KEY, THIRD):
+        assert_same(load_with(state, stock(key)), state)
+    with refused(KeyMissingError):
+        load_with(state, stock(KEY))
+
+
+def test_the_descriptors_stay_one_object_for_all_items(checkpoint: Path) -> None:
+    state = {f"weight.{number}": torch.full((2,), number) for number in range(300)}
+    save(state, checkpoint)
+    streamxf.rekey(checkpoint, KEY, [PRIVATE.public, OTHER_KEY], allow_unsigned=True)
+    content = pickle.loads((checkpoint / ".metadata").read_bytes())
+    assert len({id(info.transform_descriptors) for info in content.storage_data.values()}) == 1
+    # once in the pickle, and once in the keys
+    assert (checkpoint / ".metadata").read_bytes().count(b"dek=") == 2
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_ranks_have_a_data_key_each(checkpoint: Path, count: int) -> None:
+    state = save_as_ranks(count, checkpoint, lambda: [ZStandard(), Encrypt(KEY, signer=SIGNER)])
+    before, metadata = contents(checkpoint), apart(checkpoint)
+    found = [envelope.dek_id for envelope in envelopes(checkpoint)]
+    assert len(set(found)) == len(found) == count
+    streamxf.rekey(checkpoint, KEY, [OTHER_KEY, SHORT.public], signer=STRANGER)
+    assert [envelope.dek_id for envelope in envelopes(checkpoint)] == found
+    assert apart(checkpoint)[:2] == metadata[:2]
+    assert_same(load(state, checkpoint, OTHER_KEY), state)
+    assert_same(load(state, checkpoint, KeyRing([SHORT], trust=STRANGER.verify_key)), state)
+    with refused(KeyMissingError):
+        load(state, checkpoint, KEY)
+    after = contents(checkpoint)
+    assert {name for name in after if after[name] != before[name]} == {".metadata"}
+
+
+def test_a_copy_of_the_metadata_from_before_still_opens(saved: Path, state: dict[str, Any]) -> None:
+    """As docs/security.md says: data keys stay what they are."""
+    backup = (saved / ".metadata").read_bytes()
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    (saved / ".metadata").write_bytes(backup)
+    assert_same(load(state, saved, KEY), state)
+
+
+# -- who vouches -------------------------------------------------------------------------------------
+
+
+def test_public_keys_need_a_signature(saved: Path, state: dict[str, Any]) -> None:
+    for change in (streamxf.rekey, streamxf.add_recipient):
+        untouched(
+            lambda change=change: change(saved, KEY, PRIVATE.public),
+            saved,
+            PolicyError,
+            "a signer, who then",
+            PRIVATE.id,
+        )
+
+
+def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:
+    streamxf.rekey(saved, KEY, PRIVATE.public, allow_unsigned=True)
+    untouched(lambda: streamxf.rekey(saved, PRIVATE, KEY), saved, PolicyError, "not signed")
+    assert_same(load(state, saved, KeyRing([PRIVATE], allow_unsigned=True)), state)
+    streamxf.rekey(saved, PRIVATE, KEY, allow_unsigned=True, vouch=True)
+    assert_same(load(state, saved, KEY), state)
+
+
+@pytest.mark.parametrize("change", [streamxf.rekey, streamxf.add_recipient])
+def test_what_was_saved_without_a_signer_cannot_be_signed(saved: Path, change: Any) -> None:
+    """There are no hashes of blocks that a signature could cover."""
+    for new in (PRIVATE.public, OTHER_KEY):
+        untouched(
+            lambda new=new: change(saved, KEY, new, signer=SIGNER),
+            saved,
+            UnsupportedError,
+            "no hashes of its blocks",
+            "streamxf.transcode",
+        )
+
+
+def test_a_checkpoint_without_items_can_be_signed(checkpoint: Path) -> None:
+    save({}, checkpoint, [Encrypt(KEY)])
+    streamxf.rekey(checkpoint, KEY, PRIVATE.public, signer=SIGNER)
+    assert load({}, checkpoint, KeyRing([PRIVATE], trust=SIGNER.verify_key)) == {}
+
+
+def test_signatures_stay_unless_somebody_signs_again(signed: Path, state: dict[str, Any]) -> None:
+    before = vouchers(signed)
+    streamxf.rekey(signed, KEY, SHORT.public, trust=SIGNER.verify_key)
+    assert vouchers(signed).signature == before.signature
+    assert_same(load(state, signed, KeyRing([SHORT], trust=SIGNER.verify_key)), state)
+    streamxf.rekey(signed, SHORT, PRIVATE.public, trust=SIGNER.verify_key, signer=STRANGER)
+    assert streamxf.recipients(signed).signers == (STRANGER.id,)
+    assert_same(load(state, signed, KeyRing([PRIVATE], trust=STRANGER.verify_key)), state)
+    with refused(PolicyError, STRANGER.id):
+        load(state, signed, KeyRing([PRIVATE], trust=SIGNER.verify_key))
+
+
+def test_who_is_not_trusted_is_not_rekeyed(signed: Path) -> None:
+    untouched(lambda: streamxf.rekey(signed, PRIVATE, KEY), signed, PolicyError, SIGNER.id)
+    stranger = STRANGER.verify_key
+    untouched(lambda: streamxf.rekey(signed, PRIVATE, KEY, trust=stranger), signed, PolicyError, SIGNER.id)
+    untouched(lambda: streamxf.rekey(signed, KEY, KEY, trust=stranger), signed, PolicyError, SIGNER.id)
+    ring = KeyRing([PRIVATE], trust=SIGNER.verify_key)
+    untouched(lambda: streamxf.rekey(signed, ring, KEY, trust=stranger), signed, ParameterError, "KeyRing")
+    assert streamxf.rekey(signed, ring, KEY) == (".metadata",)
+
+
+def test_vouchers_of_recipients_that_stay_are_kept(checkpoint: Path, state: dict[str, Any]) -> None:
+    """They are for the contents, which stay; a kind that is not known here cannot make another."""
+    save(state, checkpoint, [Encrypt([KEY, OTHER_KEY])])
+    strange = Entry("acme-vault", "0" * 16, b"voucher")
+    reforge(checkpoint, lambda envelope: envelope, entries=(*vouchers(checkpoint).entries, strange))
+    before = vouchers(checkpoint).entries
+    streamxf.add_recipient(checkpoint, KEY, THIRD)
+    assert vouchers(checkpoint).entries[:3] == before
+    assert [entry.key_id for entry in vouchers(checkpoint).entries] == [KEY.id, OTHER_KEY.id, "0" * 16, THIRD.id]
+    streamxf.remove_recipient(checkpoint, THIRD, KEY.id)
+    assert vouchers(checkpoint).entries[:2] == before[1:]
+    assert_same(load(state, checkpoint, THIRD), state)
+    assert_same(load(state, checkpoint, OTHER_KEY), state)
+
+
+@pytest.mark.parametrize("voucher", [None, b"x" * 32], ids=["missing", "wrong"])
+def test_a_recipient_whose_voucher_was_spoiled_is_helped_by_a_key_that_vouches(
+    checkpoint: Path, state: dict[str, Any], voucher: bytes | None
+) -> None:
+    save(state, checkpoint, [Encrypt([KEY, OTHER_KEY])])
+    first, second = vouchers(checkpoint).entries
+    spoiled = (first,) if voucher is None else (first, replace(second, data=voucher))
+    reforge(checkpoint, lambda envelope: envelope, entries=spoiled)
+    with refused(AuthenticationError, OTHER_KEY.id):
+        load(state, checkpoint, OTHER_KEY)
+    if voucher is None:
+        assert streamxf.add_recipient(checkpoint, KEY, OTHER_KEY) == (".metadata",)
+    else:
+        assert streamxf.rekey(checkpoint, KEY, [KEY, OTHER_KEY]) == (".metadata",)
+    assert_same(load(state, checkpoint, OTHER_KEY), state)
+
+
+def test_data_keys_of_other_checkpoints_are_not_handed_on(checkpoint: Path, tmp_path: Path) -> None:
+    """In the place of another writer's: the index names the ids of those that belong here."""
+    save_as_ranks(2, checkpoint, lambda: [Encrypt(KEY)])
+    save_as_ranks(1, tmp_path / "other", lambda: [Encrypt(KEY)])
+    wrapped, made, others = lines(checkpoint)
+    strange, _, _ = lines(tmp_path / "other")
+    for forged in ([wrapped, strange], [wrapped, *others, strange], [wrapped], [wrapped, others[0], others[0]]):
+        forge(checkpoint, forged, made)
+        for action in (
+            lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
+            lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
+            lambda: streamxf.remove_recipient(checkpoint, KEY, KEY.id),
+            lambda: streamxf.recipients(checkpoint, KEY),
+        ):
+            untouched(action, checkpoint, MetadataError, "contradict")
+
+
+def test_every_data_key_is_unwrapped(checkpoint: Path) -> None:
+    """Not only the one of the process that wrote the metadata."""
+    save_as_ranks(2, checkpoint, lambda: [Encrypt(KEY)])
+    wrapped, made, (other,) = lines(checkpoint)
+    at = other.index("aeskw:") + 30
+    forge(checkpoint, [wrapped, other[:at] + ("A" if other[at] != "A" else "B") + other[at + 1 :]], made)
+    for action in (
+        lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
+        lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
+        lambda: streamxf.recipients(checkpoint, KEY),
+    ):
+        untouched(action, checkpoint, WrongKeyError)
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+def test_a_key_that_does_not_open_it(saved: Path) -> None:
+    third = THIRD
+    for wrong in (OTHER_KEY, [OTHER_KEY, PRIVATE], PRIVATE):
+        untouched(lambda wrong=wrong: streamxf.rekey(saved, wrong, third), saved, KeyMissingError, KEY.id)
+        untouched(lambda wrong=wrong: streamxf.add_recipient(saved, wrong, third), saved, KeyMissingError, KEY.id)
+        untouched(lambda wrong=wrong: streamxf.remove_recipient(saved, wrong, KEY.id), saved, KeyMissingError, KEY.id)
+    for none, error in ((None, KeyMissingError), ([], ParameterError)):
+        untouched(lambda none=none: streamxf.rekey(saved, none, third), saved, error)
+        untouched(lambda none=none: streamxf.add_recipient(saved, none, third), saved, error)
+
+
+def test_arguments_that_no_checkpoint_takes(saved: Path) -> None:
+    many = [Key.generate() for _ in range(MAX_RECIPIENTS + 1)]
+    for new in ([], None, b"short", many):
+        untouched(lambda new=new: streamxf.rekey(saved, KEY, new), saved, ParameterError)
+    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY, signer=b"x" * 32), saved, ParameterError, "signer")
+    untouched(lambda: streamxf.add_recipient(saved, KEY, many[1:]), saved, ParameterError, "16", "17")
+    assert len(streamxf.recipients(saved).whole) == 1
+    streamxf.add_recipient(saved, KEY, many[2:])
+    assert len(streamxf.recipients(saved).whole) == MAX_RECIPIENTS
+
+
+@pytest.mark.parametrize(
+    "place", ["index", "recipients", "vouchers", "wrapped key", "digest", "cut", "no trailer", "empty"]
+)
+def test_altered_metadata(saved: Path, place: str) -> None:
+    """By someone who makes the digest right again, where there is anything to be right."""
+    file = saved / ".metadata"
+    data = file.read_bytes()
+    pickled, sections = sections_of(saved)
+    wrapped, made, _ = lines(saved)
+    kind: type[StreamxfError] = AuthenticationError
+    if place == "index":
+        file.write_bytes(data[: len(pickled)] + pack_index(sections, index_of(saved)))
+    elif place == "recipients":
+        forge(saved, [f"{wrapped}&w=acme:{'0' * 16}:AAAA"], made)
+    elif place == "vouchers":
+        forge(saved, [wrapped], made[:4] + ("1" if made[4] != "1" else "2") + made[5:])
+    elif place == "wrapped key":
+        at = wrapped.index("aeskw:") + 30
+        forge(saved, [wrapped[:at] + ("A" if wrapped[at] != "A" else "B") + wrapped[at + 1 :]], made)
+        kind = WrongKeyError
+    elif place == "digest":
+        file.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+        kind = MetadataError
+    else:
+        size = {"cut": len(data) - 1, "no trailer": len(pickled), "empty": 0}[place]
+        file.write_bytes(data[:size])
+        kind = MetadataError if place == "empty" else UnsupportedError
+    for action in (
+        lambda: streamxf.rekey(saved, KEY, OTHER_KEY),
+        lambda: streamxf.add_recipient(saved, KEY, OTHER_KEY),
+        lambda: streamxf.remove_recipient(saved, KEY, KEY.id),
+        lambda: streamxf.recipients(saved, KEY),
+    ):
+        untouched(action, saved, kind, ".metadata")
+
+
+def pack_index(sections: Any, index: Any) -> bytes:
+    """Another index, beside the keys that are there, and a trailer that fits."""
+    return pack(b"", replace(index, modules=("acme",)).pack(), bytes(sections.keys))
+
+
+def test_every_bit_of_small_metadata(checkpoint: Path) -> None:
+    """Whichever bit of index, keys and trailer was flipped: an error of ours, and nothing is written."""
+    save({"w": torch.zeros(1)}, checkpoint, [Encrypt(KEY)])
+    file = checkpoint / ".metadata"
+    whole = file.read_bytes()
+    begin = len(sections_of(checkpoint)[0])
+    for position in range(8 * begin, 8 * len(whole), 5):
+        data = bytearray(whole)
+        data[position // 8] ^= 1 << position % 8
+        file.write_bytes(data)
+        with pytest.raises(StreamxfError):
+            streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+        assert file.read_bytes() == data
+
+
+def test_what_nobody_vouched_for(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [ZStandard()])
+    for action in (
+        lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
+        lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
+        lambda: streamxf.remove_recipient(checkpoint, KEY, KEY.id),
+        lambda: streamxf.recipients(checkpoint),
+    ):
+        untouched(action, checkpoint, PolicyError, "not encrypted")
+
+
+def test_checkpoints_of_other_writers(tmp_path: Path, state: dict[str, Any]) -> None:
+    stock, attached = tmp_path / "stock", tmp_path / "attached"
+    dcp.save(state, storage_writer=filesystem.FileSystemWriter(stock, _extensions=[Encrypt(KEY)]))
+    writer = streamxf.attach(filesystem.FileSystemWriter(attached), [Encrypt(KEY)])
+    dcp.save(state, storage_writer=writer)
+    for path in (stock, attached):
+        untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), path, UnsupportedError, "no index")
+        untouched(lambda path=path: streamxf.recipients(path), path, UnsupportedError, "no index")
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "tensors.safetensors"
+    file.write_bytes(bytes(100))
+    for path in (file, f"file://{file}"):
+        untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), tmp_path, UnsupportedError, "this file is")
+    for path in (tmp_path, tmp_path / "missing", f"memory://{uuid.uuid4().hex}"):
+        with refused(MetadataError, "no checkpoint"):
+            streamxf.rekey(path, KEY, OTHER_KEY)
+
+
+def test_files_that_stand_in_for_metadata(saved: Path, tmp_path: Path) -> None:
+    (saved / ".metadata").rename(tmp_path / "elsewhere")
+    (saved / ".metadata").symlink_to(tmp_path / "elsewhere")
+    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY), saved, MetadataError, "link")
+    untouched(lambda: streamxf.rekey(f"file://{saved}", KEY, OTHER_KEY), saved, MetadataError, "link")
+    (saved / ".metadata").unlink()
+    os.mkfifo(saved / ".metadata")
+    with refused(MetadataError, "not a regular file"):
+        streamxf.rekey(saved, KEY, OTHER_KEY)
+
+
+def test_metadata_under_another_name(saved: Path) -> None:
+    (saved / ".metadata").rename(saved / "__0.metadata")
+    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY), saved, MetadataError, "renamed")
+
+
+def test_metadata_of_a_rank_beside_the_global_one(saved: Path, state: dict[str, Any], tmp_path: Path) -> None:
+    """Readers never look at it, so nobody would notice whose data key it hands on."""
+    local = tmp_path / "local"
+    dcp.save(
+        state,
+        storage_writer=streamxf.FileSystemWriter(local, _extensions=full_chain(OTHER_KEY)),
+        use_collectives=False,
+    )
+    (saved / "__0.metadata").write_bytes((local / "__0.metadata").read_bytes())
+    third = THIRD
+    both = [KEY, OTHER_KEY]
+    untouched(lambda: streamxf.rekey(saved, both, third), saved, MetadataError, "__0.metadata", "Move it away")
+    (saved / "__0.metadata").unlink()
+    assert streamxf.rekey(saved, both, third) == (".metadata",)
+
+
+def test_once_more_when_all_is_done(saved: Path, state: dict[str, Any]) -> None:
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    assert streamxf.rekey(saved, KEY, OTHER_KEY) == ()  # AES key wrap gives the same again
+    assert_same(load(state, saved, OTHER_KEY), state)
+    options: dict[str, Any] = {"allow_unsigned": True}
+    streamxf.rekey(saved, OTHER_KEY, PRIVATE.public, **options)
+    # a public key cannot show that it is the one
+    again = lambda: streamxf.rekey(saved, OTHER_KEY, PRIVATE.public, **options)  # noqa: E731
+    untouched(again, saved, KeyMissingError, PRIVATE.id)
+
+
+def test_too_much_metadata(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "MAX_METADATA", (saved / ".metadata").stat().st_size + 100)
+    many = [Key.generate() for _ in range(MAX_RECIPIENTS)]
+    untouched(lambda: streamxf.rekey(saved, KEY, many), saved, MetadataError, "fewer recipients")
+    assert streamxf.rekey(saved, KEY, OTHER_KEY) == (".metadata",)
+
+
+# -- adding and removing -------------------------------------------------------------------------------
+
+
+def test_a_recipient_more(signed: Path, state: dict[str, Any]) -> None:
+    (before,) = envelopes(signed)
+    assert streamxf.add_recipient(signed, KEY, OTHER_KEY) == (".metadata",)
+    (after,) = envelopes(signed)
+    assert after.recipients[:2] == before.recipients
+    for key in (KEY, OTHER_KEY):
+        assert_same(load(state, signed, key), state)
+    whole = contents(signed)
+    assert streamxf.add_recipient(signed, KEY, [OTHER_KEY, KEY]) == ()
+    assert contents(signed) == whole
+    trust = SIGNER.verify_key
+    assert streamxf.add_recipient(signed, OTHER_KEY, [KEY, SHORT.public], trust=trust) == (".metadata",)
+    assert [entry.key_id for entry in envelopes(signed)[0].recipients] == [PRIVATE.id, KEY.id, OTHER_KEY.id, SHORT.id]
+    assert_same(load(state, signed, KeyRing([SHORT], trust=trust)), state)
+
+
+def test_somebody_who_signs_and_adds_nobody(signed: Path) -> None:
+    before = envelopes(signed)
+    assert streamxf.add_recipient(signed, KEY, KEY, signer=STRANGER) == (".metadata",)
+    assert envelopes(signed) == before
+    digest = sections_of(signed)[1].digest
+    assert vouchers(signed).signed_by([STRANGER.verify_key], digest)
+    assert not vouchers(signed).signed_by([SIGNER.verify_key], digest)
+
+
+def test_a_recipient_less(signed: Path, state: dict[str, Any]) -> None:
+    (before,) = envelopes(signed)
+    assert streamxf.remove_recipient(signed, KEY, KEY.id) == (".metadata",)  # the one that opens it, too
+    assert envelopes(signed) == [replace(before, recipients=before.recipients[:1])]
+    assert vouchers(signed).entries == ()
+    with refused(KeyMissingError, PRIVATE.id):
+        load(state, signed, KEY)
+    ring = KeyRing([PRIVATE], trust=SIGNER.verify_key)
+    assert_same(load(state, signed, ring), state)
+    untouched(lambda: streamxf.remove_recipient(signed, ring, PRIVATE.id), signed, ParameterError, "last")
+    untouched(lambda: streamxf.remove_recipient(signed, ring, KEY.id), signed, ParameterError, KEY.id, PRIVATE.id)
+
+
+def test_kinds_that_are_not_known_here(saved: Path, state: dict[str, Any]) -> None:
+    stranger = Entry("acme-vault", "0123456789abcdef", b"whatever it is")
+    reforge(saved, lambda envelope: replace(envelope, recipients=(stranger, *envelope.recipients)))
+    streamxf.add_recipient(saved, KEY, OTHER_KEY)
+    streamxf.remove_recipient(saved, OTHER_KEY, KEY.id)
+    assert envelopes(saved)[0].recipients[0] == stranger
+    assert streamxf.recipients(saved).whole == (
+        Recipient("acme-vault", stranger.key_id),
+        Recipient("aeskw", OTHER_KEY.id),
+    )
+    assert_same(load(state, saved, OTHER_KEY), state)
+    streamxf.remove_recipient(saved, OTHER_KEY, stranger.key_id)
+    assert [entry.key_id for entry in envelopes(saved)[0].recipients] == [OTHER_KEY.id]
+
+
+# -- listing -------------------------------------------------------------------------------------------
+
+
+def test_a_list_needs_no_key_and_says_so(signed: Path) -> None:
+    found = streamxf.recipients(signed)
+    assert found.whole == (Recipient(PRIVATE.kind, PRIVATE.id), Recipient("aeskw", KEY.id))
+    assert (found.part, found.signers, found.authenticated) == ((), (SIGNER.id,), False)
+    assert "not authenticated" in str(found)
+    checked = streamxf.recipients(signed, KEY)
+    assert checked == replace(found, authenticated=True, save_ids=(index_of(signed).save_id,))
+    assert index_of(signed).save_id in str(checked)
+    assert "not authenticated" not in str(checked)
+    for words in (KEY.id, PRIVATE.id, SIGNER.id, "aeskw", PRIVATE.kind):
+        assert words in str(checked)
+
+
+@pytest.mark.parametrize("altered", ["added", "left out", "signer"])
+def test_a_list_that_storage_made_up(signed: Path, altered: str) -> None:
+    """Without a key it shows what was altered; with one it is found out."""
+    wrapped, made, _ = lines(signed)
+    (envelope,) = envelopes(signed)
+    if altered == "added":
+        forge(signed, [f"{wrapped}&w=acme:{'0' * 16}:AAAA"], made)
+        assert "0" * 16 in [one.id for one in streamxf.recipients(signed).whole]
+    elif altered == "left out":
+        forge(signed, [str(replace(envelope, recipients=envelope.recipients[1:]))], made)
+        assert [one.id for one in streamxf.recipients(signed).whole] == [KEY.id]
+    else:
+        forge(signed, [wrapped], made.replace(SIGNER.id, STRANGER.id))
+        assert streamxf.recipients(signed).signers == (STRANGER.id,)
+        assert streamxf.recipients(signed, KEY).verified == ()
+    trust = [SIGNER.verify_key, STRANGER.verify_key]
+    untouched(lambda: streamxf.recipients(signed, KEY, trust=trust), signed, AuthenticationError)
+
+
+def test_lists_of_writers_that_did_not_publish_are_not_authenticated(checkpoint: Path) -> None:
+    """What is added there is shown, and never as one who can read it all; it is gone after a rekey."""
+    state = save_as_ranks(2, checkpoint, lambda: [Encrypt(KEY)])
+    wrapped, made, (other,) = lines(checkpoint)
+    forge(checkpoint, [wrapped, f"{other}&w=acme:{'0' * 16}:AAAA"], made)
+    found = streamxf.recipients(checkpoint, KEY)
+    assert (found.whole, found.part) == ((Recipient("aeskw", KEY.id),), (Recipient("acme", "0" * 16),))
+    streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+    assert streamxf.recipients(checkpoint, OTHER_KEY).part == ()
+    assert_same(load(state, checkpoint, OTHER_KEY), state)
+
+
+def test_nothing_is_unpickled(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    streamxf.recipients(signed)
+    streamxf.recipients(signed, KEY)
+    streamxf.rekey(signed, KEY, OTHER_KEY)
+
+
+def test_a_list_needs_no_torch(signed: Path) -> None:
+    code = (
+        "import sys, streamxf\n"
+        f"found = streamxf.recipients({str(signed)!r}, bytes(range(32)))\n"
+        "assert found.authenticated and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_trust_needs_keys(signed: Path) -> None:
+    with refused(ParameterError, "keys"):
+        streamxf.recipients(signed, trust=SIGNER.verify_key)
+
+
+# -- metadata of each rank -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(checkpoint: Path) -> Path:
+    save_as_ranks(3, checkpoint, lambda: full_chain(), use_collectives=False)
+    assert sorted(path.name for path in checkpoint.glob("*.metadata")) == [f"__{n}.metadata" for n in range(3)]
+    return checkpoint
+
+
+def test_rank_local_metadata(local: Path) -> None:
+    names = tuple(f"__{rank}.metadata" for rank in range(3))
+    before, indexes = contents(local), [apart(local, name)[:2] for name in names]
+    assert streamxf.rekey(local, KEY, OTHER_KEY) == names
+    assert [apart(local, name)[:2] for name in names] == indexes
+    for name in names:
+        assert opens(local, OTHER_KEY, name)
+        assert not opens(local, KEY, name)
+    assert {name: data for name, data in contents(local).items() if name not in names} == {
+        name: data for name, data in before.items() if name not in names
+    }
+    assert streamxf.add_recipient(local, OTHER_KEY, KEY) == names
+    assert streamxf.remove_recipient(local, KEY, OTHER_KEY.id) == names
+    assert streamxf.recipients(local, KEY).whole == (Recipient("aeskw", KEY.id),)
+
+
+def test_one_rank_that_does_not_open_stops_all(local: Path) -> None:
+    wrapped, made, _ = lines(local, "__2.metadata")
+    forge(local, [wrapped], made[:4] + ("1" if made[4] != "1" else "2") + made[5:], "__2.metadata")
+    untouched(lambda: streamxf.rekey(local, KEY, OTHER_KEY), local, AuthenticationError, "__2.metadata")
+
+
+def test_one_rank_whose_metadata_cannot_be_made_stops_all(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written."""
+    made = []
+
+    def fail(*arguments: Any) -> bytes:
+        made.append(arguments)
+        if len(made) == 3:
+            raise MetadataError("injected")
+        return pack(*arguments)
+
+    monkeypatch.setattr(holders, "pack", fail)
+    untouched(lambda: streamxf.rekey(local, KEY, OTHER_KEY), local, MetadataError, "__2.metadata")
+
+
+@pytest.mark.parametrize("new", [OTHER_KEY, PRIVATE, PRIVATE.public], ids=["key", "private key", "public key"])
+def test_once_more_after_a_crash(local: Path, new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rekey(keys: Any) -> tuple[str, ...]:
+        return streamxf.rekey(local, KEY, keys, allow_unsigned=True)
+
+    _fail_at("__1.metadata", monkeypatch)
+    with pytest.raises(OSError, match="injected"):
+        rekey(new)
+    monkeypatch.undo()
+    found = streamxf.recipients(local)
+    assert (found.whole, {recipient.id for recipient in found.part}) == ((), {KEY.id, new.id})
+    assert "of a part only" in str(found)
+    if new == PRIVATE.public:  # which cannot show that the first file was written by the first call
+        untouched(lambda: rekey(new), local, KeyMissingError, "no key shows that", PRIVATE.id, "__0.metadata")
+    rekey(PRIVATE if new == PRIVATE.public else new)
+    assert [recipient.id for recipient in streamxf.recipients(local).whole] == [new.id]
+    assert streamxf.recipients(local).part == ()
+
+
+def test_adding_and_removing_once_more_after_a_crash(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fail_at("__1.metadata", monkeypatch)
+    with pytest.raises(OSError, match="injected"):
+        streamxf.add_recipient(local, KEY, OTHER_KEY)
+    monkeypatch.undo()
+    assert streamxf.add_recipient(local, KEY, OTHER_KEY) == ("__1.metadata", "__2.metadata")
+    _fail_at("__1.metadata", monkeypatch)
+    with pytest.raises(OSError, match="injected"):
+        streamxf.remove_recipient(local, OTHER_KEY, KEY.id)
+    monkeypatch.undo()
+    assert streamxf.remove_recipient(local, OTHER_KEY, KEY.id) == ("__1.metadata", "__2.metadata")
+    assert streamxf.recipients(local, OTHER_KEY).whole == (Recipient("aeskw", OTHER_KEY.id),)
+
+
+def _fail_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Storage.put
+
+    def fail(self: Storage, target: str, *rest: Any, **options: Any) -> None:
+        if target == name:
+            raise OSError("injected")
+        put(self, target, *rest, **options)
+
+    monkeypatch.setattr(Storage, "put", fail)
+
+
+# -- others at the same time -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "memory":
+        folder = f"/{uuid.uuid4().hex}"  # the memory file system is one for the whole process
+        yield f"memory:/{folder}/checkpoint"
+        if fsspec.filesystem("memory").exists(folder):
+            fsspec.filesystem("memory").rm(folder, recursive=True)
+    else:
+        yield f"file://{tmp_path}/checkpoint" if request.param == "file" else str(tmp_path / "checkpoint")
+
+
+def stored(url: str) -> dict[str, bytes]:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    return {name.rpartition("/")[2]: filesystem.cat_file(name) for name in filesystem.find(path)}
+
+
+def test_every_file_system(url: str, state: dict[str, Any]) -> None:
+    save_to(url, state)
+    before = stored(url)
+    assert streamxf.rekey(url, KEY, OTHER_KEY) == (".metadata",)
+    assert streamxf.add_recipient(url, OTHER_KEY, PRIVATE.public, allow_unsigned=True) == (".metadata",)
+    assert streamxf.remove_recipient(url, OTHER_KEY, OTHER_KEY.id) == (".metadata",)
+    assert_same(load_from(url, state, keys=KeyRing([PRIVATE], allow_unsigned=True)), state)
+    with refused(KeyMissingError):
+        load_from(url, state, keys=KEY)
+    after = stored(url)
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == {".metadata"}
+
+
+def test_a_save_at_the_same_time_is_not_undone(
+    url: str, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_to(url, state)
+    locked = holders.locked
+    later = {**state, "step": 18}
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        save_to(url, later)
+        return locked(*arguments)
+
+    monkeypatch.setattr(holders, "locked", late)
+    with refused(MetadataError, "replaced meanwhile"):
+        streamxf.rekey(url, KEY, OTHER_KEY)
+    assert_same(load_from(url, later), later)
+    assert not [name for name in stored(url) if name.endswith(".tmp")]
+
+
+def test_a_checkpoint_that_goes_at_the_same_time(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Storage.put
+
+    def late(*arguments: Any, **options: Any) -> None:
+        (saved / ".metadata").unlink()
+        put(*arguments, **options)
+
+    monkeypatch.setattr(Storage, "put", late)
+    with pytest.raises((MetadataError, FileNotFoundError)):
+        streamxf.rekey(saved, KEY, OTHER_KEY)
+    assert not list(saved.glob("*metadata*"))
+
+
+def test_two_at_once(saved: Path, state: dict[str, Any]) -> None:
+    """Whichever comes first counts, or both one after the other; the checkpoint stays whole."""
+    keys = [Key.generate() for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def work(key: Key) -> None:
+        try:
+            streamxf.add_recipient(saved, KEY, key)
+        except MetadataError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(key,)) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_same(load(state, saved, KEY), state)
+    assert all("meanwhile" in str(error) for error in errors)
+    assert not list(saved.glob("*.tmp"))
+
+
+# -- owner and permissions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
+def test_permissions_stay(saved: Path, mode: int) -> None:
+    (saved / ".metadata").chmod(mode)
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    assert (saved / ".metadata").stat().st_mode & 0o7777 == mode
+
+
+def test_no_bits_that_lend_rights_to_a_file(saved: Path) -> None:
+    (saved / ".metadata").chmod(0o4755)
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    assert (saved / ".metadata").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_stays(saved: Path) -> None:
+    os.chown(saved / ".metadata", 12345, 23456)
+    (saved / ".metadata").chmod(0o640)
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    facts = (saved / ".metadata").stat()
+    assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (12345, 23456, 0o640)
+
+
+def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither owner nor group can be kept."""
+    found = os.stat_result((0o100640, 0, 0, 1, os.getuid() + 1, os.getgid() + 1, 0, 0, 0, 0))
+    original = Path.stat
+    monkeypatch.setattr(
+        Path,
+        "stat",
+        lambda self, **options: found if self.name == ".metadata" else original(self, **options),
+    )
+
+    def fail(*_: Any) -> None:
+        raise PermissionError("injected")
+
+    monkeypatch.setattr(os, "fchown", fail)
+    streamxf.rekey(saved, KEY, OTHER_KEY)
+    monkeypatch.undo()
+    assert (saved / ".metadata").stat().st_mode & 0o777 == 0o600
+
+
+# -- the documentation -----------------------------------------------------------------------------------
+
+
+def test_the_page_on_security_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    section = page.partition("\n## Rotation\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__page__"}
+    exec(compile(block, "docs/security.md", "exec"), names)
+    assert [reader.id for reader in streamxf.recipients("checkpoint").whole] == [names["new"].id]

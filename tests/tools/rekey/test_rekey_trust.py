@@ -1,0 +1,256 @@
+"""What `streamxf.rekey` and its kin believe, and what they make others believe: no more than a key has shown."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from dcp.helpers import assert_same, load, refused, save, sections_of
+from dcp.writers import save_as_ranks
+from rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
+from rekeying import SHORT as PRIVATE
+
+import streamxf
+from streamxf import Encrypt, KeyProvider, KeyRing
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import (
+    AuthenticationError,
+    KeyMissingError,
+    KeyServiceError,
+    MetadataError,
+    PolicyError,
+)
+from streamxf.format.trailer import pack
+from streamxf.keys.entry import Entry
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.vouchers import Vouchers
+from streamxf.tools.rekey.holders import MetadataFiles
+
+
+@pytest.fixture
+def local(checkpoint: Path) -> Path:
+    """Two ranks' own metadata."""
+    save_as_ranks(2, checkpoint, lambda: [Encrypt(KEY)], items=1, use_collectives=False)
+    return checkpoint
+
+
+# -- a file that only says that it is done -------------------------------------------------------------
+
+
+def test_a_file_that_claims_the_new_recipients_is_not_passed_over(local: Path) -> None:
+    """Else whoever put it there brings the old one back afterwards, under the old key."""
+    (envelope,) = envelopes(local, "__1.metadata")
+    fake = replace(envelope, recipients=(Entry(PRIVATE.kind, PRIVATE.public.id, b"x" * 80),))
+    forge(local, [str(fake)], lines(local, "__1.metadata")[1], "__1.metadata")
+    forged = (local / "__1.metadata").read_bytes()
+    for new in (PRIVATE.public, [PRIVATE.public]):
+        untouched(
+            lambda new=new: streamxf.rekey(local, KEY, new, allow_unsigned=True),
+            local,
+            KeyMissingError,
+            "no key shows that",
+            "__1.metadata",
+        )
+    for new in (PRIVATE, OTHER_KEY):
+        with pytest.raises(streamxf.StreamxfError):
+            streamxf.rekey(local, KEY, new, allow_unsigned=True, vouch=True)
+    assert (local / "__1.metadata").read_bytes() == forged
+
+
+# -- who signed ------------------------------------------------------------------------------------------
+
+
+def test_a_signer_is_verified_only_by_his_verify_key(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
+    for found in (streamxf.recipients(checkpoint), streamxf.recipients(checkpoint, KEY)):
+        assert (found.signers, found.verified) == ((SIGNER.id,), ())
+        assert f"claims to be signed by {SIGNER.id}" in str(found).splitlines()
+    found = streamxf.recipients(checkpoint, KEY, trust=[STRANGER.verify_key, SIGNER.verify_key])
+    assert (found.signers, found.verified) == ((SIGNER.id,), (SIGNER.id,))
+    assert f"signed by {SIGNER.id}" in str(found).splitlines()
+
+
+def test_a_signature_of_zeros_is_reported_as_a_claim(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
+    reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
+    found = streamxf.recipients(checkpoint, KEY)
+    assert found.authenticated
+    assert found.verified == ()
+    assert f"claims to be signed by {SIGNER.id}" in str(found).splitlines()
+    with pytest.raises(streamxf.StreamxfError):
+        streamxf.recipients(checkpoint, KEY, trust=SIGNER.verify_key)
+
+
+def test_a_signer_counts_only_if_all_signatures_in_that_name_were_verified(
+    checkpoint: Path, state: dict[str, Any]
+) -> None:
+    save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
+    keys, _ = MetadataFiles(Storage.of(checkpoint)).read(".metadata")
+    good, bad = ((keys, verified, "") for verified in (True, False))
+    assert streamxf.Recipients.of([good, good], True).verified == (SIGNER.id,)
+    assert streamxf.Recipients.of([good, bad], True).verified == ()
+
+
+@pytest.mark.parametrize("change", [streamxf.rekey, streamxf.add_recipient])
+def test_a_signature_that_nobody_verified_moves_nothing_to_private_keys(
+    checkpoint: Path, state: dict[str, Any], change: Any
+) -> None:
+    save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
+    untouched(lambda: change(checkpoint, KEY, PRIVATE.public), checkpoint, PolicyError, "not verified", "as trust")
+    change(checkpoint, KEY, PRIVATE.public, trust=SIGNER.verify_key)
+    assert_same(load(state, checkpoint, PRIVATE, trust=SIGNER.verify_key), state)
+
+
+@pytest.mark.parametrize("change", [streamxf.rekey, streamxf.add_recipient])
+def test_a_signature_of_zeros_moves_nothing_to_private_keys(
+    checkpoint: Path, state: dict[str, Any], change: Any
+) -> None:
+    save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
+    reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
+    untouched(lambda: change(checkpoint, KEY, PRIVATE.public), checkpoint, PolicyError)
+    with pytest.raises(streamxf.StreamxfError):
+        change(checkpoint, KEY, PRIVATE.public, trust=SIGNER.verify_key)
+    change(checkpoint, KEY, PRIVATE.public, signer=STRANGER)
+    assert_same(load(state, checkpoint, PRIVATE, trust=STRANGER.verify_key), state)
+
+
+# -- who wrote it ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signer", [None, SIGNER], ids=["unsigned", "signed again"])
+@pytest.mark.parametrize("change", [streamxf.rekey, streamxf.add_recipient])
+def test_what_anyone_can_have_written_does_not_become_authentic_for_a_key(
+    checkpoint: Path, state: dict[str, Any], change: Any, signer: Any
+) -> None:
+    save(state, checkpoint, [Encrypt(PRIVATE.public, signer=STRANGER if signer is not None else None)])
+    options: dict[str, Any] = {"allow_unsigned": True, "signer": signer}
+    untouched(lambda: change(checkpoint, PRIVATE, KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id)
+    both = [PRIVATE, OTHER_KEY]  # it is not wrapped for the second one
+    untouched(lambda: change(checkpoint, both, KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id)
+    change(checkpoint, PRIVATE, KEY, vouch=True, **options)
+    assert_same(load(state, checkpoint, KEY), state)
+
+
+def test_vouchers_that_nobody_checked_are_no_reason_to_vouch(checkpoint: Path, state: dict[str, Any]) -> None:
+    """A name in the list, and bytes beside it, are what anyone can write who has the public key."""
+    save(state, checkpoint, [Encrypt(PRIVATE.public)])
+    _, sections = sections_of(checkpoint)
+    (envelope,) = envelopes(checkpoint)
+    data_key = KeyRing(PRIVATE).unwrap(str(envelope))
+    both = str(Envelope(envelope.dek_id, (*envelope.recipients, Entry(KEY.kind, KEY.id, b"x" * 40))))
+    made = Vouchers.make(sections.digest, both, data_key, [], kept=(Entry(KEY.kind, KEY.id, b"x" * 32),))
+    forge(checkpoint, [both], str(made))
+    options: dict[str, Any] = {"allow_unsigned": True}
+    for new in (OTHER_KEY, [KEY, OTHER_KEY]):
+        for change in (streamxf.rekey, streamxf.add_recipient):
+            untouched(
+                lambda new=new, change=change: change(checkpoint, PRIVATE, new, **options),
+                checkpoint,
+                PolicyError,
+                "(vouch)",
+                OTHER_KEY.id,
+            )
+    # it stays as it is, and what it is shows where it is read
+    streamxf.rekey(checkpoint, PRIVATE, [PRIVATE.public, KEY], **options)
+    with refused(AuthenticationError, KEY.id):
+        load(state, checkpoint, KEY)
+
+
+def test_what_a_key_opens_needs_no_word_of_its_own(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt([KEY, PRIVATE.public])])
+    streamxf.add_recipient(checkpoint, [PRIVATE, KEY], OTHER_KEY, allow_unsigned=True)
+    assert_same(load(state, checkpoint, OTHER_KEY), state)
+
+
+def test_a_trusted_signature_needs_no_word_of_its_own(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt(PRIVATE.public, signer=SIGNER)])
+    streamxf.rekey(checkpoint, PRIVATE, KEY, trust=SIGNER.verify_key)
+    assert_same(load(state, checkpoint, KEY), state)
+
+
+def test_a_service_that_does_not_answer_shows_nothing(checkpoint: Path, state: dict[str, Any]) -> None:
+    class Service(KeyProvider):
+        kind = "acme-service"
+        id = "c" * 16
+        vouches: ClassVar[bool] = True
+
+        def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+            return KEY.wrap(data_key, dek_id)
+
+        def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+            raise KeyServiceError("no answer")
+
+    save(state, checkpoint, [Encrypt([Service(), PRIVATE.public])])
+    keys = [Service(), PRIVATE]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was passed over
+        untouched(
+            lambda: streamxf.add_recipient(checkpoint, keys, OTHER_KEY, allow_unsigned=True),
+            checkpoint,
+            PolicyError,
+            "(vouch)",
+        )
+
+
+# -- files that nobody vouched for -------------------------------------------------------------------------
+
+
+def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint)
+    _, sections = sections_of(checkpoint)
+    (checkpoint / ".metadata").unlink()  # beside which no metadata of ranks may stand
+    for number in range(24):
+        data = pack(b"", os.urandom(16 << 20), bytes(sections.keys))
+        (checkpoint / f"__{number}.metadata").write_bytes(data)
+    tracemalloc.start()
+    try:
+        assert [one.id for one in streamxf.recipients(checkpoint).whole] == [KEY.id]
+        with refused(AuthenticationError, "__0.metadata"):
+            streamxf.recipients(checkpoint, KEY)
+        with refused(AuthenticationError, "__0.metadata"):
+            streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 16 << 20 < peak < 4 * 16 << 20
+
+
+def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = MetadataFiles.write
+    other = (local / "__1.metadata").read_bytes()
+
+    def late(self: MetadataFiles, name: str, *rest: Any) -> None:
+        (local / name).write_bytes(other)
+        write(self, name, *rest)
+
+    monkeypatch.setattr(MetadataFiles, "write", late)
+    with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
+        streamxf.rekey(local, KEY, OTHER_KEY)
+    assert (local / "__0.metadata").read_bytes() == other
+
+
+def test_data_keys_are_unwrapped_once_though_files_are_read_twice(checkpoint: Path) -> None:
+    asked: list[bytes] = []
+
+    class Counting(KeyProvider):
+        kind = "acme-counting"
+        id = "d" * 16
+        vouches: ClassVar[bool] = True
+
+        def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+            return KEY.wrap(data_key, dek_id)
+
+        def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+            asked.append(dek_id)
+            return KEY.unwrap(wrapped, dek_id)
+
+    save_as_ranks(2, checkpoint, lambda: [Encrypt(Counting())], items=1, use_collectives=False)
+    streamxf.rekey(checkpoint, Counting(), OTHER_KEY)
+    assert len(asked) == len(set(asked)) == 4  # two data keys, and two vouchers

@@ -1,0 +1,123 @@
+"""Random damage: whatever `streamxf.salvage` returns is what was saved, and what it raises has a type."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import assert_same, blank
+from dcp.shards import rows, save_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamxf import salvage
+from streamxf.errors import StreamxfError
+
+from .test_salvage import CHAINS, flat, keys_of
+
+RANKS = 2
+# what, and where in the file and how far, in thousandths of its size
+FAULTS = st.tuples(
+    st.sampled_from(["flip", "zero", "cut", "repeat", "remove", "delete", "copy"]),
+    st.integers(0, 999),
+    st.integers(0, 300),
+    st.integers(0, 7),
+)
+settings.register_profile("faults", max_examples=settings().max_examples // 5)
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "w": torch.randn(8, 3, generator=generator),
+        "half": torch.randn(40, generator=generator).to(torch.bfloat16),
+        "big": torch.randint(0, 9, (40_000,), generator=generator),
+        "nested": {"t": torch.ones(5), "text": "ünïcode"},
+        "step": 17,
+    }
+
+
+@cache
+def saved(chain: str) -> Path:
+    """A checkpoint of two ranks, and the files of another save beside it, which nobody may see."""
+    folder = Path(tempfile.mkdtemp())
+    whole = state()
+    parts: list[dict[str, Any]] = [
+        {"w": rows(whole["w"], rank, RANKS), "big": rows(whole["big"], rank, RANKS)} for rank in range(RANKS)
+    ]
+    parts[0] |= {"half": whole["half"], "nested": whole["nested"]}
+    parts[1] |= {"step": whole["step"]}
+    save_shards(folder / "a", parts, CHAINS[chain])
+    other = [{name: item if name == "nested" else _shifted(item) for name, item in part.items()} for part in parts]
+    save_shards(folder / "b", other, CHAINS[chain])
+    for file in (folder / "b").glob("*.distcp"):
+        shutil.copy(file, folder / "a")
+    return folder / "a"
+
+
+def _shifted(item: Any) -> Any:
+    if isinstance(item, int):
+        return item + 1
+    if isinstance(item, torch.Tensor):
+        return item + 1
+    return type(item)(item.tensor + 1, item.offsets, item.whole)
+
+
+def hurt(file: Path, fault: tuple[str, int, int, int]) -> None:
+    what, at, length, bit = fault
+    data = file.read_bytes()
+    begin = len(data) * at // 1000
+    end = min(len(data), begin + 1 + len(data) * length // 1000)
+    if what == "flip" and data:
+        data = data[:begin] + bytes([data[begin] ^ 1 << bit]) + data[begin + 1 :]
+    elif what == "zero":
+        data = data[:begin] + bytes(end - begin) + data[end:]
+    elif what == "cut":
+        data = data[:begin]
+    elif what == "repeat":
+        data = data[:end] + data[begin:]
+    elif what == "remove":
+        data = data[:begin] + data[end:]
+    elif what == "copy":  # the beginning stands there once more
+        data = data[:begin] + data[: end - begin] + data[end:]
+    if what == "delete":
+        file.unlink()
+    else:
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@settings(settings.get_profile("faults"))
+@given(st.lists(st.tuples(st.integers(0, 4), FAULTS), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_random_faults(chain: str, faults: list[Any], metadata_too: bool, into: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        shutil.copytree(saved(chain), path)
+        files = sorted(path.iterdir(), key=lambda file: file.name != ".metadata")
+        for number, fault in faults:
+            file = files[number] if metadata_too or number else files[1]
+            if file.exists():
+                hurt(file, fault)
+        target = blank(state()) if into else None
+        try:
+            found = salvage(path, target, keys=keys_of(CHAINS[chain]), without_metadata=metadata_too)
+        except StreamxfError:
+            if not metadata_too:
+                raise
+            return
+        wanted = flat(state())
+        loaded = flat(found.state_dict, state()) if found.save_ids or into else found.state_dict
+        for name in found.loaded:
+            assert_same(loaded[name], wanted[name], name)
+        assert not found.partial
+        if not metadata_too:
+            assert set(found.loaded) | set(found.lost) == set(wanted)
+        if into:
+            old = flat(blank(state()), state())
+            for name in set(wanted) - set(found.loaded):
+                assert_same(loaded[name], old[name], name)

@@ -1,0 +1,124 @@
+"""Whatever one item does while it is read, `streamxf.salvage` and `diff` give the others."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import zstandard
+from dcp.helpers import assert_same, blank, load
+from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
+
+import streamxf
+from streamxf.tools.diff.diff import diff
+from streamxf.tools.salvage.copying import salvage_to
+
+STATE = {f"w{number}": torch.arange(200.0) + number for number in range(4)} | {"x": torch.eye(4), "step": 7}
+OTHERS = {name: value for name, value in STATE.items() if name != "x"}
+
+
+def saved(path: Path, extensions: list[Any]) -> Any:
+    """A checkpoint of torch's own writer; where the item x lies."""
+    dcp.save(dict(STATE), storage_writer=dcp.FileSystemWriter(path, _extensions=extensions))
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    (place,) = (place for index, place in metadata.storage_data.items() if index.fqn == "x")
+    return place
+
+
+def check_others_are_given(path: Path) -> None:
+    found = streamxf.salvage(path)
+    assert set(found.lost) == {"x"}
+    assert_same(found.state_dict, OTHERS)
+    assert "x" in {entry.item for entry in streamxf.salvage(path, partial=True).damaged}
+    target = blank(STATE)
+    before = target["x"].clone()
+    assert set(streamxf.salvage(path, target).loaded) == set(OTHERS)
+    assert_same({name: target[name] for name in OTHERS}, OTHERS)
+    assert_same(target["x"], before)
+    copied = path.with_name("copied")
+    salvaged, written = salvage_to(path, copied)
+    assert written is not None
+    assert salvaged.lost == ("x",)
+    assert_same(load(OTHERS, copied, keys=None), OTHERS)
+    whole = path.with_name("whole")
+    saved(whole, [])
+    compared = diff(whole, path)
+    assert list(compared.incomparable) == ["x"]
+    assert (compared.equal, compared.changed) == (len(OTHERS), ())
+
+
+def test_a_damaged_stream_of_torchs_own_zstandard(tmp_path: Path) -> None:
+    place = saved(tmp_path / "stock", [TorchZStandard()])
+    file = tmp_path / "stock" / place.relative_path
+    data = file.read_bytes()
+    lost = 0
+    for at in range(place.offset, place.offset + place.length, 5):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        found = streamxf.salvage(tmp_path / "stock")
+        assert set(found.lost) <= {"x"}
+        assert_same({name: found.state_dict[name] for name in OTHERS}, OTHERS)
+        lost += len(found.lost)
+    assert lost > place.length // 10
+    file.write_bytes(data[: place.offset] + bytes(16) + data[place.offset + 16 :])
+    check_others_are_given(tmp_path / "stock")
+
+
+def altered(tensor: torch.Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return file.getvalue()
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.ones(4), torch.ones(3)])
+
+
+def csr() -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.eye(4).to_sparse_csr()
+
+
+KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "meta": lambda: torch.empty(4, 4, device="meta"),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "csr": csr,
+    "nested": nested,
+    "other shape": lambda: torch.eye(5),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "zstd"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_tensor_of_another_kind(kind: Callable[[], torch.Tensor], compressed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "stock"
+    saved(path, [TorchZStandard()] if compressed else [])
+    stored = altered(kind())
+    stored = zstandard.compress(stored) if compressed else stored
+    (path / "__0_9.distcp").write_bytes(stored)
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    for index, place in metadata.storage_data.items():
+        if index.fqn == "x":
+            place.relative_path, place.offset, place.length = "__0_9.distcp", 0, len(stored)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    check_others_are_given(path)
+
+
+def test_a_quantized_tensor(tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        state = {"x": torch.quantize_per_tensor(torch.randn(4, 5), 0.1, 0, torch.qint8), "y": torch.ones(3)}
+    for writer in (dcp.FileSystemWriter(tmp_path / "a"), streamxf.FileSystemWriter(tmp_path / "b")):
+        dcp.save(dict(state), storage_writer=writer)
+    for path in (tmp_path / "a", tmp_path / "b"):
+        found = streamxf.salvage(path)
+        assert (found.loaded, found.lost) == (("y",), ("x",))
+        assert "dcp.load" in found.damaged[0].message
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert (list(found.incomparable), found.equal) == (["x"], 1)

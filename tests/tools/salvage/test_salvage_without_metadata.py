@@ -1,0 +1,452 @@
+"""`streamxf.salvage` where the metadata is damaged or gone: what the data files say of themselves, and never a mixture
+of two saves.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from dcp.helpers import (
+    KEY,
+    OTHER_KEY,
+    assert_same,
+    blank,
+    data_files,
+    full_chain,
+    refused,
+    save,
+    sections_of,
+    small_state,
+)
+from dcp.shards import Shard, rows, save_shards
+
+import streamxf
+from streamxf import Encrypt, PrivateKey, SigningKey, salvage
+from streamxf.errors import (
+    KeyMissingError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+)
+from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.keys import KeyProvider
+
+from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_of, places
+
+CODED = {name: chain for name, chain in CHAINS.items() if name != "none"}
+each_chain = pytest.mark.parametrize("chain", CODED.values(), ids=CODED)
+PLAIN = {name: chain for name, chain in CODED.items() if chain is not full_chain}
+plain_chain = pytest.mark.parametrize("chain", PLAIN.values(), ids=PLAIN)
+
+
+def damage(path: Path, how: str) -> None:
+    """Make the metadata useless."""
+    file = path / ".metadata"
+    data = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "zeroed":
+        file.write_bytes(bytes(len(data)))
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "cut":
+        file.write_bytes(data[:-1])
+    elif how == "index":  # the pickle is intact
+        pickled = len(sections_of(path)[0])
+        file.write_bytes(data[:pickled] + bytes(len(data) - pickled))
+    elif how == "half":
+        file.write_bytes(data[: len(data) // 2])
+    elif how == "end zeroed":
+        file.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    elif how == "tag":
+        flip(file, len(data) - 20)
+    else:
+        pickled, sections = sections_of(path)
+        flip(file, len(pickled) + len(sections.index) // 2)
+
+
+GONE = ["missing", "zeroed", "empty"]
+HALF = ["half", "end zeroed"]  # what is left of the pickle has the wrapped data key, for torch's readers
+LEFT = ["cut", "index", "tag", "flipped"]
+
+
+# -- one process ---------------------------------------------------------------------------------
+
+
+@plain_chain
+@pytest.mark.parametrize("how", GONE + HALF + LEFT)
+def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chain: Chain, how: str) -> None:
+    save(state, checkpoint, chain())
+    damage(checkpoint, how)
+    with refused(StreamxfError, "--without-metadata"):
+        salvage(checkpoint)
+    found = salvage(checkpoint, without_metadata=True)
+    check(found, flat(state), set())
+    assert "vouched" in str(found)
+    assert found.save_ids == {}
+    target = blank(state)
+    found = salvage(checkpoint, target, without_metadata=True)
+    check_filled(found, target, state, set())
+    assert_same(target, state)
+
+
+def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Only torch's own readers read it."""
+    save(state, checkpoint)
+    flip(checkpoint / ".metadata", 100)
+    found = salvage(checkpoint, keys=KEY)
+    check(found, state, set())
+    assert not found.unchecked
+
+
+@pytest.mark.parametrize("how", LEFT + HALF)
+def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any], how: str) -> None:
+    save(state, checkpoint)
+    damage(checkpoint, how)
+    check(salvage(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
+    for keys in (None, OTHER_KEY):
+        with refused(KeyMissingError):
+            salvage(checkpoint, keys=keys, without_metadata=True)
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_encrypted_items_without_one_are_lost(checkpoint: Path, state: dict[str, Any], how: str) -> None:
+    save(state, checkpoint)
+    damage(checkpoint, how)
+    with refused(MetadataError, "wrapped data key", "Restore .metadata"):
+        salvage(checkpoint, keys=KEY, without_metadata=True)
+
+
+def test_a_wrapped_key_in_a_draft(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Which a save or a rotation left that was killed."""
+    save(state, checkpoint)
+    (checkpoint / ".metadata").rename(checkpoint / ".metadata.0123abcd.tmp")
+    check(salvage(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
+
+
+def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, Any]) -> None:
+    """So whoever needs one has to say that it may be missing."""
+    reader, signer = PrivateKey.generate(), SigningKey.generate()
+    save(state, checkpoint, [Encrypt(reader.public, signer=signer)])
+    damage(checkpoint, "flipped")
+    for options in ({}, {"trust": signer.verify_key}):
+        with refused(PolicyError, "cannot be signed"):
+            salvage(checkpoint, keys=reader, without_metadata=True, **options)
+    check(salvage(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
+
+
+class Service(KeyProvider):
+    """Counts what it is asked."""
+
+    kind = "acme-service"
+    id = "a" * 16
+    vouches: ClassVar[bool] = True
+    asked: ClassVar[list[bytes]] = []
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return bytes(byte ^ 7 for byte in data_key)
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        self.asked.append(dek_id + wrapped)
+        return self.wrap(wrapped, dek_id)
+
+
+@pytest.mark.parametrize("draft", [".metadata.zz.tmp", ".metadata.00.tmp"], ids=["behind it", "before it"])
+def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: dict[str, Any], draft: str) -> None:
+    """However often a planted draft repeats it, and not at all for what is not needed any more."""
+    save(state, checkpoint, [Encrypt(Service())])
+    (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
+    damage(checkpoint, "tag")
+    (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
+    others = [b"%s&w=acme-other:%016x:AAAA" % (fragment, number) for number in range(1500)]
+    wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1500)]
+    (checkpoint / draft).write_bytes(b"\n".join([*others, *wrong, *wrong]))
+    Service.asked.clear()
+    found = salvage(checkpoint, keys=Service(), without_metadata=True)
+    check(found, flat(state), set())
+    assert len(Service.asked) == 1
+
+
+def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Encrypt(Service())])
+    (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
+    (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
+    wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1100)]
+    others = [b"%s&w=acme-other:%016x:AAAA" % (each, number) for each in wrong for number in range(5)]
+    (checkpoint / ".metadata.00.tmp").write_bytes(b"\n".join([*wrong, *others]))
+    Service.asked.clear()
+    check(salvage(checkpoint, keys=Service(), without_metadata=True), flat(state), set())
+    assert len(Service.asked) == len(set(Service.asked)) == 101
+
+
+def metadata(path: Path) -> bytes:
+    return (path / ".metadata").read_bytes()
+
+
+def test_items_without_a_codec_do_not_say_what_they_are(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [])
+    damage(checkpoint, "flipped")
+    with refused(MetadataError, "saved without a codec"):
+        salvage(checkpoint, without_metadata=True)
+
+
+def test_metadata_that_lost_its_index_is_not_believed(checkpoint: Path, state: dict[str, Any]) -> None:
+    """It unpickles; nothing vouches for it."""
+    save(state, checkpoint, [])
+    (checkpoint / ".metadata").write_bytes(sections_of(checkpoint)[0])
+    with refused(MetadataError, "lost its index"):
+        salvage(checkpoint)
+
+
+@each_chain
+def test_damage_to_both(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
+    """An item whose header is whole is named; its value is not known, and all others are."""
+    save(state, checkpoint, chain())
+    where = places(checkpoint)
+    damage(checkpoint, "flipped")
+    for name, (file, _, end) in where.items():
+        flip(file, end - 60)
+        found = salvage(checkpoint, keys=keys_of(chain), without_metadata=True)
+        check(found, flat(state), {name})
+        flip(file, end - 60)
+
+
+@each_chain
+def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
+    """Nothing says what stood there. The others say how large they were, so they are known to be whole."""
+    save(state, checkpoint, chain())
+    where = places(checkpoint)
+    damage(checkpoint, "flipped")
+    for number, (name, (file, begin, _)) in enumerate(where.items()):
+        at = begin + (0, 20, 70)[number % 3]
+        flip(file, at)
+        found = salvage(checkpoint, keys=keys_of(chain), without_metadata=True)
+        assert set(found.loaded) == set(flat(state)) - {name}
+        assert found.lost == ()
+        assert any(entry.item is None and "contents are unknown" in entry.message for entry in found.damaged)
+        target = blank(state)
+        found = salvage(checkpoint, target, keys=keys_of(chain), without_metadata=True)
+        assert set(found.loaded) == set(flat(state)) - {name}
+        assert found.missing == (name,)
+        old = flat(blank(state), state)
+        expected = {item: old[item] if item == name else value for item, value in flat(state).items()}
+        assert_same(flat(target, state), expected)
+        flip(file, at)
+
+
+@each_chain
+def test_files_that_were_cut_or_continued(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
+    save(state, checkpoint, chain())
+    where = places(checkpoint)
+    damage(checkpoint, "flipped")
+    (file,) = data_files(checkpoint)
+    whole = file.read_bytes()
+    ordered = sorted(where, key=lambda name: where[name][1])
+    for number, last in enumerate(ordered):
+        _, begin, end = where[last]
+        for size in (begin, begin + 30, (begin + end) // 2, end - 1):
+            file.write_bytes(whole[:size])
+            target = blank(state)
+            found = salvage(checkpoint, target, keys=keys_of(chain), without_metadata=True)
+            assert set(found.loaded) == set(ordered[:number])
+            assert_same(
+                {name: flat(target, state)[name] for name in found.loaded},
+                {name: flat(state)[name] for name in found.loaded},
+            )
+    file.write_bytes(whole + b"more" + CONTAINER_MAGIC + bytes(50))
+    found = salvage(checkpoint, blank(state), keys=keys_of(chain), without_metadata=True)
+    assert set(found.loaded) == set(ordered)
+
+
+def test_containers_inside_of_items_are_data(checkpoint: Path, tmp_path: Path) -> None:
+    """A tensor that holds another checkpoint's file, and whose own container is damaged."""
+    save({"inner": torch.arange(9)}, tmp_path / "inner", [streamxf.Checksum()])
+    raw = torch.frombuffer(bytearray(data_files(tmp_path / "inner")[0].read_bytes()), dtype=torch.uint8)
+    save({"outer": raw, "z": torch.ones(2)}, checkpoint, [streamxf.Checksum()])
+    file, begin, end = places(checkpoint)["outer"]
+    damage(checkpoint, "missing")
+    assert torch.equal(salvage(checkpoint, without_metadata=True).state_dict["outer"], raw)
+    for at in (begin + 5, end - 5):
+        flip(file, at)
+        found = salvage(checkpoint, {"outer": raw, "z": torch.zeros(2), "inner": torch.zeros(9)}, without_metadata=True)
+        assert found.loaded == ("z",)
+        assert found.missing[-1:] == ("inner",)
+        flip(file, at)
+
+
+# -- several processes ---------------------------------------------------------------------------
+
+
+def sharded(ranks: int = 3, seed: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A state, and each rank's part of it."""
+    generator = torch.Generator().manual_seed(seed)
+    state: dict[str, Any] = {"w": torch.randn(9, 5, generator=generator), "b": torch.randn(7, generator=generator)}
+    parts: list[dict[str, Any]] = [
+        {"w": rows(state["w"], rank, ranks), "b": rows(state["b"], rank, ranks)} for rank in range(ranks)
+    ]
+    parts[0]["step"] = state["step"] = seed
+    return state, parts
+
+
+@each_chain
+@pytest.mark.parametrize("how", ["tag", "flipped", "index", "cut"])
+def test_all_ranks_of_a_save_that_the_rest_of_the_metadata_names(checkpoint: Path, chain: Chain, how: str) -> None:
+    state, parts = sharded()
+    save_shards(checkpoint, parts, chain)
+    damage(checkpoint, how)
+    check(salvage(checkpoint, keys=keys_of(chain), without_metadata=True), state, set())
+
+
+@each_chain
+@pytest.mark.parametrize("how", ["tag", "index", "missing"])
+def test_files_of_another_save_are_never_mixed_in(tmp_path: Path, chain: Chain, how: str) -> None:
+    """Two saves of the same items, in one folder, as a save leaves them that was killed before it could clean up."""
+    (old, old_parts), (new, new_parts) = sharded(3, 1), sharded(3, 2)
+    save_shards(tmp_path / "old", old_parts, chain)
+    save_shards(tmp_path / "new", new_parts, chain)
+    for file in data_files(tmp_path / "old"):
+        shutil.copy(file, tmp_path / "new")
+    keys = keys_of(chain)
+    if how == "missing" and keys is not None:
+        (tmp_path / "new/.metadata").rename(tmp_path / "new/.metadata.01234567.tmp")
+    else:
+        damage(tmp_path / "new", how)
+    if how == "tag":
+        check(salvage(tmp_path / "new", keys=keys, without_metadata=True), new, set())
+        return
+    with refused(PolicyError, "a mixture would look whole"):
+        salvage(tmp_path / "new", keys=keys, without_metadata=True)
+    ids = {file.stem[-32:] for file in data_files(tmp_path / "new")}
+    old_ids = {file.stem[-32:] for file in data_files(tmp_path / "old")}
+    check(salvage(tmp_path / "new", keys=keys, without_metadata=ids - old_ids), new, set())
+    if keys is None:
+        check(salvage(tmp_path / "new", without_metadata=old_ids), old, set())
+    else:  # the old save's wrapped keys went with its metadata
+        found = salvage(tmp_path / "new", keys=keys, without_metadata=old_ids)
+        assert found.loaded == ()
+        assert {entry.error for entry in found.damaged if entry.item} == {"AuthenticationError"}
+    both = salvage(tmp_path / "new", keys=keys, without_metadata=ids)  # said against better knowledge
+    assert both.loaded == () if keys is None else set(both.loaded) <= set(new)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_file_of_each_rank_is_not_enough(tmp_path: Path, ranks: int) -> None:
+    """Rank 0 of one save and rank 1 of another: nothing overlaps, and everything verifies."""
+    for name, seed in (("a", 1), ("b", 2)):
+        save_shards(tmp_path / name, sharded(ranks, seed)[1], CHAINS["zstd"])
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for rank in range(ranks):
+        (file,) = (tmp_path / "ab"[rank % 2]).glob(f"__{rank}_*.distcp")
+        shutil.copy(file, mixed)
+    with refused(PolicyError):
+        salvage(mixed, without_metadata=True)
+
+
+def test_a_missing_file_is_missed(checkpoint: Path) -> None:
+    state, parts = sharded()
+    save_shards(checkpoint, parts, CHAINS["zstd"])
+    damage(checkpoint, "tag")
+    next(checkpoint.glob("__2_*.distcp")).unlink()
+    found = salvage(checkpoint, without_metadata=True)
+    assert found.loaded == ("step",)
+    assert set(found.lost) == {"w", "b"}
+    assert "the file is missing" in str(found)
+    target = {"w": torch.zeros(9, 5), "b": torch.zeros(7)}
+    found = salvage(checkpoint, target, without_metadata=True)
+    assert found.loaded == ()
+    assert not target["w"].any()
+    found = salvage(checkpoint, target, without_metadata=True, partial=True)
+    assert torch.equal(target["w"][:6], state["w"][:6])
+    assert not target["w"][6:].any()
+    assert set(found.partial) == {"w", "b"}
+
+
+def test_a_lost_shard_is_missed(checkpoint: Path) -> None:
+    """The last rows: the others say how many there were."""
+    _, parts = sharded()
+    save_shards(checkpoint, parts, CHAINS["zstd"])
+    file = next(checkpoint.glob("__2_*.distcp"))
+    damage(checkpoint, "tag")
+    data = file.read_bytes()
+    flip(file, data.index(CONTAINER_MAGIC, 10) - 60)
+    found = salvage(checkpoint, without_metadata=True)
+    (lost,) = found.lost
+    assert set(found.loaded) == {"w", "b", "step"} - {lost}
+    assert lost in {"w", "b"}
+
+
+def test_the_same_chunk_twice_is_neither(checkpoint: Path) -> None:
+    save_shards(checkpoint, [{"w": torch.ones(3), "a": torch.ones(2)}, {"v": torch.zeros(3)}], CHAINS["zstd"])
+    save_shards(checkpoint.parent / "b", [{"w": torch.zeros(3)}], CHAINS["zstd"])
+    shutil.copy(data_files(checkpoint.parent / "b")[0], checkpoint)
+    (checkpoint / ".metadata").unlink()
+    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    found = salvage(checkpoint, without_metadata=ids)
+    assert set(found.loaded) == {"a", "v"}
+    assert found.lost == ("w",)
+
+
+def test_a_file_under_another_name_gives_nothing(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, CHAINS["zstd"]())
+    (file,) = data_files(checkpoint)
+    file.rename(checkpoint / f"__0_0_{'0' * 32}.distcp")
+    (checkpoint / ".metadata").unlink()
+    assert salvage(checkpoint, without_metadata=True).loaded == ()
+
+
+def test_ids_that_are_not_there(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, CHAINS["zstd"]())
+    (checkpoint / ".metadata").unlink()
+    for wrong in (["0" * 32], "0" * 32):
+        with refused(ParameterError):
+            salvage(checkpoint, without_metadata=wrong)
+
+
+def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
+    state, parts = sharded(2)
+    save_shards(checkpoint, parts, CHAINS["zstd"], use_collectives=False)
+    for file in checkpoint.glob("*.metadata"):
+        file.write_bytes(b"damaged")
+    with refused(PolicyError, "of rank 0 (1 file)"):
+        salvage(checkpoint, without_metadata=True)
+    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    check(salvage(checkpoint, without_metadata=ids), state, set())
+
+
+def test_several_files_of_a_process(checkpoint: Path) -> None:
+    state = small_state()
+    save(state, checkpoint, CHAINS["zstd"](), thread_count=3, single_file_per_rank=False)
+    assert len(data_files(checkpoint)) > 1
+    (checkpoint / ".metadata").unlink()
+    check(salvage(checkpoint, without_metadata=True), flat(state), set())
+
+
+def test_shards_whose_places_contradict_each_other(checkpoint: Path) -> None:
+    """A gap between them: something is missing, and nobody said so."""
+    parts = [
+        {"w": Shard(torch.ones(2, 3), (0, 0), (6, 3)), "v": torch.ones(2)},
+        {"w": Shard(torch.ones(2, 3), (4, 0), (6, 3))},
+    ]
+    parts[0]["x"] = Shard(torch.ones(2, 3), (2, 0), (6, 3))
+    middle = parts[0].pop("x")
+    save_shards(checkpoint, [parts[0], {"w": middle}, parts[1]], CHAINS["zstd"])
+    next(checkpoint.glob("__1_*.distcp")).unlink()
+    (checkpoint / ".metadata").unlink()
+    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    found = salvage(checkpoint, without_metadata=ids)
+    assert found.loaded == ("v",)
+    assert found.lost == ("w",)
+
+
+def test_an_altered_metadata_file_under_a_key_is_refused_by_default(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint)
+    damage(checkpoint, "tag")
+    with refused(MetadataError, "read what that cannot check"):
+        salvage(checkpoint, keys=KEY)

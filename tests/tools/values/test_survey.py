@@ -1,0 +1,113 @@
+"""All tensors of a checkpoint, counted in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.elements import Memory, dtype_name, elements_of
+
+from streamxf import engine
+from streamxf.errors import BlockError
+from streamxf.format.items import TensorItem
+from streamxf.tools.values import survey
+from streamxf.tools.values.statistics import Statistics, ValueCounter
+
+
+class Bar:
+    def __init__(self) -> None:
+        self.expected = self.done = 0
+
+    def expect(self, count: int) -> None:
+        self.expected += count
+
+    def advance(self, count: int) -> None:
+        self.done += count
+
+
+def statistics_of(reader: Memory, bar: Bar | None = None) -> dict[str, Statistics | None]:
+    tensors = {name: item for name, item in reader.items.items() if isinstance(item, TensorItem)}
+    return survey.statistics_of(reader, tensors, bar)
+
+
+def whole_of(tensor: torch.Tensor) -> Statistics:
+    counter = ValueCounter()
+    counter.add(elements_of(tensor), dtype_name(tensor))
+    return counter.result()
+
+
+def test_every_tensor_and_nothing_else():
+    state = {
+        "w": torch.randn(2, 3 * 2**20, dtype=torch.float32),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(7),
+        "bits": torch.zeros(3, dtype=torch.bits8),
+        "step": 4,
+    }
+    source, bar = Memory(state), Bar()
+    found = statistics_of(source, bar)
+    assert list(found) == ["w", "empty", "scalar", "bits"]
+    assert found["bits"] is None
+    assert found["empty"] is not None
+    assert (found["empty"].elements, found["empty"].all_zero, found["empty"].min) == (0, False, None)
+    assert found["scalar"] is not None
+    assert (found["scalar"].min, found["scalar"].max) == (7, 7)
+    whole = whole_of(state["w"])
+    assert found["w"] is not None
+    assert (found["w"].elements, found["w"].min, found["w"].max) == (whole.elements, whole.min, whole.max)
+    assert found["w"].mean == pytest.approx(whole.mean)
+    assert found["w"].std == pytest.approx(whole.std)
+    assert source.largest <= survey.BOX_BYTES
+    assert bar.expected == bar.done == sum(state[name].nbytes for name in ("w", "empty", "scalar"))
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 64), st.integers(0, 64))
+def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit: int, inline: int):
+    state = {str(number): torch.randn(size) for number, size in enumerate(sizes)}
+    source = Memory(state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey, "BOX_BYTES", limit)
+        patch.setattr(survey, "_INLINE", inline)
+        found = statistics_of(source)
+    for name, tensor in state.items():
+        whole, parts = whole_of(tensor), found[name]
+        assert parts is not None
+        assert (parts.elements, parts.min, parts.max, parts.zeros) == (
+            whole.elements,
+            whole.min,
+            whole.max,
+            whole.zeros,
+        )
+        if whole.mean is not None:
+            assert parts.mean == pytest.approx(whole.mean, abs=1e-12)
+            assert parts.std == pytest.approx(whole.std, abs=1e-12)
+
+
+class Broken(Memory):
+    """Is damaged behind some boxes."""
+
+    read = 0
+
+    def jobs(self, box: Any, out: Any) -> Any:
+        self.read += 1
+        if self.read > 5:
+            raise BlockError("torn")
+        return super().jobs(box, out)
+
+
+def test_damage_ends_it_and_leaves_nothing_running():
+    source = Broken({"w": torch.randn(8 * 2**20)})
+    with pytest.raises(BlockError, match="torn"):
+        statistics_of(source)
+    assert engine.shared().budget.bytes == 0
+
+
+def test_what_is_in_flight_is_bounded():
+    source = Memory({"w": torch.zeros(48 * 2**20, dtype=torch.uint8).view(torch.float32)})
+    budget = engine.shared().budget
+    budget.reset_peak()
+    statistics_of(source)
+    assert 0 < budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT

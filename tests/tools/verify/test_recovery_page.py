@@ -1,0 +1,37 @@
+"""What docs/recovery.md prints runs as it stands, in its order, in one folder, and says what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs" / "recovery.md"
+_FENCE = re.compile(r'^```(?P<language>\w+)(?: title="[^"]*")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
+
+
+def comparable(output: str) -> str:
+    """Without what differs from run to run: ids, times, and a size that depends on random numbers."""
+    return re.sub(r"[0-9a-f]{32}|[0-9.]+ (?:s|MiB)\b", "-", output)
+
+
+def test_it_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text()
+    blocks = list(_FENCE.finditer(text))
+    assert text.count("```") == 2 * len(blocks)
+    namespace = {"__name__": "__page__"}
+    printed = ""
+    compared = 0
+    for block in blocks:
+        if block["language"] == "python":
+            line = text.count("\n", 0, block.start("code"))
+            exec(compile("\n" * line + block["code"], str(PAGE), "exec"), namespace)
+            printed = capsys.readouterr().out
+        elif block["language"] == "text":
+            assert comparable(printed) == comparable(block["code"])
+            compared += 1
+    assert compared >= 3

@@ -1,0 +1,54 @@
+"""The CRC of a whole file, where there are no codecs: it is compared, whatever the items say of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crc32c import crc32c
+from dcp.helpers import data_files, index_of, rewrite_index, save
+
+import streamxf
+
+
+@pytest.mark.parametrize("elements", [100, 300_000])
+def test_a_crc_that_is_not_the_one_in_the_index(tmp_path: Path, elements: int) -> None:
+    """Although all that items say of themselves is right; in items that are read at once, and in those that are not."""
+    save({"w": torch.randn(elements), "o": "text"}, tmp_path, [])
+    assert streamxf.verify(tmp_path).ok
+    (file,) = data_files(tmp_path)
+    assert index_of(tmp_path).files[file.name].crc == crc32c(file.read_bytes())
+
+    def change(index: Any) -> None:
+        digits = index["files"][0]["crc32c"]
+        index["files"][0]["crc32c"] = digits[:-1] + ("0" if digits[-1] != "0" else "1")
+
+    rewrite_index(tmp_path, change)
+    report = streamxf.verify(tmp_path)
+    assert [(damage.file, damage.item) for damage in report.damaged] == [(file.name, None)]
+    assert "CRC of the whole file" in report.damaged[0].message
+
+
+def test_a_flipped_bit_is_named_by_its_item(tmp_path: Path) -> None:
+    save({"w": torch.zeros(1000), "v": torch.ones(1000)}, tmp_path, [])
+    (file,) = data_files(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[data.index(torch.ones(1000).numpy().tobytes()) + 100] ^= 1
+    file.write_bytes(data)
+    assert [damage.item for damage in streamxf.verify(tmp_path).damaged] == ["v"]
+
+
+def test_without_crcs_of_its_records_the_file_is_named(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        save({"w": torch.zeros(1000)}, tmp_path, [])
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert streamxf.verify(tmp_path).unchecked == ()
+    (file,) = data_files(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert [(damage.file, damage.item) for damage in streamxf.verify(tmp_path).damaged] == [(file.name, None)]

@@ -1,0 +1,338 @@
+"""`verify` and the readers agree: what verifies loads as it was saved, and what does not load is not called whole."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
+from dcp.writers import save_as_ranks
+from forge import split_metadata
+from hostile.targets import BLOCK, Checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
+
+import streamxf
+from streamxf import Checksum, Encrypt, FloatZip, VerifyReport
+from streamxf.errors import (
+    IdentityError,
+    KeyMissingError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+)
+from streamxf.tools.framed import check_records
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(9)
+    return {
+        "w": torch.randn(70, 400, generator=generator),
+        "turned": torch.randn(8, 5, generator=generator).t(),
+        "nothing": torch.zeros(0, 3),
+        "scalar": torch.tensor(3.0),
+        "parameter": torch.nn.Parameter(torch.ones(4)),
+        "o": "a small object",
+    }
+
+
+OWN: dict[str, Callable[[], list[Any]]] = {
+    "none": list,
+    "floatzip": lambda: [FloatZip()],
+    "checksum": lambda: [Checksum()],
+    "full": full_chain,
+}
+
+
+@pytest.fixture(scope="module", params=OWN)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
+    keyed = request.param == "full"
+    chain = OWN[request.param]()
+    if not chain:  # which Checkpoint takes for its default
+        folder = tmp_path_factory.mktemp("plain")
+        made = Checkpoint(folder / "checkpoint", state(), keyed=False, chain=[])
+    else:
+        made = Checkpoint(tmp_path_factory.mktemp("own") / "checkpoint", state(), keyed=keyed, chain=chain)
+    yield made
+    made.restore()
+
+
+def outcome(target: Checkpoint) -> tuple[VerifyReport | None, bool]:
+    """The report, or None where `verify` refuses to look; and whether the checkpoint loads as it was saved."""
+    try:
+        report = streamxf.verify(target.folder, target.keys)
+    except StreamxfError:
+        report = None
+    try:
+        loads = target.load_metadata() == target.right
+    except StreamxfError:
+        loads = False
+    return report, loads
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_random_faults_of_data(target: Checkpoint, data: st.DataObject) -> None:
+    made = bytearray(target.data)
+    kind = data.draw(st.sampled_from(["flip", "cut", "grow", "zeros", "drop", "repeat"]))
+    at = data.draw(st.integers(0, len(made) - 1))
+    size = data.draw(st.sampled_from([1, 4, 64, 5000, BLOCK]))
+    if kind == "flip":
+        made[at] ^= 1 << data.draw(st.integers(0, 7))
+    elif kind == "cut":
+        del made[at:]
+    elif kind == "grow":
+        made += bytes(size)
+    elif kind == "zeros":
+        made[at : at + size] = bytes(len(made[at : at + size]))
+    elif kind == "drop":
+        del made[at : at + size]
+    else:
+        made[at:at] = made[at : at + size]
+    target.data_file.write_bytes(made)
+    try:
+        report, loads = outcome(target)
+    finally:
+        target.restore()
+    assert report is not None
+    assert report.ok == (bytes(made) == target.data)
+    assert loads or not report.ok
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_random_faults_of_metadata(target: Checkpoint, data: st.DataObject) -> None:
+    made = bytearray(target.metadata)
+    at = data.draw(st.integers(0, len(made) - 1))
+    flipped = data.draw(st.booleans())
+    if flipped:
+        made[at] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del made[at:]
+    target.metadata_file.write_bytes(made)
+    try:
+        report, loads = outcome(target)
+    finally:
+        target.restore()
+    assert loads == (flipped and at < len(split_metadata(target.metadata).pickled))  # which only torch's readers read
+    assert report is None or not report.ok
+    if report is not None:
+        assert ".metadata" in {damage.file for damage in report.damaged}
+    else:
+        assert target.keys is not None  # the wrapped key, or its id
+
+
+def test_every_header_byte_of_every_item(target: Checkpoint) -> None:
+    for name, (start, stop) in target.places.items():
+        for position in {*range(start, min(start + 90, stop), 23), *range(max(start, stop - 60), stop, 17)}:
+            made = bytearray(target.data)
+            made[position] ^= 0x40
+            target.data_file.write_bytes(made)
+            report = streamxf.verify(target.folder, target.keys)
+            assert not report.ok, (name, position)
+    target.restore()
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("writer", ["own", "attached"])
+def test_alterations_whose_crcs_are_right(tmp_path: Path, writer: str, keyed: bool) -> None:
+    """By an attacker who can make CRCs, but neither tags nor vouchers."""
+    target = Checkpoint(tmp_path / "checkpoint", writer=writer, keyed=keyed)
+    require: Any = "bound" if writer == "attached" and keyed else None
+    for container in target.containers():
+        start, stop = target.places[container.name]
+        for position in range(0, stop - start, 5):
+            made = bytearray(container.intact)
+            made[position] ^= 0x21
+            whole = target.data[:start] + container.mended(bytes(made)) + target.data[stop:]
+            target.data_file.write_bytes(whole)
+            report = streamxf.verify(target.folder, target.keys, require=require)
+            loads = error_of(target.load_data) is None
+            assert loads or not report.ok, (container.name, position)
+            if keyed:
+                assert report.ok == (whole == target.data), (container.name, position)
+    target.restore()
+
+
+# -- altered on purpose, under tags that match -----------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_exchanged_entries(checkpoint: Path, keyed: bool) -> None:
+    save({"a": torch.zeros(5), "b": torch.ones(5)}, checkpoint, full_chain() if keyed else [Checksum()])
+
+    def change(index: Any) -> None:
+        first, second = (index["items"][name]["chunks"][0] for name in "ab")
+        for member in ("at", "bytes"):
+            first[member], second[member] = second[member], first[member]
+
+    rewrite_index(checkpoint, change)
+    report = streamxf.verify(checkpoint, KEY if keyed else None)
+    assert {(damage.item, damage.error) for damage in report.damaged} == {
+        ("a", "IdentityError"),
+        ("b", "IdentityError"),
+    }
+    assert keyed is False or not streamxf.verify(checkpoint).ok
+
+
+@pytest.mark.parametrize(("chain", "error"), [([Checksum()], "IdentityError"), ([], "MetadataError")])
+def test_another_dtype_in_the_index(checkpoint: Path, chain: list[Any], error: str) -> None:
+    """The blocks are all intact; what they hold is not what the index says."""
+    save({"a": torch.zeros(5000), "b": torch.ones(5)}, checkpoint, chain)
+    rewrite_index(checkpoint, lambda index: index["items"]["a"].update(dtype="int32"))
+    report = streamxf.verify(checkpoint)
+    assert [(damage.item, damage.error) for damage in report.damaged] == [("a", error)]
+
+
+def test_another_dtype_in_a_pickle(checkpoint: Path) -> None:
+    dcp.save({"a": torch.zeros(5000), "b": torch.ones(5)}, storage_writer=WRITERS["stock checksum"](checkpoint))
+
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata["a"].properties.dtype = torch.int32
+
+    rewrite_pickle(checkpoint, change)
+    report = streamxf.verify(checkpoint)
+    assert [(damage.item, damage.error) for damage in report.damaged] == [("a", "MetadataError")]
+
+
+# -- what raises -----------------------------------------------------------------------------------
+
+
+def test_what_keeps_it_from_looking(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(MetadataError, match="no checkpoint"):
+        streamxf.verify(tmp_path / "nowhere")
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(NoCheckpointError, match="the file is not a checkpoint"):
+        streamxf.verify(file)
+    save({"w": torch.zeros(5)}, checkpoint)
+    with pytest.raises(KeyMissingError):
+        streamxf.verify(checkpoint, OTHER_KEY)
+    with pytest.raises(IdentityError):
+        streamxf.verify(checkpoint, KEY, expect_save_id="0" * 32)
+    with pytest.raises(ParameterError):
+        streamxf.verify(checkpoint, KEY, expect_save_id="no id")
+    with pytest.raises(ParameterError):
+        streamxf.verify(checkpoint, require="published")
+    save({"w": torch.zeros(5)}, tmp_path / "open", [Checksum()])
+    with pytest.raises(PolicyError, match="not encrypted"):
+        streamxf.verify(tmp_path / "open", KEY)
+
+
+def test_no_key_that_opens_what_torch_wrote(checkpoint: Path) -> None:
+    writer = dcp.FileSystemWriter(checkpoint, sync_files=False, _extensions=[Encrypt(KEY)])
+    dcp.save({"w": torch.zeros(5)}, storage_writer=writer)
+    with pytest.raises(KeyMissingError):
+        streamxf.verify(checkpoint, OTHER_KEY, require="encrypted")
+    assert streamxf.verify(checkpoint, [OTHER_KEY, KEY], require="encrypted").ok
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collectives", [True, False])
+def test_several_ranks(checkpoint: Path, collectives: bool) -> None:
+    save_as_ranks(3, checkpoint, full_chain, use_collectives=collectives)
+    for keys in (KEY, None):
+        report = streamxf.verify(checkpoint, keys)
+        assert report.ok
+        assert (report.files, report.items) == (3, 9)
+        assert len(report.save_ids) == (1 if collectives else 3)
+    file = sorted(checkpoint.glob("*.distcp"))[1]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    for keys in (KEY, None):
+        assert {damage.file for damage in streamxf.verify(checkpoint, keys).damaged} == {file.name}
+
+
+def test_damaged_metadata_of_one_rank(checkpoint: Path) -> None:
+    save_as_ranks(2, checkpoint, lambda: [Checksum()], use_collectives=False)
+    (checkpoint / "__1.metadata").write_bytes(b"nothing")
+    report = streamxf.verify(checkpoint)
+    assert [damage.file for damage in report.damaged] == ["__1.metadata"]
+    assert (report.files, report.items) == (2, 6)
+
+
+# -- other writers ---------------------------------------------------------------------------------
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
+    "stock zstd": lambda path: dcp.FileSystemWriter(path, sync_files=False, _extensions=[TorchZStandard()]),
+    "stock checksum": lambda path: dcp.FileSystemWriter(path, sync_files=False, _extensions=[Checksum()]),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [FloatZip(), Checksum()]),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_checkpoints_of_other_writers(checkpoint: Path, writer: str) -> None:
+    values = {name: value for name, value in state().items() if name != "nothing"}
+    dcp.save(values, storage_writer=WRITERS[writer](checkpoint))
+    report = streamxf.verify(checkpoint)
+    assert report.ok, report
+    assert any("digest of the metadata" in sentence for sentence in report.unchecked)
+    bound = not any("exchanged" in sentence for sentence in report.unchecked)
+    assert bound == (writer == "attached")
+    (file,) = checkpoint.glob("*.distcp")
+    data = file.read_bytes()
+    with streamxf.Checkpoint(checkpoint) as found:
+        place = found.items["w"].places[0]
+    middle = place.at + place.size // 2
+    file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    assert {damage.item for damage in streamxf.verify(checkpoint).damaged} == {"w"}
+    for made in (data[:-1], data + b"x", b"", bytes(len(data))):
+        file.write_bytes(made)
+        assert not streamxf.verify(checkpoint).ok
+
+
+def test_records_without_crc_are_said_to_be_unchecked(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        dcp.save({"w": torch.ones(50)}, storage_writer=WRITERS["stock"](checkpoint))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    report = streamxf.verify(checkpoint)
+    assert report.ok
+    assert any("without any checksum" in sentence for sentence in report.unchecked)
+
+
+def test_records_of_something_else(tmp_path: Path) -> None:
+
+    for data in (b"", b"PK", bytes(500)):
+        with pytest.raises(MetadataError, match="not as torch"):
+            check_records(io.BytesIO(data), len(data))
+
+
+# -- elsewhere -------------------------------------------------------------------------------------
+
+
+def test_over_fsspec(checkpoint: Path) -> None:
+    save(state(), checkpoint)
+    assert streamxf.verify(f"file://{checkpoint}", KEY).ok
+    (file,) = checkpoint.glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-5])
+    assert not streamxf.verify(f"file://{checkpoint}", KEY).ok
+
+
+def test_a_link_that_leads_out(checkpoint: Path, tmp_path: Path) -> None:
+    """It is not followed, just as no reader does."""
+    save(state(), checkpoint)
+    (file,) = checkpoint.glob("*.distcp")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    report = streamxf.verify(checkpoint, KEY)
+    assert not report.ok
+    assert report.bytes_read == (checkpoint / ".metadata").stat().st_size

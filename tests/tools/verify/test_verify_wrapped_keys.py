@@ -1,0 +1,58 @@
+"""A wrapped data key that is damaged or altered is never called intact, with keys or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from dcp.helpers import KEY, OTHER_KEY, save, sections_of
+
+import streamxf
+from streamxf.errors import KeyMissingError, StreamxfError, WrongKeyError
+from streamxf.format.trailer import pack, pack_keys
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save({"w": torch.zeros(5), "o": "text"}, tmp_path)
+    return tmp_path
+
+
+def test_flipped_bits(checkpoint: Path) -> None:
+    file = checkpoint / ".metadata"
+    whole = file.read_bytes()
+    lines = sections_of(checkpoint)[1].key_lines()
+    assert lines is not None
+    places = [at for at in range(len(whole)) if whole.startswith(lines[0].encode(), at)]
+    assert len(places) == 2, "that of the keys, and that of the pickle, for torch's readers"
+    for place in places:
+        for at in range(place + lines[0].index("&w="), place + len(lines[0])):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            for keys in (None, KEY):
+                assert not streamxf.verify(checkpoint, keys).ok, at
+
+
+def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: Path) -> None:
+    file = checkpoint / ".metadata"
+    pickled, sections = sections_of(checkpoint)
+    lines = sections.key_lines()
+    assert lines is not None
+    raised = set()
+    for at in range(lines[0].index("&w="), len(lines[0])):
+        other = "0" if lines[0][at] != "0" else "1"
+        wrapped = lines[0][:at] + other + lines[0][at + 1 :]
+        file.write_bytes(pack(pickled, bytes(sections.index), pack_keys(wrapped, lines[1], [])))
+        try:
+            assert not streamxf.verify(checkpoint, KEY).ok, at
+        except StreamxfError as error:
+            raised.add(type(error))
+    assert raised == {WrongKeyError, KeyMissingError}
+
+
+def test_a_key_that_was_wrapped_again(checkpoint: Path) -> None:
+    streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+    assert streamxf.verify(checkpoint).ok
+    assert streamxf.verify(checkpoint, OTHER_KEY).ok
+    streamxf.add_recipient(checkpoint, OTHER_KEY, KEY)
+    assert streamxf.verify(checkpoint).ok
