@@ -50,6 +50,7 @@ NAMES = (
     "checkpoint",
     "salvage",
     "torchfile",
+    "tools",
 )
 
 
