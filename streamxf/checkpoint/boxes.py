@@ -36,6 +36,9 @@ class Selection:
         """The box at `offsets` of the size `lengths`; None if it is empty, or not inside of the array."""
         if not len(shape) == len(offsets) == len(lengths):
             return None
+        if not any(offsets) and tuple(lengths) == tuple(shape):  # all of it, as nearly always
+            count = math.prod(shape)
+            return cls(tuple(shape), tuple([(0, size) for size in shape]), 0, count) if count else None
         box = tuple((offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
         if any(not 0 <= begin < end <= size for (begin, end), size in zip(box, shape, strict=True)):
             return None

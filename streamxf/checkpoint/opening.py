@@ -5,7 +5,7 @@ before a block is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from streamxf.checkpoint.access import Access
@@ -45,20 +45,20 @@ MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Wanted:
-    """What is to be opened: an object, or one chunk of a tensor."""
+    """What is to be opened: an object, or one chunk of a tensor; it is stored at `place`."""
 
     item: Item
     chunk: Chunk | None = None
+    place: Place = field(init=False, repr=False)
 
-    @property
-    def place(self) -> Place:
-        """Where it is stored."""
+    def __post_init__(self) -> None:
         if self.chunk is not None:
-            return self.chunk.place
-        assert isinstance(self.item, ObjectItem)
-        return self.item.place
+            self.place = self.chunk.place
+        else:
+            assert isinstance(self.item, ObjectItem)
+            self.place = self.item.place
 
     @property
     def kind(self) -> Kind:

@@ -168,7 +168,7 @@ class _WriterTransforms(_StorageWriterTransforms):
         return _WriterTransforms, (self._extensions,)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class _WantedByTorch(Wanted):
     """An item of which only name, offset and kind are known."""
 

@@ -257,7 +257,7 @@ class _Load:
         read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
         for request in requests:
             name = request.storage_index.fqn
-            read[name] = read.get(name, 0) + math.prod(request.lengths)
+            read[name] = read.get(name, 0) + request.lengths.numel()
         for name, count in read.items():
             item = items.get(name)
             if isinstance(item, TensorItem) and count >= math.prod(item.shape):
