@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from streamxf.codecs.lz4 import LZ4
     from streamxf.codecs.zstd import ZStandard
     from streamxf.dcp.attach import attach
+    from streamxf.dcp.extensions import Registry
     from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
     from streamxf.dcp.reader import FileSystemReader
-    from streamxf.dcp.registry import Registry
     from streamxf.dcp.writer import FileSystemWriter
     from streamxf.errors import StreamxfError
     from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
@@ -119,7 +119,7 @@ _HOME = {
     "Recipient": "streamxf.tools.rekey.recipients",
     "Recipients": "streamxf.tools.rekey.recipients",
     "Recommendation": "streamxf.tuning.recommendation",
-    "Registry": "streamxf.dcp.registry",
+    "Registry": "streamxf.dcp.extensions",
     "Report": "streamxf.report",
     "Salvaged": "streamxf.tools.salvage.result",
     "SaveReport": "streamxf.report",

@@ -19,13 +19,11 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.extensions import Extensions, Registry
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.registry import Registry
 from streamxf.dcp.save.datafile import identity_of
 from streamxf.dcp.stock import framed
-from streamxf.dcp.writer import ChainWriterMixin
+from streamxf.dcp.writer import ChainWriterMixin, SerializationFormat
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place

@@ -1,20 +1,26 @@
-"""A writer's list of extensions: foreign stream transforms, then the chain; and the streams that it opens."""
+"""torch's extensions: `Extensions`, a writer's list of foreign stream transforms and then the chain, and the streams
+that it opens; and `Registry`, with which any reader derived from torch's finds both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
-from torch.distributed.checkpoint._extension import StreamTransformExtension
+from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.buffers import Writable
-from streamxf.chain import Chain
+from streamxf.chain import MAX_CODECS, Chain
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.transforms import known_transform
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import ChainError, UnsupportedError
+from streamxf.descriptor import Descriptor, shorten
+from streamxf.errors import ChainError, DescriptorError, ParameterError, UnsupportedError
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.keys import KeyRing, KeysLike
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
 from streamxf.stream.encoder import ContainerEncoder
@@ -39,8 +45,10 @@ class Extensions:
         UnsupportedError
             If something is not a stream transform.
         """
-        if isinstance(extensions, str | Codec | StreamTransformExtension):
-            extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
+        if isinstance(extensions, str):
+            extensions = Chain.parse(extensions)
+        elif isinstance(extensions, Codec | StreamTransformExtension):
+            extensions = (extensions,)
         foreign: list[StreamTransformExtension] = []
         codecs: list[Codec] = []
         for extension in extensions:
@@ -58,9 +66,6 @@ class Extensions:
             else:
                 foreign.append(extension)
         return cls(tuple(foreign), Chain(codecs))
-
-    def __bool__(self) -> bool:
-        return bool(self.foreign) or len(self.chain) > 0
 
     def renew(self) -> Extensions:
         """The extensions for one save."""
@@ -169,3 +174,116 @@ class _Unclosable:
 
     def close(self) -> None:
         """The file is closed once, when all of its items are written."""
+
+
+# -- for readers ------------------------------------------------------------------------------------
+
+
+def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
+    """An `Access` with the codecs, stream transforms and keys of a torch registry, too; `options` are those of
+    `Access.of`.
+    """
+    made = Registry.of(registry, keys)
+    return Access.of(made.keys, codecs=made.codecs, transform=made.undo, **options)
+
+
+class Registry(ExtensionRegistry):
+    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own
+    extensions.
+
+    Parameters
+    ----------
+    keys : Key, bytes, several of them or a KeyRing, optional
+        For checkpoints that are encrypted.
+    allow : iterable of str, optional
+        Names of the third-party codecs that may be used; None allows every installed one.
+
+    Attributes
+    ----------
+    codecs : CodecRegistry
+    keys : KeyRing
+    extensions : dict
+        Torch's own: foreign stream extensions by name.
+    """
+
+    def __init__(self, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
+        super().__init__()
+        self.keys = KeyRing.of(keys)
+        self.codecs = CodecRegistry(allow)
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
+
+    @classmethod
+    def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
+        """A registry with `keys` that also knows what `registry` does; raises ParameterError if both have keys."""
+        made = cls(keys)
+        if isinstance(registry, Registry):
+            if not len(made.keys):
+                return registry
+            if len(registry.keys):
+                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
+            made.codecs = registry.codecs
+        if registry is not None:
+            made.extensions.update(registry.extensions)
+        return made
+
+    def register(self, cls: type[Any]) -> None:
+        """Add a codec class, or a torch extension class of another kind.
+
+        Raises
+        ------
+        DuplicateCodecError
+            If a codec of that name exists already.
+        """
+        if issubclass(cls, Codec):
+            self.codecs.register(cls)
+        else:
+            super().register(cls)
+
+    def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
+        """Rebuild the extensions of one item, in the order in which a reader applies them.
+
+        Raises
+        ------
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError, WrongKeyError
+            If one cannot be rebuilt.
+        UnsupportedError
+            If a foreign extension stands between or behind the codecs of the chain, or does not transform a stream.
+        """
+        if len(descriptors) > MAX_CODECS:
+            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
+        codecs: list[Any] = []
+        foreign: list[str] = []
+        for text in descriptors:
+            if not isinstance(text, str):
+                raise DescriptorError("an item's descriptors are not strings")
+            name = text.partition("/")[0]
+            if name in self.extensions and not self.codecs.knows(name):
+                foreign.append(text)
+            elif foreign:
+                raise UnsupportedError(
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
+                )
+            else:
+                codecs.append(self._build(Descriptor.parse(text)))
+        return codecs + self._foreign(foreign)
+
+    def _build(self, descriptor: Descriptor) -> Codec:
+        codec = self._built.get(descriptor)
+        if codec is None:
+            codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
+        return codec
+
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
+        """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
+        if descriptor.partition("/")[0] not in self.extensions:
+            return known_transform(descriptor, stream)
+        (extension,) = self._foreign([descriptor])
+        return extension.transform_from(stream)
+
+    def _foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
+        built = list(super().from_descriptor_list(list(descriptors)))
+        for extension in built:
+            if not isinstance(extension, StreamTransformExtension):
+                raise UnsupportedError(f"extension {type(extension).__name__} does not transform a stream")
+        return built  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -21,7 +22,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.dcp.compat import DCP_VERSION
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
@@ -29,6 +29,7 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorIt
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
 
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
+_DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")  # which torch 2.7 does not have
 _PLANNER_DATA = "planner_data"
 _OWN = {field.name for field in fields(Metadata)}
 
@@ -209,7 +210,7 @@ def metadata_of(
             stored[index(name, offset, number)] = _StorageInfo(file, at, length, texts.get(file))
         entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
-    made.version = DCP_VERSION
+    made.version = _DCP_VERSION
     for name, value in (extra or {}).items():
         if _is_extra(name):
             with suppress(MetadataError):  # of use only to the planner that put it there

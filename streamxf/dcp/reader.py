@@ -14,27 +14,34 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._extension import ExtensionRegistry
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.metadata import metadata_name, read_metadata
 from streamxf.checkpoint.missing import no_file, no_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.storage import Storage, StoredFile, check_local
+from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
-from streamxf.dcp.border import told
-from streamxf.dcp.load.advice import advise_on_metadata, items_advised
+from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
+from streamxf.dcp.extensions import access_with
 from streamxf.dcp.load.filled import check_filled
 from streamxf.dcp.load.loader import Loader, noted
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
-from streamxf.dcp.registry import access_with
-from streamxf.dcp.showing import ProgressLike, check_progress, shown
-from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    AuthenticationError,
+    CodecError,
+    ContainerError,
+    DescriptorError,
+    IdentityError,
+    MetadataError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+)
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.meter import Meter
@@ -50,23 +57,24 @@ _AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
 
+# What errors that mean damage tell the caller to do next; others say it themselves: give another key, say. Of metadata
+# an `IdentityError` says that it is another save's.
+_OF_METADATA = (AuthenticationError, DescriptorError, MetadataError)
+_OF_ITEMS = (*_OF_METADATA, CodecError, ContainerError, IdentityError)
+_NEXT_FOR_METADATA = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
+_NEXT_FOR_ITEMS = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 
 _Entry = tuple[ReadItem | None, Wanted]
 """What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
-class ChainReaderMixin:
+class ChainReaderMixin(StorageMixin):
     """What streamxf's readers put in the place of torch's load path.
 
     The class beside it is a torch ``FileSystemReader``.
     """
 
-    fs: Any
-    path: Any
     load_id: str
-    storage_data: dict[MetadataIndex, _StorageInfo]
-    _access: Access
-    _progress: ProgressLike
     _metadata: stored_metadata.Metadata | None
     report: LoadReport | None
     """What the last load did in this process; None before, and after one that failed."""
@@ -95,9 +103,7 @@ class ChainReaderMixin:
                 f"_extension_registry is a torch ExtensionRegistry, not {type(_extension_registry).__name__}; "
                 "keys are passed by name: keys=key"
             )
-        self._check_path(path)
-        super().__init__(path, **kwargs)  # type: ignore[call-arg]
-        self._storage_options = kwargs
+        super().__init__(path, progress, kwargs)
         self._access = access_with(
             _extension_registry,
             KeyRing.of(keys, trust, allow_unsigned),
@@ -107,13 +113,9 @@ class ChainReaderMixin:
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
-        self._progress = check_progress(progress)
         self._metadata = None
         self.report = None
         self.save_id = None
-
-    def _check_path(self, path: object) -> None:
-        """Raise ParameterError if this class cannot read from there."""
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class ChainReaderMixin:
         """
         self.save_id = None
         rank = kwargs.get("rank")
-        storage = self._storage()
+        storage = self._storage
         name = metadata_name(rank)
         path = storage.full(name)
         try:
@@ -144,7 +146,8 @@ class ChainReaderMixin:
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
         except StreamxfError as error:
-            advise_on_metadata(error)
+            if isinstance(error, _OF_METADATA):
+                error.add_note(_NEXT_FOR_METADATA)
             return UnreadableMetadata(error.locate(file=path))
         except Exception as error:  # whatever a file system or a key provider raises
             made = MetadataError(f"the metadata cannot be used: {type(error).__name__}: {error}", file=path)
@@ -163,7 +166,7 @@ class ChainReaderMixin:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
         self._metadata = getattr(metadata, _METADATA, None)
         if self._metadata is None:  # it was read in another way
-            self._metadata = read_metadata(self._storage(), metadata_name(None), self._access)
+            self._metadata = read_metadata(self._storage, metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
     @told
@@ -216,16 +219,12 @@ class ChainReaderMixin:
             raise UnsupportedError("DCP calls read_metadata and set_up_storage_reader first")
         return self._metadata
 
-    def _storage(self) -> Storage:
-        path = os.fspath(self.path)
-        return Storage(path, path, getattr(self.fs, "fs", None))
-
 
 class _Load:
     """One `read_data`: the items of a plan, file by file."""
 
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
-        self._storage = reader._storage()
+        self._storage = reader._storage
         self._metadata = reader._used
         self._opener = ItemOpener(self._metadata, reader._access, reader._access.objects.limit)
         self._meter = Meter()
@@ -243,8 +242,12 @@ class _Load:
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
         for name, entries in by_file.items():
             entries.sort(key=lambda entry: entry[1].place.at)
-            with items_advised(), self._opened(name) as file:
-                self._read_file(file, entries, shares)
+            try:
+                with self._opened(name) as file:
+                    self._read_file(file, entries, shares)
+            except _OF_ITEMS as error:
+                error.add_note(_NEXT_FOR_ITEMS)
+                raise
         if shares is not None:
             shares.finish()
         return self._meter
@@ -420,10 +423,4 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         If a key is not 32 bytes, `require` is given without keys, or another argument is not what it should be.
     """
 
-    def _check_path(self, path: Any) -> None:
-        check_local(path, "FsspecReader")
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Switch to another checkpoint; raises ParameterError for a URL."""
-        self._check_path(checkpoint_id)
-        super().reset(checkpoint_id)
+    for_urls = "FsspecReader"

@@ -19,8 +19,7 @@ from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish.leftovers import remove_leftovers
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.dcp.metadata import Stored, places_of
-from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.output import storing
+from streamxf.dcp.save.datafile import planned_bytes, storing
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
 from streamxf.dcp.save.space import check_size

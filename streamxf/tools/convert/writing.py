@@ -20,7 +20,7 @@ from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, syn
 from streamxf.checkpoint.publish.lock import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.output import storing
+from streamxf.dcp.save.datafile import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import layout_of

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.registry import access_with
+from streamxf.dcp.extensions import access_with
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION

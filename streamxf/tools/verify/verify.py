@@ -94,7 +94,7 @@ def verify(
     if registry is None:
         access = Access.of(ring, require=require, expect_save_id=expect_save_id)
     else:
-        from streamxf.dcp.registry import access_with
+        from streamxf.dcp.extensions import access_with
 
         access = access_with(registry, ring, require=require, expect_save_id=expect_save_id)
     call = Call(Storage.of(path, storage_options), access, check_expansion(max_expansion), progress)
