@@ -36,14 +36,9 @@ class Extensions:
 
     @classmethod
     def of(cls, extensions: Iterable[Any] | str | Codec) -> Extensions:
-        """Part a list of extensions, in the order in which data flows through them.
-
-        Raises
-        ------
-        ChainError
-            If the codecs break a rule of order, or a foreign extension follows a codec.
-        UnsupportedError
-            If something is not a stream transform.
+        """Part a list of extensions, in the order in which data flows through them; raises ChainError if the codecs
+        break a rule of order, or a foreign extension follows a codec, and UnsupportedError for what is no stream
+        transform.
         """
         if isinstance(extensions, str):
             extensions = Chain.parse(extensions)
@@ -159,21 +154,17 @@ class SaveStream:
 
 
 class _Unclosable:
-    """What a foreign stream writes to when no container follows: items share the file, so closing one must not close
-    that.
+    """What a foreign stream writes to when no container follows: items share the file, which is flushed and closed once
+    all of them are written.
     """
 
     def __init__(self, raw: Writable) -> None:
-        self._raw = raw
-
-    def write(self, data: Any, /) -> int | None:
-        return self._raw.write(data)
+        self.write = raw.write
 
     def flush(self) -> None:
-        """The file is flushed once, when all of its items are written."""
+        """As the class says."""
 
-    def close(self) -> None:
-        """The file is closed once, when all of its items are written."""
+    close = flush
 
 
 # -- for readers ------------------------------------------------------------------------------------
@@ -197,13 +188,6 @@ class Registry(ExtensionRegistry):
         For checkpoints that are encrypted.
     allow : iterable of str, optional
         Names of the third-party codecs that may be used; None allows every installed one.
-
-    Attributes
-    ----------
-    codecs : CodecRegistry
-    keys : KeyRing
-    extensions : dict
-        Torch's own: foreign stream extensions by name.
     """
 
     def __init__(self, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
@@ -227,12 +211,8 @@ class Registry(ExtensionRegistry):
         return made
 
     def register(self, cls: type[Any]) -> None:
-        """Add a codec class, or a torch extension class of another kind.
-
-        Raises
-        ------
-        DuplicateCodecError
-            If a codec of that name exists already.
+        """Add a codec class, or a torch extension class of another kind. Raises DuplicateCodecError if a codec of that
+        name exists already.
         """
         if issubclass(cls, Codec):
             self.codecs.register(cls)
@@ -265,14 +245,11 @@ class Registry(ExtensionRegistry):
                     "come before the first codec"
                 )
             else:
-                codecs.append(self._build(Descriptor.parse(text)))
+                descriptor = Descriptor.parse(text)
+                if descriptor not in self._built:
+                    self._built[descriptor] = self.codecs.build(descriptor, self.keys)
+                codecs.append(self._built[descriptor])
         return codecs + self._foreign(foreign)
-
-    def _build(self, descriptor: Descriptor) -> Codec:
-        codec = self._built.get(descriptor)
-        if codec is None:
-            codec = self._built[descriptor] = self.codecs.build(descriptor, self.keys)
-        return codec
 
     def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
         """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -22,12 +21,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
 
+_FLAGS = ("requires_grad", "pin_memory")
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
 _DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")  # which torch 2.7 does not have
 _PLANNER_DATA = "planner_data"
@@ -52,23 +53,10 @@ STORED_ATTRIBUTE = "streamxf_stored"
 def items_of(
     content: Metadata, results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
 ) -> dict[str, Item]:
-    """The items of a save that is about to be published.
+    """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
 
-    Parameters
-    ----------
-    content : Metadata
-        As the planner made it.
-    results : iterable of WriteResult
-        Of all ranks whose items it has.
-    descriptors : tuple of str
-        As in `Place`.
-    usual : Stored
-        What holds for results that do not say otherwise.
-
-    Raises
-    ------
-    UnsupportedError
-        If something has no place in the index, or was not stored.
+    `descriptors` are those of `Place`; `usual` is what holds for results that do not say otherwise. Raises
+    UnsupportedError if something has no place in the index, or was not stored.
     """
     places = places_of(results, descriptors, usual)
     paths = content.planner_data if _has_paths(content) else {}
@@ -109,12 +97,8 @@ def places_of(
 
 
 def extra_of(content: Metadata) -> dict[str, Any]:
-    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own.
-
-    Raises
-    ------
-    UnsupportedError
-        If something of it is not plain data.
+    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own. Raises
+    UnsupportedError if something of it is not plain data.
     """
     found = {name: value for name, value in vars(content).items() if name not in _OWN}
     if content.planner_data is not None and not _has_paths(content):
@@ -159,11 +143,7 @@ def _is_path(path: Any) -> bool:
 
 def _properties(properties: TensorProperties) -> dict[str, bool | str]:
     """What is not as in a plain tensor."""
-    found: dict[str, bool | str] = {}
-    if properties.requires_grad:
-        found["requires_grad"] = True
-    if properties.pin_memory:
-        found["pin_memory"] = True
+    found: dict[str, bool | str] = {name: True for name in _FLAGS if getattr(properties, name)}
     if properties.layout != torch.strided:
         found["layout"] = str(properties.layout).removeprefix("torch.")
     for name, value in _FORMATS.items():
@@ -178,16 +158,9 @@ def _properties(properties: TensorProperties) -> dict[str, bool | str]:
 def metadata_of(
     items: Iterable[Item], *, extra: Mapping[str, Any] | None = None, descriptors: Mapping[str, list[str]] | None = None
 ) -> Metadata:
-    """DCP's metadata for items.
+    """DCP's metadata for items; `extra` as `extra_of` gives it.
 
-    Parameters
-    ----------
-    items : iterable of Item
-    extra : mapping, optional
-        As `extra_of` gives it.
-    descriptors : mapping of str to list of str, optional
-        For each file, what torch's readers need to read its items, in the order in which they apply it. Without it,
-        they are left out.
+    `descriptors` are, for each file, what torch's readers need to read its items, in the order in which they apply it.
     """
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
@@ -218,8 +191,14 @@ def metadata_of(
     return made
 
 
-def of_index(index: Index, descriptors: Mapping[str, list[str]], checkpoint_id: Any) -> Metadata:
-    """What torch's readers get, made of the index; `descriptors` as in `metadata_of`."""
+def of_index(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: Any) -> Metadata:
+    """What torch's readers get, made of the index and each writer's wrapped data key, as text."""
+    by_writer = {}
+    for writer in index.writers if index.transforms or index.chain else ():
+        keyed = (f"{text}#{wrapped[writer.id]}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain)
+        by_writer[writer.id] = [*index.transforms, *keyed][::-1]
+    files = index.files.items() if by_writer else ()
+    descriptors = {path: by_writer[index.writers[file.writer].id] for path, file in files}
     content = metadata_of(index.items.values(), extra=index.extra, descriptors=descriptors)
     content.storage_meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=index.save_id, modules=[*index.modules])
     return content
@@ -236,10 +215,7 @@ class _Sizes(dict[tuple[int, ...], torch.Size]):
 def _metadata_index(name: str, offset: torch.Size | None, number: int | None) -> MetadataIndex:
     """As the class makes one, which takes seven times as long; there is one for each chunk."""
     made = object.__new__(MetadataIndex)
-    attributes = made.__dict__
-    attributes["fqn"] = name
-    attributes["offset"] = offset
-    attributes["index"] = number
+    made.__dict__.update(fqn=name, offset=offset, index=number)
     return made
 
 
@@ -249,15 +225,13 @@ def torch_properties(item: TensorItem) -> TensorProperties:
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
     properties = TensorProperties(dtype)
-    if not item.properties:
-        return properties
-    for name, value in item.properties.items():
+    for name, value in item.properties.items() if item.properties else ():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)
         elif name == "layout":
             layout = getattr(torch, str(value), None)
             properties.layout = layout if isinstance(layout, torch.layout) else torch.strided
-        elif name in ("requires_grad", "pin_memory"):
+        elif name in _FLAGS:
             setattr(properties, name, bool(value))
     return properties
 
@@ -273,13 +247,9 @@ class UnreadableMetadata(Metadata):
         object.__setattr__(self, "_error", error)
 
     def raise_error(self) -> NoReturn:
-        """Raise what went wrong."""
         raise object.__getattribute__(self, "_error")
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _METADATA_FIELDS:
+        if name in _OWN:
             raise object.__getattribute__(self, "_error")
         return object.__getattribute__(self, name)
-
-
-_METADATA_FIELDS = frozenset(field.name for field in fields(torch_metadata.Metadata))
