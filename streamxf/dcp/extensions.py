@@ -12,8 +12,7 @@ from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry
 
 from streamxf.buffers import Writable
 from streamxf.chain import MAX_CODECS, Chain
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.transforms import known_transform
+from streamxf.checkpoint.access import Access, known_transform
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import Descriptor, shorten

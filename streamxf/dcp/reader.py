@@ -17,8 +17,7 @@ from torch.futures import Future
 
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
-from streamxf.checkpoint.metadata import metadata_name, read_metadata
-from streamxf.checkpoint.missing import no_metadata
+from streamxf.checkpoint.metadata import metadata_name, no_metadata, read_metadata
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told

@@ -30,8 +30,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
-from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.missing import no_file
+from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.storage import Storage, StoredFile
@@ -52,10 +51,8 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
-from streamxf.stream.blocks import Blocks
-from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import READ_WHOLE, Timed
+from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once

@@ -18,12 +18,11 @@ import torch
 
 from streamxf import engine
 from streamxf.buffers import flat_view
-from streamxf.checkpoint.boxes import boxes_of_run
-from streamxf.checkpoint.elements import Array, unsigned
+from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
 from streamxf.dcp.frame import frame_of
 from streamxf.errors import UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
 SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
