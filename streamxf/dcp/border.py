@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -32,6 +32,7 @@ ProgressLike = bool | Progress
 MAX_BYTES = 1 << 16
 _MAX_TEXT = 1 << 13
 _MAX_CAUSES = 8
+_PLACE: dict[str, type] = {"file": str, "item": str, "block": int}
 _EVERYWHERE = sys.stdlib_module_names | {"streamxf"}
 
 
@@ -138,20 +139,13 @@ def _stand_in(error: BaseException) -> BaseException:
     named = _text(error) if nearest is type(error) else _named(error)
     made: BaseException | None = None
     if issubclass(nearest, StreamxfError):
-        block = getattr(error, "block", None)
-        made = nearest(
-            named,
-            file=_optional_text(error, "file"),
-            item=_optional_text(error, "item"),
-            block=block if type(block) is int else None,
-        )
+        found = {name: getattr(error, name, None) for name in _PLACE}
+        made = nearest(named, **{name: value for name, value in found.items() if type(value) is _PLACE[name]})
     elif isinstance(error, OSError) and type(error.errno) is int:
         made = OSError(error.errno, named)
     elif nearest not in (BaseException, Exception):
-        try:
+        with suppress(Exception):  # it is not made of a text
             made = nearest(named)
-        except Exception:  # it is not made of a text
-            made = None
     return made if made is not None and _survives(made) else ForeignError(_named(error))
 
 
@@ -172,22 +166,15 @@ class _Sender(pickle.Pickler):
     """Takes what is made of classes and functions that every rank has."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType | BuiltinFunctionType):
-            known = _root(obj.__module__) in _EVERYWHERE
-        else:
-            known = _is_known(obj if isinstance(obj, type) else type(obj))
-        if not known:
+        function = isinstance(obj, FunctionType | BuiltinFunctionType)
+        if not _is_known(obj if function or isinstance(obj, type) else type(obj)):
             raise pickle.PicklingError(f"{type(obj).__name__} may not be known everywhere")
         return NotImplemented
 
 
-def _is_known(cls: type) -> bool:
-    root = _root(cls.__module__)
-    return root in _EVERYWHERE or (root == "torch" and issubclass(cls, BaseException))
-
-
-def _root(module: object) -> str:
-    return str(module).partition(".")[0]
+def _is_known(named: Any) -> bool:
+    root = str(named.__module__).partition(".")[0]
+    return root in _EVERYWHERE or (root == "torch" and isinstance(named, type) and issubclass(named, BaseException))
 
 
 def _named(error: BaseException) -> str:
@@ -203,11 +190,6 @@ def _text(error: BaseException) -> str:
         return str(text)[:_MAX_TEXT]
     except Exception:  # third-party code
         return "(the error has no text that can be shown)"
-
-
-def _optional_text(error: BaseException, name: str) -> str | None:
-    value = getattr(error, name, None)
-    return value[:_MAX_TEXT] if isinstance(value, str) else None
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -79,10 +79,6 @@ class Extensions:
             text += f" under key {', '.join([*encryption.key_ids, *signer])}"
         return text
 
-    def descriptors(self) -> list[str]:
-        """In the order in which a reader applies them: the reverse."""
-        return [extension.get_descriptor() for extension in (*self.foreign, *self.chain)][::-1]
-
     @property
     def recorded(self) -> tuple[str, ...]:
         """The descriptors of a `Place`, in save order."""
@@ -102,8 +98,7 @@ class Extensions:
     @property
     def hashed(self) -> bool:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""
-        encryption = self.encryption
-        return encryption is not None and encryption.hashed
+        return self.encryption is not None and self.encryption.hashed
 
     def open(
         self,
@@ -221,12 +216,9 @@ class Registry(ExtensionRegistry):
     def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
         """Rebuild the extensions of one item, in the order in which a reader applies them.
 
-        Raises
-        ------
-        UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError, WrongKeyError
-            If one cannot be rebuilt.
-        UnsupportedError
-            If a foreign extension stands between or behind the codecs of the chain, or does not transform a stream.
+        Raises UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError or WrongKeyError if one cannot
+        be rebuilt, and UnsupportedError if a foreign extension stands between or behind the codecs of the chain, or
+        does not transform a stream.
         """
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")

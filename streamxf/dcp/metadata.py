@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.dcp.extensions import Extensions
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index, from_json, to_json
@@ -35,8 +36,8 @@ _OWN = {field.name for field in fields(Metadata)}
 
 
 class Stored(NamedTuple):
-    """What a writer knows of an item that it stored, besides where. It travels on the item's ``_StorageInfo``, if it is
-    not what the publisher takes for granted.
+    """What a writer knows of an item that it stored, besides where. It travels on its ``_StorageInfo``, unless it is
+    what `places_of` takes for granted.
     """
 
     framed: bool = False
@@ -49,15 +50,11 @@ STORED_ATTRIBUTE = "streamxf_stored"
 # -- from DCP --------------------------------------------------------------------------------------------------
 
 
-def items_of(
-    content: Metadata, results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
-) -> dict[str, Item]:
+def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Extensions) -> dict[str, Item]:
     """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
-
-    `descriptors` are those of `Place`; `usual` is what holds for results that do not say otherwise. Raises
-    UnsupportedError if something has no place in the index, or was not stored.
+    Raises UnsupportedError if something has no place in the index, or was not stored.
     """
-    places = places_of(results, descriptors, usual)
+    places = places_of(results, extensions)
     paths = content.planner_data if _has_paths(content) else {}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
@@ -83,9 +80,10 @@ def items_of(
 
 
 def places_of(
-    results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
+    results: Iterable[WriteResult], extensions: Extensions
 ) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
-    """Where results stand, and whether in torch.save's frame, by name and offset; arguments as for `items_of`."""
+    """Where results stand, and whether in torch.save's frame, by name and offset."""
+    descriptors, usual = extensions.recorded, Stored(not extensions.in_blocks)
     found = {}
     for result in results:
         info, offset = result.storage_data, result.index.offset

@@ -95,17 +95,11 @@ class ChainReaderMixin(StorageMixin):
     @told
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read ``.metadata``, or a rank's own where `rank` is given.
+        """Read ``.metadata``, or a rank's own where `rank` is given. Raises FileNotFoundError if there is none; DCP
+        then looks for rank-local metadata.
 
-        Raises
-        ------
-        FileNotFoundError
-            If there is none; DCP then looks for rank-local metadata.
-
-        Notes
-        -----
-        For metadata that is there but cannot be used, the result raises the reason as soon as it is used: DCP
-        would take an exception here for a missing file, and its reason would be lost.
+        For metadata that is there but cannot be used, the result raises the reason as soon as it is used: DCP would
+        take an exception here for a missing file, and its reason would be lost.
         """
         self.save_id = None
         rank, storage = kwargs.get("rank"), self._storage
@@ -155,12 +149,8 @@ class ChainReaderMixin(StorageMixin):
 
     @told
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same save, unless the planner has made new plans.
-
-        Raises
-        ------
-        MetadataError
-            If storage showed them different metadata, because it is being overwritten or does not tell the truth.
+        """Check that all ranks read the same save, unless the planner has made new plans: storage that is being
+        overwritten or does not tell the truth may show them different metadata.
         """
         if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
             raise MetadataError(
@@ -170,12 +160,8 @@ class ChainReaderMixin(StorageMixin):
 
     @told
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the plan's items. After an error the targets may hold old values, new ones, or a mixture.
-
-        Raises
-        ------
-        StreamxfError
-            With file, item and block, if anything about an item is not as it was saved.
+        """Read the plan's items; raises a StreamxfError with file, item and block if anything is not as it was saved.
+        The targets may then hold old values, new ones, or a mixture.
         """
         self.report = None
         if self._used.rank is not None:

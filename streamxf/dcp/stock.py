@@ -27,14 +27,9 @@ from streamxf.stream.writer import StreamWriter
 
 
 def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
-    """Wrap `output` with `codec`, or let `codec` join the container that `output` already is.
-
-    Raises
-    ------
-    UnsupportedError
-        If the writer's list also holds a foreign extension, which cannot be told from the data there.
-    ChainError
-        If the writer's list breaks a rule of order.
+    """Wrap `output` with `codec`, or let `codec` join the container that `output` already is. Raises UnsupportedError
+    if the writer's list also holds a foreign extension, which cannot be told from the data there, and ChainError if it
+    breaks a rule of order.
     """
     # torch's writer; its versions ask the extensions of its list in one order or the other
     chain = _chain_of(getattr(sys._getframe(2).f_locals.get("self"), "extensions", None))
@@ -88,12 +83,8 @@ class JoinedWriter(_Joined):
         return written
 
     def close(self) -> None:
-        """Finish the container and close torch's stream.
-
-        Raises
-        ------
-        UnsupportedError
-            If nothing was ever written: torch wrote the tensors past the extensions.
+        """Finish the container and close torch's stream. Raises UnsupportedError if nothing was ever written: torch
+        wrote the tensors past the extensions.
         """
         if self.closed:
             return
@@ -149,9 +140,6 @@ class JoinedReader(_Joined):
 
     def read(self, size: int | None = -1, /) -> bytes:
         return self._opened.read(size)
-
-    def readall(self) -> bytes:
-        return self._opened.read()
 
 
 def framed(header: Header, blocks: Blocks) -> Blocks:

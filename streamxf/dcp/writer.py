@@ -6,10 +6,9 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
@@ -35,17 +34,6 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.stream.plain import block_log2_of
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.filesystem import SerializationFormat
-elif hasattr(filesystem, "SerializationFormat"):
-    SerializationFormat = filesystem.SerializationFormat
-else:  # torch 2.7, whose writers know no other format than torch.save's
-
-    class SerializationFormat(Enum):
-        TORCH_SAVE = "torch_save"
-        SAFETENSORS = "safetensors"
-
 
 DEFAULT_CHAIN = (FloatZip(),)
 
@@ -82,7 +70,7 @@ class ChainWriterMixin(StorageMixin):
         *,
         overwrite: bool = True,
         _extensions: Sequence[Any] | Chain | None = None,
-        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        serialization_format: Any = None,
         chain: ChainLike | None = None,
         keys: KeysLike = None,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
@@ -103,7 +91,7 @@ class ChainWriterMixin(StorageMixin):
             _extensions = Chain.chosen(chain, DEFAULT_CHAIN, keys)
         elif chain is not None or len(KeyRing.of(keys)):
             raise ParameterError("_extensions= is the whole chain: pass chain= in its place, and keys= with that alone")
-        if serialization_format != SerializationFormat.TORCH_SAVE:
+        if getattr(serialization_format, "value", "torch_save") != "torch_save":  # torch 2.7 has no such class
             raise UnsupportedError(
                 "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, "
                 "and no FileSystemReader reads the file. Leave serialization_format out"
@@ -165,16 +153,9 @@ class ChainWriterMixin(StorageMixin):
 
     @told
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the plan's items; any file that fails, fails the save.
-
-        Raises
-        ------
-        NoSpaceError
-            If they cannot fit on the disk; then nothing was written.
-        AbortedError
-            If another save has started on this writer: both would write the same files.
-        BaseException
-            The first failure, after all other threads have stopped.
+        """Write the plan's items. The first failure of any file is raised after all other threads have stopped;
+        NoSpaceError if they cannot fit on the disk, before anything is written, and AbortedError if another save has
+        started on this writer: both would write the same files.
         """
         save = self._under_way
         if not save.begun.acquire(blocking=False):
@@ -210,11 +191,8 @@ class ChainWriterMixin(StorageMixin):
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
-        report = SaveReport.of(save.meter, perf_counter() - begin)
-        if self._publishes:
-            save.report = report
-        else:
-            self.report = report
+        save.report = SaveReport.of(save.meter, perf_counter() - begin)
+        self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -273,7 +251,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         As in torch, the last two by name. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
         torch's argument: as `chain`, with other packages' stream extensions before the first codec.
-    serialization_format : SerializationFormat
+    serialization_format : SerializationFormat, optional
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or

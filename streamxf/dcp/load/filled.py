@@ -28,12 +28,7 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
 
     A planner that has DCP's `lookup_tensor` is asked how large a target is. One that has a `state_dict`, as DCP's own
     have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
-    tensor.
-
-    Raises
-    ------
-    MetadataError
-        If a part would stay as it was.
+    tensor. Raises MetadataError if a part would stay as it was.
     """
     read: dict[_Target, list[Chunk]] = {}
     sizes = _wanted(planner, items)

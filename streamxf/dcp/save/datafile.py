@@ -51,14 +51,8 @@ class DataFile:
     The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
     next item is under way. So memory that is handed over stays in use until `finish`.
 
-    Attributes
-    ----------
-    results : list of WriteResult
-        One for each item that has left, in order.
-    size : int
-        Bytes that were written.
-    crc : int or None
-        CRC-32C of them, where items have no containers.
+    - `results`: one for each item that has left, in order.
+    - `size`, `crc`: bytes that were written and, where items have no containers, their CRC-32C.
     """
 
     def __init__(
@@ -83,20 +77,14 @@ class DataFile:
         self._in_blocks = extensions.in_blocks
         self._hashed = extensions.hashed
         self._staging = Staging(1 << block_log2)
-        self._usual = Stored(framed=not self._in_blocks)
+        self._usual = Stored(not self._in_blocks)
         self.results: list[WriteResult] = []
         self.size = 0
         self.crc = None if len(extensions.chain) else 0
 
     def add(self, item: WriteItem, data: Any) -> None:
-        """Write an item: a tensor, the ``BytesIO`` of an object, or what is `Streamed` of either.
-
-        Raises
-        ------
-        UnsupportedError
-            If it is not the tensor that the metadata will describe, or one that cannot be saved.
-        Exception
-            Whatever went wrong, with this item or with one before; then the file is spoiled.
+        """Write an item: a tensor, the ``BytesIO`` of an object, or what is `Streamed` of either. Raises whatever went
+        wrong, with this item or with one before; then the file is spoiled.
         """
         try:
             if isinstance(data, torch.Tensor):

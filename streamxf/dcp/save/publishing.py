@@ -22,7 +22,7 @@ from streamxf.checkpoint.publish import check_free, check_present, find_leftover
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import Stored, extra_of, items_of, of_index
+from streamxf.dcp.metadata import extra_of, items_of, of_index
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
 from streamxf.format import trailer
@@ -62,7 +62,7 @@ def prepare(
     flat = list(results)
     found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
     records = tuple(record for record in found if record is not None)
-    items = items_of(content, flat, extensions.recorded, Stored(framed=not extensions.in_blocks))
+    items = items_of(content, flat, extensions)
     return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id)
 
 

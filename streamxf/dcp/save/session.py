@@ -35,20 +35,12 @@ _REASONS = 3  # in a warning
 class FileRecord:
     """What a process tells the coordinator about a file: it travels on the first of the file's results.
 
-    Attributes
-    ----------
-    path : str
-        Relative to the checkpoint.
-    crc : int or None
-        CRC-32C of the whole file, where its items have no containers.
-    wrapped : str
-        The wrapped data key of the process, as text; empty where the chain does not encrypt.
-    modules : tuple of str
-        The third-party packages that provided its codecs.
-    chain : str
-        The extensions and the ids of the keys, for people; all ranks must have the same.
-    place : Mount or None
-        Where the process found the checkpoint's folder, if that is a local or mounted one.
+    - `path`: relative to the checkpoint.
+    - `crc`: CRC-32C of the whole file, where its items have no containers.
+    - `wrapped`: the wrapped data key of the process, as text; empty where the chain does not encrypt.
+    - `modules`: the third-party packages that provided its codecs.
+    - `chain`: the extensions and the ids of the keys, for people; all ranks must have the same.
+    - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
     path: str
@@ -68,20 +60,12 @@ class Save:
     The writer id is minted here, for each save, rather than taken from DCP: every rank draws its own ``save_id``, it
     survives into the next save, and cached plans bring back the file names of the first.
 
-    Attributes
-    ----------
-    extensions : Extensions
-        Renewed for this save.
-    sync : bool
-        Whether each file must be on the disk before the save goes on.
-    place : Mount or None
-        Where the checkpoint's folder is, once it is there; None if it is not local.
-    report : SaveReport or None
-        What was written, once all of it is.
-    meter : Meter
-        What all threads of the save count in.
-    begun : Lock
-        Taken when writing begins.
+    - `extensions`: renewed for this save.
+    - `sync`: whether each file must be on the disk before the save goes on.
+    - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
+    - `report`: what was written, once all of it is.
+    - `meter`: what all threads of the save count in.
+    - `begun`: taken when writing begins.
     """
 
     extensions: Extensions
@@ -126,13 +110,8 @@ class Save:
         opening: Callable[[str], AbstractContextManager[Any]],
         resolve: Callable[[WriteItem], Any],
     ) -> list[WriteResult]:
-        """Write files, each with its items, in up to `threads` threads, this one among them; returns when all have
-        stopped.
-
-        Raises
-        ------
-        BaseException
-            The first failure, in any thread. An interrupt of this thread is one, too.
+        """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
+        stopped, or raises the first failure in any; an interrupt of this thread is one, too.
         """
         waiting = deque(files)
         results: dict[str, list[WriteResult]] = {name: [] for name, _ in waiting}

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import locked, remove_leftovers
-from streamxf.dcp.metadata import Stored, places_of
+from streamxf.dcp.metadata import places_of
 from streamxf.dcp.save.datafile import planned_bytes, storing
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
@@ -131,9 +131,7 @@ class _Converter:
             raise
         record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
         assert record is not None
-        extensions = self._save.extensions
-        places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
-        return _Unsynced(Finished(record, places), parts, synced)
+        return _Unsynced(Finished(record, places_of(results, self._save.extensions)), parts, synced)
 
     def _sync(self, raw: IO[bytes]) -> Future[None]:
         # the same open file: on another one the kernel might not report what it could not write
