@@ -8,7 +8,7 @@ calls the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -136,15 +136,17 @@ class Streamed:
     dtype: str = ""
     shape: tuple[int, ...] = ()
 
-    def write_framed(self, target: Any) -> None:
-        """Write it as torch's own writer would: elements with torch.save's frame around them."""
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """What torch's own writer would write, one piece after the other: elements with torch.save's frame around
+        them.
+        """
         prefix, suffix = frame_of(self.dtype, self.shape) if self.kind is Kind.TENSOR else (b"", b"")
-        target.write(prefix)
+        yield prefix
         for start in range(0, self.source.size, _STEP):
             load = self.source.load(start, min(start + _STEP, self.source.size))
-            target.write(load.take(lambda size: memoryview(bytearray(size))))
+            yield load.take(lambda size: memoryview(bytearray(size)))
             load.release()
-        target.write(suffix)
+        yield suffix
 
 
 # -- accelerators ------------------------------------------------------------------------------------
