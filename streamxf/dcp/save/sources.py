@@ -141,12 +141,14 @@ class Streamed:
         them.
         """
         prefix, suffix = frame_of(self.dtype, self.shape) if self.kind is Kind.TENSOR else (b"", b"")
-        yield prefix
+        if prefix:
+            yield prefix
         for start in range(0, self.source.size, _STEP):
             load = self.source.load(start, min(start + _STEP, self.source.size))
             yield load.take(lambda size: memoryview(bytearray(size)))
             load.release()
-        yield suffix
+        if suffix:
+            yield suffix
 
 
 # -- accelerators ------------------------------------------------------------------------------------
