@@ -30,20 +30,12 @@ Role = Literal["transform", "compression", "checksum", "encryption"]
 class StreamInfo:
     """Facts about a stream, the same for all of its blocks.
 
-    Attributes
-    ----------
-    block_size : int
-        Bytes in every block but the last.
-    salt : bytes
-        32 random bytes, fresh for this stream.
-    header_digest : bytes
-        SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
-    item : str or None
-        The item's name in the state dict, when known.
-    dtype : str or None
-        The name of the item's torch dtype (``"bfloat16"``), when known; on encoding only.
-    row : int or None
-        How many elements a row of the item has, when it is a matrix and that is known; on encoding only.
+    - `block_size`: bytes in every block but the last.
+    - `salt`: 32 random bytes, fresh for this stream.
+    - `header_digest`: SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
+    - `item`: the item's name in the state dict, when known.
+    - `dtype`: the name of the item's torch dtype (``"bfloat16"``), when known; on encoding only.
+    - `row`: how many elements a row of the item has, when it is a matrix and that is known; on encoding only.
     """
 
     block_size: int
@@ -58,25 +50,16 @@ class StreamInfo:
 class BlockInfo:
     """Facts about one block on its way through one codec.
 
-    Attributes
-    ----------
-    index : int
-        Number of the block in its stream, from 0.
-    last : bool
-        Whether it is the stream's last block.
-    limit : int
-        The most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it takes
-        memory for it.
-    state : Any
-        What the codec's own `Codec.start` returned for this stream.
-    stream : StreamInfo
-        Facts about the stream.
-    scratch : callable
-        ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the chain. A
-        codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the same
-        memory.
-    memory : Scratch or None
-        All scratch memory of the block; `extend` uses it.
+    - `index`: number of the block in its stream, from 0.
+    - `last`: whether it is the stream's last block.
+    - `limit`: the most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it
+      takes memory for it.
+    - `state`: what the codec's own `Codec.start` returned for this stream.
+    - `stream`: facts about the stream.
+    - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
+      chain. A codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the
+      same memory.
+    - `memory`: all scratch memory of the block; `extend` uses it.
     """
 
     index: int
@@ -118,15 +101,10 @@ class Codec(abc.ABC):
 
     ``streamxf.testing`` holds the suite that every codec must pass; docs/writing-a-codec.md walks through an example.
 
-    Attributes
-    ----------
-    name : str
-        The name in descriptors and of the entry point, such as ``acme.delta``.
-    version : int
-        Increased whenever the meaning of the encoded bytes changes.
-    role : str
-        ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec.
-        Only a checksum may follow encryption.
+    - `name`: the name in descriptors and of the entry point, such as ``acme.delta``.
+    - `version`: increased whenever the meaning of the encoded bytes changes.
+    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the
+      codec. Only a checksum may follow encryption.
     """
 
     name: ClassVar[str]

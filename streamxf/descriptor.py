@@ -28,17 +28,11 @@ Parameters = tuple[tuple[str, str], ...]
 class Descriptor:
     """A codec's name, version and parameters.
 
-    Attributes
-    ----------
-    name : str
-        Such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
-    version : int
-        1 to 65535.
-    parameters : tuple of (str, str)
-        What a decoder needs; sorted by key, without those that equal their defaults.
-    fragment : tuple of (str, str)
-        What may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of torch's
-        writers. Never bound to the data.
+    - `name`: such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
+    - `version`: 1 to 65535.
+    - `parameters`: what a decoder needs; sorted by key, without those that equal their defaults.
+    - `fragment`: what may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of
+      torch's writers. Never bound to the data.
     """
 
     name: str

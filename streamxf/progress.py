@@ -18,13 +18,13 @@ class Progress(Protocol):
 
 
 class Share:
-    """The share of one item in a `Progress`, which expects `size` already: in the end exactly `size`, however often
-    parts of it are read, and however much is read around them. Any thread may call it.
+    """The share of one item in a `Progress`, if there is one, which expects `size` already: in the end exactly `size`,
+    however often parts of it are read, and however much is read around them. Any thread may call it.
     """
 
     __slots__ = ("_left", "_lock", "_progress")
 
-    def __init__(self, progress: Progress, size: int) -> None:
+    def __init__(self, progress: Progress | None, size: int) -> None:
         self._progress = progress
         self._left = size
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class Share:
             if count > left:
                 count = left
             self._left = left - count
-        if count:
+        if count and self._progress is not None:
             self._progress.advance(count)
 
     def finish(self) -> None:

@@ -14,25 +14,16 @@ from streamxf.wording import rate_text, size_text
 class Report:
     """What this process did; other ranks have reports of their own.
 
-    Attributes
-    ----------
-    items : int
-        For a load, what was asked for: several parts of one tensor count as several.
-    raw_bytes : int
-        The items' bytes before the chain: the elements of tensors, and what ``torch.save`` writes of everything else.
-        With an empty chain or stream transforms that is what it writes of tensors, too.
-    stored_bytes : int
-        What they take in storage; of a part of a tensor in proportion.
-    wall_seconds : float
-        From the first item to the last byte.
-    codec_seconds : mapping of str to float
-        Seconds spent in each codec, by its name, summed over all threads. With several workers the sum may exceed
-        `wall_seconds`.
-    io_seconds : float
-        Seconds spent in calls of the file system, summed over all threads.
-    peak_blocks : int
-        The most blocks that one file of a save, or a load, had in flight at a time. Items that are so small that they
-        are done on the spot do not count.
+    - `items`: for a load, what was asked for: several parts of one tensor count as several.
+    - `raw_bytes`: the items' bytes before the chain: the elements of tensors, and what ``torch.save`` writes of
+      everything else. With an empty chain or stream transforms that is what it writes of tensors, too.
+    - `stored_bytes`: what they take in storage; of a part of a tensor in proportion.
+    - `wall_seconds`: from the first item to the last byte.
+    - `codec_seconds`: seconds spent in each codec, by its name, summed over all threads. With several workers the sum
+      may exceed `wall_seconds`.
+    - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
+    - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
+      small that they are done on the spot do not count.
     """
 
     items: int

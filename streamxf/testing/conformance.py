@@ -20,14 +20,10 @@ class CodecConformance:
             def codecs(self):
                 return [Delta(), Delta(stride=2)]
 
-    Attributes
-    ----------
-    codec : Codec
-        The codec to test, unless `codecs` is overridden.
-    keys : Key, bytes, several of them or a KeyRing, optional
-        What a reader needs, for a codec that encrypts.
-    examples : int, optional
-        Examples that hypothesis draws for a property; by default as many as the loaded hypothesis profile says.
+    - `codec`: the codec to test, unless `codecs` is overridden.
+    - `keys`: what a reader needs, for a codec that encrypts.
+    - `examples`: examples that hypothesis draws for a property; by default as many as the loaded hypothesis profile
+      says.
     """
 
     codec: ClassVar[Codec | None] = None

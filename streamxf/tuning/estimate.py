@@ -21,20 +21,13 @@ _ENTRY_BYTES = 8
 class Estimate:
     """What one chain would cost.
 
-    Attributes
-    ----------
-    chain : str
-        Its text form, which `Chain.parse` reads; empty for no chain.
-    raw_bytes : int
-        Bytes of the source's tensors, or of the file.
-    stored_bytes : int
-        What they would take in storage, containers included.
-    encode_bytes_per_second, decode_bytes_per_second : float
-        Raw bytes that one worker codes.
-    workers : int
-        How many of them share the coding. Without a chain it is one: the CRC is computed by the thread that writes.
-    bandwidth : float
-        Of the storage, in bytes per second.
+    - `chain`: its text form, which `Chain.parse` reads; empty for no chain.
+    - `raw_bytes`: bytes of the source's tensors, or of the file.
+    - `stored_bytes`: what they would take in storage, containers included.
+    - `encode_bytes_per_second`, `decode_bytes_per_second`: raw bytes that one worker codes.
+    - `workers`: how many of them share the coding. Without a chain it is one: the CRC is computed by the thread that
+      writes.
+    - `bandwidth`: of the storage, in bytes per second.
     """
 
     chain: str

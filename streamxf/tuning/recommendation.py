@@ -13,22 +13,13 @@ from streamxf.wording import rate_text, size_text
 class Recommendation:
     """What `streamxf.tune` found. ``str()`` is a table for a terminal.
 
-    Attributes
-    ----------
-    chain : Chain
-        The candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
-    estimates : tuple of Estimate
-        One for each candidate, in the order in which they were given.
-    raw_bytes : int
-        Bytes of the source's tensors, or of the file.
-    sampled_bytes : int
-        How many of them the chains were measured on.
-    bandwidth : float
-        Of the storage, in bytes per second.
-    workers : int
-        Threads that share the coding.
-    reason : str
-        Why this chain, in words and figures.
+    - `chain`: the candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
+    - `estimates`: one for each candidate, in the order in which they were given.
+    - `raw_bytes`: bytes of the source's tensors, or of the file.
+    - `sampled_bytes`: how many of them the chains were measured on.
+    - `bandwidth`: of the storage, in bytes per second.
+    - `workers`: threads that share the coding.
+    - `reason`: why this chain, in words and figures.
     """
 
     chain: Chain

@@ -23,23 +23,14 @@ LARGEST = 10
 class Summary:
     """A checkpoint in figures.
 
-    Attributes
-    ----------
-    contents : Contents
-        What it holds, item by item.
-    total : Tally
-        Of all items.
-    dtypes : dict of str to Tally
-        Of the tensors, by dtype, the most stored bytes first.
-    chains : dict of tuple of str to Tally
-        Of all items, by the chain that their parts were stored through, the most stored bytes first. An item with
-        parts of several chains counts in each of them.
-    shards : int
-        Parts of tensors.
-    notes : tuple of str
-        Those of the contents, and that some bytes were counted more than once.
-    values : Values or None
-        Statistics of the tensors, if they were read.
+    - `contents`: what it holds, item by item.
+    - `total`: of all items.
+    - `dtypes`: of the tensors, by dtype, the most stored bytes first.
+    - `chains`: of all items, by the chain that their parts were stored through, the most stored bytes first. An item
+      with parts of several chains counts in each of them.
+    - `shards`: parts of tensors.
+    - `notes`: those of the contents, and that some bytes were counted more than once.
+    - `values`: statistics of the tensors, if they were read.
     """
 
     contents: Contents

@@ -14,16 +14,10 @@ from streamxf.format.items import Item, ObjectItem
 class Tally:
     """Sums over some items.
 
-    Attributes
-    ----------
-    tensors, objects : int
-        How many items; those that are not tensors are objects.
-    elements : int
-        Of the tensors.
-    raw_bytes, stored_bytes : int
-        Of the tensors, as they are in memory and as they are stored.
-    object_bytes : int
-        Of the objects, as they are stored; their size in memory is not known without decoding them.
+    - `tensors`, `objects`: how many items; those that are not tensors are objects.
+    - `elements`: of the tensors.
+    - `raw_bytes`, `stored_bytes`: of the tensors, as they are in memory and as they are stored.
+    - `object_bytes`: of the objects, as they are stored; their size in memory is not known without decoding them.
     """
 
     tensors: int = 0

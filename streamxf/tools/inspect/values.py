@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 class Values:
     """Statistics of the tensors of a checkpoint.
 
-    Attributes
-    ----------
-    statistics : mapping of str to Statistics or None
-        By name; None for tensors whose elements are not numbers.
+    - `statistics`: by name; None for tensors whose elements are not numbers.
     """
 
     statistics: Mapping[str, Statistics | None]

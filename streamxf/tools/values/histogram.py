@@ -26,14 +26,10 @@ _EASY = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here a
 class Histogram:
     """Counts of numbers by value.
 
-    Attributes
-    ----------
-    start, width : float
-        The first bin goes from `start` up to, and not including, ``start + width``. The width is a power of two.
-    counts : tuple of int
-        One for each bin.
-    below, above : int
-        How many numbers are outside of the bins.
+    - `start`, `width`: the first bin goes from `start` up to, and not including, ``start + width``. The width is a
+      power of two.
+    - `counts`: one for each bin.
+    - `below`, `above`: how many numbers are outside of the bins.
     """
 
     start: float

@@ -18,11 +18,7 @@ _BELOW_ONE = math.nextafter(1, 0)
 class Moments:
     """Count, mean and spread of finite numbers.
 
-    Attributes
-    ----------
-    count : int
-    mean : float
-        0.0 if there are none.
+    - `mean`: 0.0 if there are none.
     """
 
     def __init__(self) -> None:

@@ -25,17 +25,11 @@ class Statistics:
 
     NaN and infinities are counted, and excluded from everything else. Complex numbers count by their absolute values.
 
-    Attributes
-    ----------
-    elements, nan, inf, zeros : int
-        How many elements there are, and how many of them are NaN, infinite and zero.
-    min, max : int or float or None
-        Exact, and an int for integers. None if no element is finite.
-    mean, std : float or None
-        The standard deviation is that of all finite elements, without Bessel's correction.
-    histogram : Histogram or None
-        From `min` to `max`, but at most four standard deviations from the mean, so that a few outliers do not
-        squeeze everything else into one bin.
+    - `elements`, `nan`, `inf`, `zeros`: how many elements there are, and how many of them are NaN, infinite and zero.
+    - `min`, `max`: exact, and an int for integers. None if no element is finite.
+    - `mean`, `std`: the standard deviation is that of all finite elements, without Bessel's correction.
+    - `histogram`: from `min` to `max`, but at most four standard deviations from the mean, so that a few outliers do
+      not squeeze everything else into one bin.
     """
 
     elements: int
