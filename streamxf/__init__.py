@@ -62,9 +62,7 @@ if TYPE_CHECKING:
     from streamxf.tools.diff.distance import Distance
     from streamxf.tools.inspect.inspect import inspect
     from streamxf.tools.inspect.page.page import page_of
-    from streamxf.tools.inspect.summary import Summary
-    from streamxf.tools.inspect.tally import Tally
-    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.inspect.summary import Summary, Tally, Values
     from streamxf.tools.rekey.recipients import Recipient, Recipients
     from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
     from streamxf.tools.salvage.result import Lost, Salvaged
@@ -128,12 +126,12 @@ _HOME = {
     "StreamInfo": "streamxf.codec",
     "StreamxfError": "streamxf.errors",
     "Summary": "streamxf.tools.inspect.summary",
-    "Tally": "streamxf.tools.inspect.tally",
+    "Tally": "streamxf.tools.inspect.summary",
     "TensorHandle": "streamxf.checkpoint.handles",
     "TensorItem": "streamxf.format.items",
     "Unpacked": "streamxf.tools.convert.result",
     "UnsafeGlobals": "streamxf.tools.unsafe_globals",
-    "Values": "streamxf.tools.inspect.values",
+    "Values": "streamxf.tools.inspect.summary",
     "VerifyKey": "streamxf.keys",
     "VerifyReport": "streamxf.tools.verify.report",
     "ZStandard": "streamxf.codecs.zstd",
