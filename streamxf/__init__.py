@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
     from streamxf.tools.verify.report import Damage, VerifyReport
-    from streamxf.tuning.estimate import Estimate
-    from streamxf.tuning.recommendation import Recommendation
+    from streamxf.tuning.estimate import Estimate, Recommendation
     from streamxf.tuning.tuner import tune
     from streamxf.version import __version__
 
@@ -116,7 +115,7 @@ _HOME = {
     "PublicKey": "streamxf.keys",
     "Recipient": "streamxf.tools.rekey.recipients",
     "Recipients": "streamxf.tools.rekey.recipients",
-    "Recommendation": "streamxf.tuning.recommendation",
+    "Recommendation": "streamxf.tuning.estimate",
     "Registry": "streamxf.dcp.registry",
     "Report": "streamxf.report",
     "Salvaged": "streamxf.tools.salvage.result",

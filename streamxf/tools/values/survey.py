@@ -14,26 +14,26 @@ from streamxf.tools.values.numbers import INTEGERS, Array, has_numbers
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
-
 _INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
+
+_Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
 
 
 def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[str, Statistics | None]:
     """Read a checkpoint's tensors, and count their values. By name; None where the elements are not numbers. Raises
     StreamxfError if a tensor cannot be read.
     """
-    tensors = [item for item in reader.items.values() if isinstance(item, TensorItem)]
+    tensors = {name: item for name, item in reader.items.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
-    found = {item.name: nothing if has_numbers(item.dtype) else None for item in tensors}
-    counted = [item for item in tensors if found[item.name] is not None]
+    found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
+    counted = {name: item for name, item in tensors.items() if found[name] is not None}
     if progress is not None:
-        progress.expect(sum(item.size for item in counted))
+        progress.expect(sum(item.size for item in counted.values()))
     whole: dict[str, ValueCounter] = {}
-    pipeline: Pipeline[tuple[Box, ValueCounter]] = Pipeline()
+    pipeline: Pipeline[_Part] = Pipeline()
 
-    def take_in(parts: Iterable[tuple[Box, ValueCounter]]) -> None:
-        for box, counter in parts:
-            name = box.item.name
+    def take_in(parts: Iterable[_Part]) -> None:
+        for name, box, counter in parts:
             known = whole.setdefault(name, counter)
             if known is not counter:
                 known.merge(counter)
@@ -43,10 +43,10 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
             if progress is not None:
                 progress.advance(box.size)
 
-    boxes, wanted = tee(box for item in counted for box in boxes_of(item, BOX_BYTES))
+    named, wanted = tee((name, box) for name, item in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:
-        for box, elements in zip(boxes, reader.read_boxes(wanted), strict=True):
-            count = partial(_counted, box, elements)
+        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
+            count = partial(_counted, name, box, elements)
             take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
         take_in(pipeline.results())
     finally:
@@ -54,7 +54,7 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
     return found
 
 
-def _counted(box: Box, elements: Array) -> tuple[Box, ValueCounter]:
+def _counted(name: str, box: Box, elements: Array) -> _Part:
     counter = ValueCounter(box.item.dtype in INTEGERS)
     counter.add(elements, box.item.dtype)
-    return box, counter
+    return name, box, counter
