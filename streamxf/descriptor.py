@@ -50,9 +50,7 @@ class Descriptor:
 
     @classmethod
     def parse(cls, text: str) -> Descriptor:
-        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format
-        allows.
-        """
+        """Read a descriptor. Raises DescriptorError if it is not well formed, or longer than the format allows."""
         bound, marker, fragment = text.partition("#")
         if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
             raise DescriptorError(f"descriptor of {len(text)} characters is longer than the format allows")
@@ -92,14 +90,10 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
-    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError if `text` is not well
-    formed.
-    """
-    if not text:
-        return ()
+    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError otherwise."""
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
-    for part in text.split("&"):
+    for part in text.split("&") if text else ():
         key, equals, value = part.partition("=")
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise DescriptorError(f"descriptor parameter {shorten(part)!r} is not of the form key=value")

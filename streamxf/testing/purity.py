@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from streamxf.testing.case import Case
+from streamxf.testing.case import Case, Stream, difference, require
 from streamxf.testing.data import blocks, contents, noise, samples, weights
-from streamxf.testing.failure import difference, require
-from streamxf.testing.stream import Stream
 
 FILLS = (0x00, 0xA5, 0xFF)
 THREADS = 8
@@ -42,14 +40,12 @@ def scratch_contents(case: Case) -> None:
         stored = [bytes(stream.encode(block, fill=fill)) for fill in FILLS]
         # an encoder that draws at random may differ between calls; one that does not has no reason to differ
         if bytes(stream.encode(block, fill=FILLS[0])) == stored[0]:
-            require(
-                len(set(stored)) == 1, f"encode gives other bytes where scratch memory does, for {len(block)} bytes"
-            )
+            require(len(set(stored)) == 1, f"encode gives other bytes where scratch memory does, of {len(block)} bytes")
         for data in stored:
             for fill in FILLS:
                 found = bytes(stream.decode(data, fill=fill))
-                if found != block:
-                    require(False, f"decode depends on what scratch memory holds: {difference(block, found)}")
+                where = difference(block, found) if found != block else ""
+                require(not where, f"decode depends on what scratch memory holds: {where}")
 
 
 def stateless(case: Case) -> None:
@@ -61,9 +57,8 @@ def stateless(case: Case) -> None:
     for index, block in enumerate(given):
         found = bytes(stream.decode(bytes(live[index]), index))
         require(found == block, f"the encoded block {index} changed while later blocks were encoded")
-    views = []
-    for index in (*reversed(range(len(given))), *range(len(given))):
-        views.append((index, stream.decode(stored[index], index)))
+    order = (*reversed(range(len(given))), *range(len(given)))
+    views = [(index, stream.decode(stored[index], index)) for index in order]
     for index, view in views:
         require(bytes(view) == given[index], f"block {index} of {len(given)}, decoded out of order, is not itself")
 

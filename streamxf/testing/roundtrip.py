@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf.codec import Codec
-from streamxf.testing.case import Case
-from streamxf.testing.data import EDGE_SIZES, blocks, contents
-from streamxf.testing.failure import difference, require
-from streamxf.testing.stream import BLOCK_SIZE, Stream
-
-MEBIBYTE = 1 << 20
+from streamxf.testing.case import BLOCK_SIZE, Case, Stream, difference, require
+from streamxf.testing.data import EDGE_SIZES, MEBIBYTE, blocks, contents
 
 
 def round_trip(case: Case) -> None:
