@@ -30,17 +30,13 @@ class Share:
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """Say that `count` bytes more are done."""
         with self._lock:
-            left = self._left
-            if count > left:
-                count = left
-            self._left = left - count
+            count = min(count, self._left)
+            self._left -= count
         if count and self._progress is not None:
             self._progress.advance(count)
 
     def finish(self) -> None:
-        """Say that all of it is done."""
         if self._left:
             self.advance(self._left)
 
@@ -55,7 +51,7 @@ class Shares:
         progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
-        """Begin an item: the previous one is done except for what is under way, and an item that comes again counts for
+        """Begin an item: the previous one is done but for what is under way, and one that comes again counts for
         nothing.
         """
         self._current.finish()

@@ -40,15 +40,8 @@ class Report:
     def of(cls, meter: Meter, wall_seconds: float) -> Self:
         """The report of a save or load that is over."""
         total = meter.total()
-        return cls(
-            total.items,
-            total.raw_bytes,
-            total.stored_bytes,
-            wall_seconds,
-            dict(total.busy),
-            total.io_seconds,
-            total.peak_blocks,
-        )
+        counts = total.items, total.raw_bytes, total.stored_bytes
+        return cls(*counts, wall_seconds, dict(total.busy), total.io_seconds, total.peak_blocks)
 
     @property
     def ratio(self) -> float:
@@ -79,9 +72,9 @@ class Report:
             ("items", f"{self.items:,}", ""),
             ("raw", size_text(self.raw_bytes), ""),
             ("stored", size_text(self.stored_bytes), f"{self.ratio:.3f} of raw"),
-            ("wall", _time(self.wall_seconds), f"{rate_text(self.throughput)} of raw"),
-            *((f"busy in {name}", _time(seconds), "") for name, seconds in self.codec_seconds.items()),
-            ("busy in I/O", _time(self.io_seconds), ""),
+            ("wall", f"{self.wall_seconds:,.3f} s", f"{rate_text(self.throughput)} of raw"),
+            *((f"busy in {name}", f"{seconds:,.3f} s", "") for name, seconds in self.codec_seconds.items()),
+            ("busy in I/O", f"{self.io_seconds:,.3f} s", ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
         ]
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -101,7 +94,3 @@ class LoadReport(Report):
     """What a load did in this process; the attributes are those of `Report`."""
 
     what: ClassVar[str] = "Load"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:,.3f} s"

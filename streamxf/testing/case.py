@@ -37,7 +37,7 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
         raise ConformanceError(message if isinstance(message, str) else message())
 
 
-def difference(expected: bytes | memoryview, found: bytes | memoryview) -> str:
+def difference(expected: Data, found: Data) -> str:
     """Where two runs of bytes part, in words short enough for a message of any data."""
     if len(expected) != len(found):
         return f"{len(found)} bytes where {len(expected)} belong"

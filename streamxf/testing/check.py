@@ -31,10 +31,10 @@ _ALL: tuple[Callable[[Case], None], ...] = (
     purity.threads,
 )
 
-PROPERTIES: dict[str, str] = {property.__name__: " ".join((property.__doc__ or "").split()) for property in _ALL}
-"""The properties by name, each with its rule."""
-
 _FUNCTIONS = {property.__name__: property for property in _ALL}
+
+PROPERTIES: dict[str, str] = {name: " ".join((check.__doc__ or "").split()) for name, check in _FUNCTIONS.items()}
+"""The properties by name, each with its rule."""
 
 
 def check_codec(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 from streamxf.testing.case import Case, Stream, difference, require
 from streamxf.testing.data import blocks, contents, noise, samples, weights
@@ -20,17 +18,15 @@ def input_unchanged(case: Case) -> None:
     stream = Stream(case.codec)
 
     def check(block: bytes) -> None:
-        stored = bytes(_untouched(stream.encode, block, "encode"))
-        _untouched(stream.decode, stored, "decode")
+        data = block
+        for step in (stream.encode, stream.decode):
+            given = bytearray(data)
+            result = bytes(step(given))
+            where = difference(data, given) if given != data else ""
+            require(not where, f"{step.__name__} changed its input: {where}")
+            data = result
 
     case.for_all(check, blocks())
-
-
-def _untouched(step: Callable[[bytearray], memoryview], data: bytes, what: str) -> memoryview:
-    given = bytearray(data)
-    result = bytes(step(given))
-    require(given == data, lambda: f"{what} changed its input: {difference(data, bytes(given))}")
-    return memoryview(result)
 
 
 def scratch_contents(case: Case) -> None:
@@ -78,16 +74,11 @@ def threads(case: Case) -> None:
                 return f"block {index} of thread {number}: {difference(block, found)}"
         return None
 
-    with _switching_often(), ThreadPoolExecutor(THREADS) as pool:
-        for wrong in pool.map(work, range(THREADS)):
-            require(wrong is None, f"with {THREADS} threads at work, {wrong}")
-
-
-@contextmanager
-def _switching_often() -> Iterator[None]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        yield
+        with ThreadPoolExecutor(THREADS) as pool:
+            for wrong in pool.map(work, range(THREADS)):
+                require(wrong is None, f"with {THREADS} threads at work, {wrong}")
     finally:
         sys.setswitchinterval(interval)

@@ -59,9 +59,9 @@ def tune(
     Parameters
     ----------
     source : mapping or path
-        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank.
-        Other objects are ignored. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
-        URL of one. Or any other file, taken as bytes.
+        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank. Or a
+        checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the URL of one. Or any other file,
+        taken as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
@@ -75,10 +75,6 @@ def tune(
         Threads that share the coding; by default the CPUs that this process may run on.
     progress : Progress, optional
         Receives the sample's bytes each time they are coded.
-
-    Returns
-    -------
-    Recommendation
 
     Raises
     ------
@@ -133,7 +129,7 @@ def recommend(
 
 
 def source_of(source: object, keys: KeysLike) -> Sampled:
-    """The source that `tune` was given, ready to be sampled; raises as `tune` does."""
+    """The source that `tune` was given; raises as `tune` does."""
     if isinstance(source, Mapping):
         from streamxf.tuning.state import StateDict  # needs torch
 
@@ -157,7 +153,15 @@ def source_of(source: object, keys: KeysLike) -> Sampled:
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:
     if isinstance(chains, str | Codec | Chain):
         raise ParameterError("chains= is a list of candidates, each a chain of its own: chains=[[FloatZip()], 'zstd']")
-    made = _defaults(keys) if chains is None else [Chain.of(chain, keys) for chain in chains]
+    if chains is None:
+        ring = KeyRing.of(keys)
+        if len(ring) > 1:
+            raise ParameterError(
+                f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
+                "chains=[[FloatZip(), Encrypt(key)], ...]"
+            )
+        return [Chain([*codecs, *map(Encrypt, ring)]) for codecs in CANDIDATES]
+    made = [Chain.of(chain, keys) for chain in chains]
     if not made:
         raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
     for text, count in Counter(map(str, made)).items():
@@ -169,14 +173,3 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
             "To encrypt, end each of them with Encrypt: chains=[[FloatZip(), Encrypt(key)], [LZ4(), Encrypt(key)]]"
         )
     return made
-
-
-def _defaults(keys: KeysLike) -> list[Chain]:
-    ring = KeyRing.of(keys)
-    if len(ring) > 1:
-        raise ParameterError(
-            f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
-            "chains=[[FloatZip(), Encrypt(key)], ...]"
-        )
-    ending = [Encrypt(key) for key in ring]
-    return [Chain([*codecs, *ending]) for codecs in CANDIDATES]
