@@ -1,8 +1,10 @@
-"""What tests, and the processes that they start, do not take over from whoever runs them."""
+"""What tests, and the processes that they start, do not take over from whoever runs them, and where there is memory."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 # What changes what Python, pytest and rich do and print, where requests go, and which keys and accounts are found.
 _UNSET = {
@@ -30,3 +32,10 @@ def leave() -> None:
         os.environ.pop(name, None)
     os.environ.update(_SET)
     os.umask(_UMASK)
+
+
+def in_memory(room: int) -> Path | None:
+    """A folder in memory, if there is one that takes so many bytes."""
+    shared = Path("/dev/shm")
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > room
+    return shared if roomy else None
