@@ -17,9 +17,8 @@ import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.errors import ParameterError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams

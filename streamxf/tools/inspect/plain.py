@@ -12,7 +12,7 @@ from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.stream.container import BlockReader
-from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.inspect.summary import names_of
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Item, ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.registry import short_name
 from streamxf.wording import many
