@@ -64,7 +64,7 @@ def check_checkpoint(call: Call, begin: float) -> VerifyReport:
     beside = sorted(name for name in listed if name not in used and files_of_writers.made_by_writers(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
     if names and names != [GLOBAL]:
-        beside = _without_strangers(beside, names, last, call.access.expected_saves == set(save_ids))
+        beside = _without_strangers(beside, names, last, call.access.expected_saves == frozenset(save_ids))
     unvouched = [each.name for each in known if each.index is not None and not each.authenticated]
     if unvouched:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
