@@ -57,26 +57,9 @@ Copy = tuple[ItemOpener, Wanted]
 _KNOWN = re.compile(
     r"data\.pkl|data/[0-9]+|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id", re.ASCII
 )
-_UNCHECKED_METADATA = (
-    "the metadata {} has no digest, since streamxf's writer did not make it: names, shapes and places of the items are "
-    "used as they are"
-)
-_UNLIKELY_LISTS = "the metadata describes longer lists than its items fill, so the state dict is flat"
 _WITHOUT = (
     "`streamxf salvage --without-metadata` looks for the items in the data files themselves; read what that cannot "
     "check, first"
-)
-_MUTE = (
-    "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold. Restore "
-    ".metadata from a copy"
-)
-_NEWER = (
-    "if this is the newest save: no metadata names {} here, {} among them; saves that failed may have left "
-    "them, or a newer one whose .metadata is lost"
-)
-_VOUCHED = (
-    "no metadata could be used: that no data file of the save is missing, and that all files are of one save, is what "
-    "you vouched for"
 )
 
 
@@ -100,7 +83,7 @@ class Catalog:
         self._storage = storage
         self._access = access
         self._files = OpenFiles(storage.open, local=storage.local is not None)
-        self._shares: Shares | None = None
+        self._shares = Shares(None, {})
 
     def add(self, metadata: Metadata) -> None:
         """Take in what a metadata file says, which has no name if it was made of what the data files say."""
@@ -111,7 +94,10 @@ class Catalog:
         if metadata.index is not None:
             self.save_ids[metadata.name] = metadata.index.save_id
         elif named:
-            self.unchecked.append(_UNCHECKED_METADATA.format(metadata.name))
+            self.unchecked.append(
+                f"the metadata {metadata.name} has no digest, since streamxf's writer did not make it: names, shapes "
+                "and places of the items are used as they are"
+            )
             refused = self._overlaps(metadata)
         for name, item in metadata.items.items():
             if item.path is not None:
@@ -130,10 +116,9 @@ class Catalog:
         """Forget where items stood if the lists there would take memory that the items do not explain."""
         if list_lengths(self.paths.values()) > MAX_LISTS + 16 * len(self.paths):
             self.paths.clear()
-            self.unchecked.append(_UNLIKELY_LISTS)
+            self.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
 
-    def copies(self, item: Item, chunk: Chunk | None = None) -> Sequence[Copy]:
-        """All copies of an object, or of a shard."""
+    def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
         if len(self.found) == 1:
             return [(self.found[0][1], Wanted(item, chunk))]
         return self._copies[_key(item.name, chunk)]
@@ -147,21 +132,17 @@ class Catalog:
         return found
 
     def full(self, file: str) -> str:
-        """The path of a file, for errors."""
         return self._storage.full(file)
 
-    def expect(self, names: Collection[str], progress: Progress) -> None:
+    def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
         items = (each.items[name] for each, _ in self.found for name in names if name in each.items)
         self._shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
 
     def finish(self) -> None:
-        """Say that all that was expected is done."""
-        if self._shares is not None:
-            self._shares.finish()
+        self._shares.finish()
 
     def close(self) -> None:
-        """Close all files."""
         self._files.close()
 
     def _lose(self, name: str, file: str | None, message: str) -> None:
@@ -225,9 +206,8 @@ class Catalog:
                 file = self._files[place.file]
             except FileNotFoundError as error:
                 raise no_file(full) from error
-            if self._shares is not None:
-                file = replace(file, access=Counted(file.access, self._shares.begin(place[:2]).advance))
-            source = file.slice(place.at, place.size)
+            share = self._shares.begin(place[:2])
+            source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
             blocks = opener.open_source(source, wanted)
             if opener.in_container(source, place):
                 return blocks
@@ -330,7 +310,10 @@ def open_catalog(
         read = [rebuilt.metadata]
         catalog = Catalog(storage, access, rebuilt.budget)
         catalog.damaged += [*map(Lost.of, errors), *rebuilt.damaged]
-        catalog.unchecked.append(_VOUCHED)
+        catalog.unchecked.append(
+            "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
+            "is what you vouched for"
+        )
     for metadata in read:
         catalog.add(metadata)
     catalog.check_paths()
@@ -339,7 +322,10 @@ def open_catalog(
         catalog.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in files)
         if others and not errors:
-            catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
+            catalog.unchecked.append(
+                f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
+                "among them; saves that failed may have left them, or a newer one whose .metadata is lost"
+            )
     return catalog
 
 
@@ -375,7 +361,10 @@ def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):
-            return MetadataError(_MUTE, file=path)
+            text = (
+                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold"
+            )
+            return MetadataError(f"{text}. Restore .metadata from a copy", file=path)
         return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
         failed = MetadataError("the checkpoint has no metadata", file=path)

@@ -224,8 +224,7 @@ class Filler:
         """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,
         so that files are read from front to back.
         """
-        if self._progress is not None:
-            self._catalog.expect(names, self._progress)
+        self._catalog.expect(names, self._progress)
         made: dict[str, T] = {}
         items = [self._catalog.items[name] for name in names]
         for item in sorted(items, key=lambda item: item.places[0][:2] if item.places else ("", 0)):

@@ -73,15 +73,14 @@ def rebuild(
     there is nothing, or nothing that can be decrypted.
     """
     save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
-    reader = _Files(storage, access, _WrappedKeys(_remains(storage, files), access.keys))
+    reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
     for name in missing:
         reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
     budget = access.budget(storage.held_by(save, files))
-    shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save})
+    shares = Shares(progress, {name: files[name] or 0 for name in save})
     for name in sorted(save):
         reader.read(name, shares)
-    if shares is not None:
-        shares.finish()
+    shares.finish()
     if reader.bare and not reader.containers:
         raise MetadataError(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
@@ -108,15 +107,14 @@ class _Files:
         """Note a piece of a file of which nothing says what it held."""
         self.damaged.append(Lost.of(error, None, self._storage.full(file)))
 
-    def read(self, name: str, shares: Shares | None) -> None:
+    def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left of the
         wrapped data keys.
         """
         found: list[Found | Gap] = []
         try:
-            with storage_errors(self._storage.full(name)), self._storage.open(name) as file:
-                if shares is not None:
-                    file = replace(file, access=Counted(file.access, shares.begin(name).advance))
+            with storage_errors(self._storage.full(name)), self._storage.open(name) as opened:
+                file = replace(opened, access=Counted(opened.access, shares.begin(name).advance))
                 size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Gap(size, file.size - size))
@@ -189,14 +187,14 @@ def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
 
 
 class _WrappedKeys:
-    """The wrapped data keys that `keys` open, wherever they stand in `remains`: a data key that does not belong to its
-    id does not count, so it does not matter what is around it.
+    """The wrapped data keys that `keys` open, wherever they stand in `texts`: a data key that does not belong to its id
+    does not count, so it does not matter what is around it.
 
     They are tried when they are asked for, and no sooner: each may be a question to a service.
     """
 
-    def __init__(self, remains: Iterator[bytes], keys: KeyRing) -> None:
-        self._texts = _texts_in(remains)
+    def __init__(self, texts: Iterator[str], keys: KeyRing) -> None:
+        self._texts = texts
         self._keys = keys
         self._opened: list[str] = []
         self._reason: StreamxfError | None = None
@@ -227,24 +225,21 @@ class _WrappedKeys:
             )
 
 
-def _texts_in(remains: Iterator[bytes]) -> Iterator[str]:
+def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
+    """What looks like a wrapped data key in what is left of metadata, and in copies of it; no more is read than a few
+    could have.
+    """
     seen: set[bytes] = set()
-    for data in remains:
-        for found in _WRAPPED.finditer(data):
-            if len(seen) < _TRIED and found[0] not in seen:
-                seen.add(found[0])
-                yield found[0].decode("ascii")
-
-
-def _remains(storage: Storage, files: Collection[str]) -> Iterator[bytes]:
-    """What is left of metadata, and copies of it, window by window; together no more than a few could have."""
     left = _MAX_REMAINS
     for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != GLOBAL, name)):
         for window in _windows(storage, name):
             left -= len(window)
             if left < 0:
                 return
-            yield window
+            for found in _WRAPPED.findall(window):
+                if len(seen) < _TRIED and found not in seen:
+                    seen.add(found)
+                    yield found.decode("ascii")
 
 
 def _windows(storage: Storage, name: str) -> Iterator[bytes]:

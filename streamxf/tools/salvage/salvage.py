@@ -69,8 +69,8 @@ def salvage(
         CPU, and objects.
     keys, trust, allow_unsigned, require, weights_only, safe_globals
         As in `FileSystemReader`.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
     expect_save_id : str or several, optional
         The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
         is their own.
@@ -88,8 +88,6 @@ def salvage(
         For a private key that needs ``allow_unsigned=True``, since the signature was in the metadata.
         Files of several processes are taken together only if what is left of the metadata names them all; if not, name
         the writer ids (the 32 digits in their names) that belong to one save.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
     max_expansion : int
         How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More counts as
         damage: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for which there

@@ -48,11 +48,10 @@ class Call:
         self.found.append(Findings(file))
         return self.found[-1]
 
-    def share(self, size: int) -> Share | None:
+    def share(self, size: int) -> Share:
         """The progress that a file of `size` bytes makes."""
-        if self.progress is None:
-            return None
-        self.progress.expect(size)
+        if self.progress is not None:
+            self.progress.expect(size)
         return Share(self.progress, size)
 
     @contextmanager
@@ -86,10 +85,7 @@ class GuardedAccess:
         self._budget = Budget(call.max_expansion, held)
 
     def read_into(self, position: int, out: memoryview) -> int:
-        """Fill `out`, as far as the file goes.
-
-        Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes.
-        """
+        """Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes."""
         if self._call.failures:
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
@@ -98,17 +94,12 @@ class GuardedAccess:
 
 
 def pieces_of(source: FileSlice) -> Iterator[bytes]:
-    """A part of a file, piece by piece and in order, which workers read where several threads can; raises as reading
-    does.
-    """
-    places = ((at, min(_STEP, source.length - at)) for at in range(0, source.length, _STEP))
-    if not source.parallel:
-        yield from (source.read_at(*place) for place in places)
-        return
+    """A part of a file, piece by piece and in order, which workers read where several threads can."""
     pipeline: Pipeline[bytes] = Pipeline()
     try:
-        for at, size in places:
-            yield from pipeline.submit(partial(source.read_at, at, size), size)
+        for at in range(0, source.length, _STEP):
+            read = partial(source.read_at, at, min(_STEP, source.length - at))
+            yield from pipeline.submit(read, _STEP) if source.parallel else [read()]
         yield from pipeline.results()
     finally:
         pipeline.cancel()

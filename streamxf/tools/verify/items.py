@@ -82,8 +82,7 @@ class FileCheck:
         if described is not None and not findings.files:
             for wanted in described.items:
                 self._lose(wanted, "the item lies in a file that cannot be read")
-        if self._share is not None:
-            self._share.finish()
+        self._share.finish()
 
     def _check(self, file: StoredFile, described: Described) -> None:
         facts = described.file
@@ -104,8 +103,6 @@ class FileCheck:
             except (StreamxfError, OSError) as error:
                 unreadable = error
         for wanted, notes in later:
-            if unreadable is not None:
-                _read_all(file, wanted, notes)  # is it this item that cannot be read?
             if not notes.damaged:
                 self._check_content(file, wanted, notes, described, whole)
         if facts is not None and facts.crc is not None and not whole and not self.findings.damaged:
@@ -247,11 +244,3 @@ class FileCheck:
         notes = Notes(self.findings, label, offset)
         coder = self._coder(found.header, notes)
         check_blocks(file.slice(found.at, found.size), found.header, coder, notes, self._pipeline)
-
-
-def _read_all(file: StoredFile, wanted: Wanted, notes: Notes) -> None:
-    try:
-        for _ in pieces_of(file.slice(wanted.place.at, wanted.place.size)):
-            """Whether all of it can be read is all that matters."""
-    except (StreamxfError, OSError) as error:
-        notes.error(error)

@@ -90,12 +90,9 @@ def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
     try:
         with call.open(name, storage) as file:
             share = call.share(file.size)
-            if share is not None:
-                file = replace(file, access=Counted(file.access, share.advance))
             findings.files, findings.bytes_read = 1, file.size
-            check(file, findings)
-        if share is not None:
-            share.finish()
+            check(replace(file, access=Counted(file.access, share.advance)), findings)
+        share.finish()
     except FileNotFoundError:
         findings.damage(ContainerError("the index names this file, which is missing"))
     except (OSError, ForeignError) as error:

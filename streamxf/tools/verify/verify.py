@@ -62,10 +62,8 @@ def verify(
         As in `FileSystemReader`.
     expect_save_id : str or several, optional
         The only save that this may be; where ranks have metadata of their own, the ids of all of them.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
     max_expansion : int
         How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
         stream transforms; 256 MiB may be in any case. More is reported as damage.
