@@ -16,14 +16,20 @@ import numpy as np
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.handles import as_torch
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, metadata_name, rank_of, read_metadata
-from streamxf.checkpoint.missing import no_file
+from streamxf.checkpoint.metadata import (
+    GLOBAL,
+    Metadata,
+    metadata_among,
+    metadata_name,
+    no_file,
+    rank_of,
+    read_metadata,
+)
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.checkpoint.publish.names import OWN_FILE, TORCH_FILE
-from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
+from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     ContainerError,
@@ -38,13 +44,11 @@ from streamxf.errors import (
     WrongKeyError,
     located,
 )
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
-from streamxf.stream.blocks import Blocks, MemoryBlocks
-from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import Blocks, Counted, MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.salvage.rebuild import rebuild
 from streamxf.tools.salvage.result import Lost

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_of, read_metadata
-from streamxf.checkpoint.missing import unfinished
+from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_of, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.checkpoint.publish import names as files_of_writers
+from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side
@@ -61,7 +61,7 @@ def check_checkpoint(call: Call, begin: float) -> VerifyReport:
             checks[name] = FileCheck(call, name, listed[name] or 0)
     _run(call, [*checks.values()])
     last, used = call.findings(GLOBAL), {*names, *checks}
-    beside = sorted(name for name in listed if name not in used and files_of_writers.made_by_writers(name))
+    beside = sorted(name for name in listed if name not in used and made_by_writers(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
     if names and names != [GLOBAL]:
         beside = _without_strangers(beside, names, last, call.access.expected_saves == frozenset(save_ids))
@@ -180,13 +180,13 @@ def _without_strangers(beside: list[str], names: list[str], last: Findings, comp
     if not complete:
         last.unchecked.append(UNKNOWN_RANKS)
     known = {None, *map(rank_of, names)}
-    strangers = [name for name in beside if files_of_writers.rank_of(name) not in known]
+    strangers = [name for name in beside if rank_in(name) not in known]
     if strangers:
         last.unchecked.append(
             f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
             "may be all that is left of these ranks' part of the checkpoint"
         )
-    return [name for name in beside if files_of_writers.rank_of(name) in known]
+    return [name for name in beside if rank_in(name) in known]
 
 
 def _note_missing(call: Call, last: Findings) -> None:

@@ -30,10 +30,9 @@ from streamxf.format.items import TensorItem
 from streamxf.objects.policy import Objects
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
-from streamxf.stream.blocks import MemoryBlocks
-from streamxf.stream.container import read_header
-from streamxf.stream.opening import ChainOpener
+from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.blocks import Outcome, check_blocks, note
 from streamxf.tools.verify.file import Call, pieces_of

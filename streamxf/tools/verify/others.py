@@ -33,11 +33,10 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
 from streamxf.registry import NOT_AT_HAND
-from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.container import read_header
-from streamxf.stream.counted import Counted
-from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import BareBlocks, Counted
 from streamxf.tools.verify.blocks import Outcome, check_along_heads, check_blocks, note
 from streamxf.tools.verify.file import Call, pieces_of
 from streamxf.tools.verify.report import Findings, Notes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
-from streamxf.checkpoint.missing import resumable
+from streamxf.checkpoint.metadata import resumable
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many, printable, size_text
