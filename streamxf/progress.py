@@ -44,11 +44,12 @@ class Share:
 class Shares:
     """The shares of items that are processed one after the other. `sizes`, by item, is used up."""
 
-    def __init__(self, progress: Progress, sizes: dict[Hashable, int]) -> None:
+    def __init__(self, progress: Progress | None, sizes: dict[Hashable, int]) -> None:
         self._progress = progress
         self._left = sizes
         self._current = Share(progress, 0)
-        progress.expect(sum(sizes.values()))
+        if progress is not None:
+            progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
         """Begin an item: the previous one is done but for what is under way, and one that comes again counts for
