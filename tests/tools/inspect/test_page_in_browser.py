@@ -23,8 +23,7 @@ from tools.inspect.made import contents, statistics, tensor, thing, transformer,
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.page import page_of
-from streamxf.tools.inspect.summary import Summary
-from streamxf.tools.inspect.values import Values
+from streamxf.tools.inspect.summary import Summary, Values
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 
@@ -49,8 +48,8 @@ return [...document.querySelectorAll('#treemap text')].map((text) => {
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
+def chromium() -> Iterator[Chrome]:
+    with browser() as driver:
         yield driver
 
 
