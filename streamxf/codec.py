@@ -21,7 +21,7 @@ from streamxf.errors import DescriptorError
 
 if TYPE_CHECKING:
     from streamxf.keys import KeyRing
-    from streamxf.keys.datakey import DataKey
+    from streamxf.keys.envelope import DataKey
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 

@@ -28,7 +28,7 @@ from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in

@@ -155,7 +155,7 @@ def _sizes(tally: Tally) -> tuple[str, str, str]:
 
 def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
     spare = len(table.columns) - 1 - len(cells)
-    show.row(table, show.name(name), *cells, *sizes[-spare:])
+    show.row(table, show.ItemName(name), *cells, *sizes[-spare:])
 
 
 def _about(item: Item) -> tuple[str, str]:

@@ -89,7 +89,7 @@ class Rows:
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
         row = (*more, *(figures[place] for place in self._shown), bars)
-        show.row(self._table, show.name(name, style), *row, style=style)
+        show.row(self._table, show.ItemName(name, style), *row, style=style)
 
     def print(self) -> None:
         show.console().print(self._table)

@@ -13,8 +13,8 @@ from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.keys.derive import HYBRID, public_id
+from streamxf.keys.key import Secret, as_bytes, draw_secret
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.secret import Secret, as_bytes, draw_secret
 
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem
@@ -130,8 +130,8 @@ class PrivateKey(Secret, KeyProvider):
             raise WrongKeyError(f"private key {self.id} does not open this wrapped data key") from None
         return data_key
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return (self._material, self.kind)
+    def _to_own_child(self) -> Any:
+        return type(self), (self._material, self.kind)
 
 
 def _kem(kind: str) -> Kem:

@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
-from streamxf.keys.secret import Secret, as_bytes
+from streamxf.keys.key import Secret, as_bytes
 
 ED25519 = "ed25519"
 _PRIME = 2**255 - 19

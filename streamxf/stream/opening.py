@@ -11,7 +11,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.header import Header
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.stream.container import stream_info

@@ -19,7 +19,7 @@ from streamxf.format.plain import (
     seal_size,
 )
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, read_header

@@ -17,8 +17,7 @@ from streamxf import Encrypt, Key, KeyProvider, KeyRing
 from streamxf.codecs.encrypt import _Session
 from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import WrongKeyError
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 DEK = DataKey(bytes(range(60, 92)))

@@ -25,7 +25,7 @@ import streamxf
 from streamxf import Chain, Encrypt, Key, KeyRing
 from streamxf.errors import KeyServiceError, StreamxfError
 from streamxf.keys import AwsKms, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.keys.passphrase import PassphraseCost, protect_key
 from streamxf.keys.text import format_key, parse_key
 
