@@ -133,7 +133,7 @@ def _cells(change: Change) -> Iterable[str]:
 
 def _differences(changed: Sequence[Change], top: int) -> None:
     """Statistics of B minus A."""
-    from streamxf.cli.values import Rows
+    from streamxf.cli.figures import Rows
 
     found = [
         (change.name, change.distance.statistics)

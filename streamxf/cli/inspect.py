@@ -90,7 +90,6 @@ def inspect(
     Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
     from streamxf.cli import figures
-    from streamxf.cli.values import flagged, table
     from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
@@ -138,9 +137,9 @@ def inspect(
     elif not items and top and found is None:
         figures.largest(summary, top)
     if found is not None:
-        flagged(found)
+        figures.flagged(found)
         if not items and top and module is None:
-            table(summary, top)
+            figures.table(summary, top)
     figures.about(summary)
     if items:
         figures.items(summary)

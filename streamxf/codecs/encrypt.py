@@ -155,7 +155,7 @@ class Encrypt(Uncopied, Codec):
 
     @property
     def data_key(self) -> DataKey:
-        """The data key in use: the one that was read, or one drawn for this process."""
+        """The one that was read, or one drawn for this process."""
         return self._current().data_key
 
     @property

@@ -61,7 +61,8 @@ class AwsKms(KeyProvider):
     Parameters
     ----------
     arn : str
-        ``arn:aws:kms:<region>:<account>:key/<id>``. An alias is refused, since it can be pointed to another key.
+        ``arn:aws:kms:<region>:<account>:key/<id>``; the key's own `id` here, 16 hexadecimal digits, is derived from it.
+        An alias is refused, since it can be pointed to another key.
         Replicas of a multi-Region key count as different keys.
     profile : str, optional
         In boto3's configuration files.
@@ -71,11 +72,6 @@ class AwsKms(KeyProvider):
     allow_http : bool
         Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
         unprotected, and never through a proxy.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the ARN.
 
     Raises
     ------

@@ -151,8 +151,8 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     """Read a key from the environment variable `name`, which holds what a key file may hold.
 
-    Child processes inherit it, and other processes of the same user can read it. Arguments, what is returned and what
-    is raised are those of `read_key`; KeyMissingError if there is no such variable, ParameterError if it holds no key.
+    Child processes inherit it, and other processes of the same user can read it. As `read_key`; raises KeyMissingError
+    if there is no such variable, and ParameterError if it holds no key.
     """
     if not _VARIABLE.fullmatch(name):
         raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")

@@ -43,10 +43,8 @@ class Uncopied:
 
 
 class Secret(Uncopied):
-    """Base of every key that must stay secret.
-
-    Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only
-    ``multiprocessing``'s own pipes and queues carry it (``dcp.async_save`` by process needs that).
+    """Base of every key that must stay secret: its material never appears in a repr, an error, a log, a descriptor or
+    an ordinary pickle.
     """
 
     __slots__ = ("_material", "id")
@@ -105,19 +103,14 @@ class Secret(Uncopied):
 class Key(Secret, KeyProvider):
     """A 256-bit key-encryption key (KEK): it wraps data keys and never encrypts data itself.
 
-    Whoever has it can read and write. Its material never appears in a repr, an error, a log, a descriptor or an
-    ordinary pickle. Only a process that ``multiprocessing`` starts from this one may receive it
-    (``dcp.async_save`` by process needs that).
+    Whoever has it can read and write. Its `id`, 16 hexadecimal digits derived from it, is public: checkpoints name keys
+    by it. Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only a process
+    that ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
 
     Parameters
     ----------
     material : bytes-like
         Exactly 32 bytes, from a cryptographic random source (`Key.generate`). A passphrase, or other text, is refused.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the key; public. Checkpoints name keys by it.
     """
 
     __slots__ = ()

@@ -26,7 +26,7 @@ _INFO = b"streamxf/1 hpke"
 class PublicKey(KeyProvider):
     """The public half of a `PrivateKey`: it wraps data keys that only the private half opens.
 
-    It is not secret.
+    It is not secret. Its `id` is 16 hexadecimal digits derived from it.
 
     Parameters
     ----------
@@ -34,11 +34,6 @@ class PublicKey(KeyProvider):
         32 bytes for ``hpke-x25519``, 1216 for ``hpke-mlkem768-x25519``.
     kind : str
         ``"hpke-mlkem768-x25519"``, the default, which also holds against quantum computers, or ``"hpke-x25519"``.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the key.
 
     Raises
     ------
@@ -75,7 +70,7 @@ class PublicKey(KeyProvider):
 
 
 class PrivateKey(Secret, KeyProvider):
-    """The private half of a key pair: it opens the data keys that were wrapped for its `public` half.
+    """The private half of a key pair: it opens the data keys that were wrapped for its `public` half, and has its id.
 
     Parameters
     ----------
@@ -83,11 +78,6 @@ class PrivateKey(Secret, KeyProvider):
         Exactly 32 bytes: the X25519 private key, or the seed of X-Wing.
     kind : str
         As in `PublicKey`.
-
-    Attributes
-    ----------
-    id : str
-        That of the public key.
 
     Raises
     ------

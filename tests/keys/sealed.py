@@ -119,7 +119,7 @@ class Forger(Encrypt):
     def __init__(
         self, data_key: DataKey, wrapped: str, vouch: Callable[[bytes], Vouchers], hashed: bool = False
     ) -> None:
-        self._take((Key.generate(),), None, _Session(data_key, wrapped, os.getpid()))
+        vars(self).update(vars(self._made((Key.generate(),), None, _Session(data_key, wrapped, os.getpid()))))
         object.__setattr__(self, "_forged", vouch)
         object.__setattr__(self, "_hashed", hashed)
 
