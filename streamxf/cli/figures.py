@@ -11,8 +11,7 @@ from rich.text import Text
 from streamxf.cli import show
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.summary import Summary, chain_text, ratio_of, ratio_text
-from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from streamxf.tools.inspect.plain import PlainSummary
-    from streamxf.tools.inspect.values import Values
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
 
