@@ -74,8 +74,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
 
 def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
-    read_shard = torchfile.read if layout.suffix == huggingface.BIN else safetensors.read
-    contents, shards = huggingface.read(storage, layout, read_shard)
+    contents, shards = huggingface.read(storage, layout)
     return FileReader(storage, contents, shards, {name: storage.child(name) for name in shards}, access)
 
 

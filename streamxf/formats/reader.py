@@ -14,8 +14,7 @@ from streamxf.checkpoint.storage import Storage
 from streamxf.checkpoint.strided import strided_elements
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.formats.contents import Contents
-from streamxf.formats.shard import Shard
+from streamxf.formats.contents import Contents, Shard
 from streamxf.proportion import Budget
 from streamxf.stream.blocks import BareBlocks
 

@@ -12,7 +12,7 @@ from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.dtypes import elements_size
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import MAX_INT, MAX_NDIM
-from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import check_head
 
 LENGTH_BYTES = 8

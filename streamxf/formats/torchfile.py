@@ -11,7 +11,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
-from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
@@ -49,7 +49,7 @@ def read(file: StoredFile, name: str) -> Shard:
             raise _torchscript()
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
-        root = read_outline(archive.pickled, archive.sizes).root
+        root = read_outline(archive.pickled, archive.sizes)
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}

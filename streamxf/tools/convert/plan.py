@@ -14,8 +14,7 @@ from streamxf.dcp.frame import frame_around, shell
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Item, Path, TensorItem
-from streamxf.formats.choosing import chosen
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import Format, chosen
 from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
 from streamxf.tools.convert.layout import NewFile, Run

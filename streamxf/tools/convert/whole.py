@@ -33,10 +33,9 @@ from streamxf.errors import (
 from streamxf.format.dtypes import elements_size
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import Contents, Format
+from streamxf.formats.contents import Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
-from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
