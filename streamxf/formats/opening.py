@@ -31,18 +31,14 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
 
     Raises
     ------
-    FileNotFoundError
-        If there is nothing.
-    NoCheckpointError
-        If it is not a checkpoint.
+    FileNotFoundError, NoCheckpointError
+        If there is nothing, or it is not a checkpoint.
     UnsupportedError
         If it is one of a kind that cannot be read here.
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
-    KeyMissingError, WrongKeyError, KeyServiceError, AuthenticationError, IdentityError, PolicyError
+    StreamxfError, OSError
         As for `Checkpoint`.
-    OSError
-        If the storage cannot be read.
     """
     kind = kind_of(storage)
     if kind is Format.DCP:

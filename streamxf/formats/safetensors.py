@@ -44,12 +44,7 @@ def looks_like_one(beginning: bytes, size: int) -> bool:
 def read(file: StoredFile, name: str) -> Shard:
     """Read and check a file's header; `name` is the file's in `Place`.
 
-    Raises
-    ------
-    ContainerError
-        If it breaks a rule of the format; names the tensor where one is at fault.
-    UnsupportedError
-        If a tensor has a dtype that torch does not know.
+    Raises ContainerError if it breaks a rule of the format, and UnsupportedError for a dtype that torch does not know.
     """
     if file.size < LENGTH_BYTES:
         raise ContainerError(

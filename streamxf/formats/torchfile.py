@@ -28,16 +28,10 @@ _SCALARS = (str, int, float, bool, bytes, type(None))
 
 @collector_paused()
 def read(file: StoredFile, name: str) -> Shard:
-    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`.
+    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`. Items are named as DCP
+    flattens nested state dicts.
 
-    Items are named as DCP flattens nested state dicts.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is of a kind that cannot be read here, or does not hold a state dict.
-    ContainerError
-        If it is damaged.
+    Raises ContainerError if it is damaged, and UnsupportedError if it cannot be read here, or is no state dict.
     """
     if file.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
         raise UnsupportedError(

@@ -43,18 +43,8 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written: files in a folder, or a single file.
-
-    Attributes
-    ----------
-    files : sequence of NewFile
-    folder : bool
-    items : collection of Item
-        Those that are in the files.
-    restored, left_out, notes
-        As in `Unpacked`.
-    folders, links
-        As in `Origin`.
+    """What is to be written: files in a folder, or a single file, and which items are in them. `restored`, `left_out`
+    and `notes` are those of `Unpacked`, `folders` and `links` those of `Origin`.
     """
 
     files: Sequence[NewFile]
@@ -177,7 +167,6 @@ def _path(path: Path | None, name: str, prefix: str) -> Path:
 
 
 def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
-    """Raise UnsupportedError for tensors, by the names to be written, for which safetensors has no place."""
     strange = {name: item for name, item in tensors.items() if item.dtype not in _NAMES}
     if strange:
         raise UnsupportedError(

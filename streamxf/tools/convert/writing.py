@@ -35,18 +35,8 @@ _EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
-    """Write what is planned, with what `reader` reads. After an error a local target is as it was.
-
-    Raises
-    ------
-    FileExistsError, IsADirectoryError, NotADirectoryError
-        If the target may not, or cannot, be replaced.
-    AbortedError
-        If another process is writing to this target.
-    NoSpaceError
-        If the files cannot fit on the disk.
-    UnsupportedError
-        If there are links, and the target cannot have any.
+    """Write what is planned, with what `reader` reads; raises as `unpack`. After an error a local target is as it
+    was.
     """
     if target.local is not None:
         _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
