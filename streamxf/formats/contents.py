@@ -31,6 +31,11 @@ class Format(Enum):
         return self.value
 
 
+FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
+OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(OF_TORCH, Format.TORCH)}
+
+
 @dataclass(frozen=True)
 class Contents:
     """What a checkpoint holds.

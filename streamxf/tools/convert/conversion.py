@@ -76,18 +76,8 @@ class Destination:
         storage_options: Mapping[str, Any] | None = None,
         cure: str = "name another target, or replace it (overwrite)",
     ) -> Self:
-        """Make one of the arguments of public functions. `cure` is the advice where a checkpoint may not be replaced.
-
-        Raises
-        ------
-        ParameterError
-            If the chain has no place for the keys, or the default one would decrypt what was encrypted.
-        KeyMissingError
-            If ``encrypt`` has no keys.
-        ChainError, UnknownCodecError
-            As `Chain.parse`.
-        NotADirectoryError, FileExistsError
-            If there is a file, or a checkpoint that may not be replaced.
+        """Make one of the arguments of public functions; raises what is wrong with them, and FileExistsError, with the
+        advice `cure`, if there is a checkpoint that may not be replaced.
         """
         made = _chain_of(chain, encrypt_to, signer, was_encrypted)
         storage = Storage.of(path, storage_options)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import FOLDERS, Format
 from streamxf.tools.convert.tree import is_inside, leads_inside
 
 ITEM = "streamxf.source"
@@ -69,7 +69,7 @@ class Origin:
     @property
     def is_folder(self) -> bool:
         """Whether a folder was packed."""
-        return self.format in (Format.HUGGING_FACE, Format.FOLDER)
+        return self.format in FOLDERS
 
     def items(self) -> Iterator[str]:
         """The names of all items from which the files are made."""

@@ -30,7 +30,7 @@ from streamxf.errors import (
 from streamxf.format.dtypes import elements_size
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import Contents, Format, Shard, whole_tensor
+from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.proportion import MAX_EXPANSION
@@ -41,7 +41,6 @@ from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_k
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.wording import many, printable, some
 
-_OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
 
 Gaps = Sequence[tuple[int, int]]
@@ -62,8 +61,7 @@ class Whole(FileReader):
         origin: Origin,
         max_expansion: int,
     ) -> None:
-        places = {path: tree.place(path) for path in tree.files}
-        super().__init__(tree.storage, contents, shards, places, Access.of(max_expansion=max_expansion))
+        super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
         self.origin = origin
         self._gaps = gaps
 
@@ -183,7 +181,7 @@ class _Packing:
                 found = self._shard(path, file)
             except StreamxfError:
                 found = None
-                if path.endswith(_OF_TENSORS):
+                if path.endswith(tuple(SUFFIXES)):
                     self.unread.append(path)
                     self.of_checkpoint = True
         if found is None:
