@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_files, rank_of, read_metadata
-from streamxf.checkpoint.missing import no_metadata, resumable, unfinished
-from streamxf.checkpoint.publish.leftovers import DAY, leftovers, settled
-from streamxf.checkpoint.publish.lock import locked
-from streamxf.checkpoint.publish.names import rank_of as rank_in
+from streamxf.checkpoint.metadata import (
+    GLOBAL,
+    Metadata,
+    metadata_files,
+    no_metadata,
+    rank_of,
+    read_metadata,
+    resumable,
+    unfinished,
+)
+from streamxf.checkpoint.publish import DAY, leftovers, locked, settled
+from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError, located
 from streamxf.keys import KeysLike, TrustLike

@@ -12,7 +12,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.objects.needs import needs_of, shown
+from streamxf.objects.check import needs_of, shown
 from streamxf.stream.reader import read_all
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.commit import missing_folders, sync_names_of
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish.commit import missing_folders, sync_names_of
 from streamxf.checkpoint.storage import Storage
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt

@@ -23,9 +23,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish.leftovers import remove_leftovers
-from streamxf.checkpoint.publish.lock import locked
-from streamxf.checkpoint.publish.names import SLIP
+from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
 from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.output import storing

@@ -11,7 +11,7 @@ from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_name, rank_of, read_metadata
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish.names import OWN_FILE, TORCH_FILE
+from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import (
     IdentityError,

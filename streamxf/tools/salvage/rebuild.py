@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.checkpoint.publish.names import OWN_FILE
+from streamxf.checkpoint.publish import OWN_FILE
 from streamxf.checkpoint.scan import Found, Gap, scan
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.descriptor import ENCRYPT, parse_parameters
@@ -31,7 +31,7 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most
-from streamxf.stream.counted import Counted
+from streamxf.stream.source import Counted
 from streamxf.tools.salvage.result import Lost
 from streamxf.tools.salvage.writers import choose
 

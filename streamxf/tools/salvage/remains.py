@@ -12,22 +12,18 @@ import numpy as np
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.handles import as_torch
-from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.missing import no_file
+from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import Box, BoxReader, itemsize_of
-from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
-from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
-from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import BareBlocks, Blocks, Counted, MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 
 Ints = tuple[int, ...]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streamxf.checkpoint.publish.names import OWN_FILE
+from streamxf.checkpoint.publish import OWN_FILE
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
 from streamxf.format.index import Index
 from streamxf.format.limits import TRAILER_BYTES

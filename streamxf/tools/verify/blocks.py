@@ -10,8 +10,8 @@ from streamxf.checkpoint.scan import walk
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import BlockError, CodecError, ContainerError, StreamxfError
+from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header
-from streamxf.format.parser import Block, ContainerParser
 from streamxf.stream.container import BlockReader
 from streamxf.stream.source import FileSlice
 from streamxf.tools.verify.findings import Notes

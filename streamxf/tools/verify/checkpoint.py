@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, rank_of, read_metadata
-from streamxf.checkpoint.missing import unfinished
+from streamxf.checkpoint.metadata import GLOBAL, Metadata, rank_of, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.publish import names as files_of_writers
+from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side
@@ -78,11 +78,7 @@ class CheckpointCheck:
                 check = self._check_of(opening, name, listed[name] or 0)
                 tasks[name] = check, check.scan
         self._check_files(tasks)
-        beside = sorted(
-            name
-            for name in listed
-            if name not in names and name not in tasks and files_of_writers.made_by_writers(name)
-        )
+        beside = sorted(name for name in listed if name not in names and name not in tasks and made_by_writers(name))
         self._findings.leftovers += self._without_strangers(beside, names) if names and names == ranks else beside
         self._say_what_was_not_checked()
         if self._findings.refused and not self._findings.opened:
@@ -202,7 +198,7 @@ class CheckpointCheck:
         if expected is None or expected != set(self._findings.save_ids):
             self._findings.not_checked(UNKNOWN_RANKS)
         known = {None, *map(rank_of, names)}
-        ranks = {name: files_of_writers.rank_of(name) for name in beside}
+        ranks = {name: rank_in(name) for name in beside}
         strangers = [name for name, rank in ranks.items() if rank not in known]
         if strangers:
             self._findings.not_checked(

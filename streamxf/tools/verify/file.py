@@ -12,8 +12,7 @@ from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
 from streamxf.engine import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.proportion import Budget, held_bytes
-from streamxf.stream.counted import Counted
-from streamxf.stream.source import FileSlice, PositionalFile
+from streamxf.stream.source import Counted, FileSlice, PositionalFile
 from streamxf.tools.verify.findings import Findings
 
 _STEP = 2**20

@@ -25,10 +25,9 @@ from streamxf.format.header import Header, Kind
 from streamxf.format.items import TensorItem
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
-from streamxf.stream.blocks import Blocks, MemoryBlocks
-from streamxf.stream.container import read_header
-from streamxf.stream.opening import ChainOpener
+from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import Blocks, MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.blocks import Then, check_blocks
 from streamxf.tools.verify.findings import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes

@@ -21,8 +21,8 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
-from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import BareBlocks
 from streamxf.tools.verify.file import Call, guarded, pieces_of
 from streamxf.tools.verify.findings import Findings
 from streamxf.tools.verify.plain import check_plain

@@ -17,7 +17,7 @@ from streamxf.errors import (
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.container import read_header
-from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import PlainParts
 from streamxf.stream.source import FileSlice
 from streamxf.tools.verify.blocks import Then, check_along_heads, check_blocks, run
 from streamxf.tools.verify.findings import Findings, Notes

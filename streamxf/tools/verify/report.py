@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from streamxf.checkpoint.missing import resumable
+from streamxf.checkpoint.metadata import resumable
 from streamxf.descriptor import shorten
 from streamxf.errors import escaped
 from streamxf.wording import listed, many, printable, size_text
