@@ -1197,13 +1197,13 @@ static size_t work_size(size_t size) { return 3 * size + 4 * (smaller(size, MAX_
 
 /* How often each byte occurs at each place of an element, in a sample of at most SAMPLE elements; and how many elements
  * are the same as one of those 1, 2 and 4 before them. */
-static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated)
+static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated, u32 *tested)
 {
     Elements y;
     memset(counts, 0, sizeof(u32) * 256 * (size_t)width);
     size_t step = n / RUNS, run = step <= RUN ? smaller(n, SAMPLE) : RUN;
     u32 total = 0;
-    *repeated = 0;
+    *repeated = *tested = 0;
     for (int r = 0; r < RUNS && total < n; r++) {
         size_t at = 0;
         if (step > RUN) { /* at equal distances, rows of a power of two would always be met at the same place */
@@ -1216,7 +1216,8 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
         for (size_t i = 0; i < run; i++)
             for (int k = 0; k < width; k++)
                 counts[k][bytes[i * (size_t)width + (size_t)k]]++;
-        for (size_t i = 4; i < run; i++) {
+        for (size_t i = 4; i < run && (i < 32 || step <= RUN); i++) {
+            ++*tested;
             const u8 *at = bytes + i * (size_t)width;
             size_t size = (size_t)width;
             *repeated += !memcmp(at, at - size, size) || !memcmp(at, at - 2 * size, size) ||
@@ -1306,9 +1307,16 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     int number = 0, coded = 0, noise = 0, maybe_constant[8] = {0};
     if (!n)
         return -1;
-    u32 repeated, total = take_sample(data, n, width, counts, &repeated);
-    /* runs are for the reference, except that all are the same; bytes are the same by chance, too */
-    if (repeated > total / (width == 1 ? 4 : 16) && repeated + 4 * RUNS < total)
+    u32 repeated, tested, total = take_sample(data, n, width, counts, &repeated, &tested);
+    int same = 1;
+    for (int k = 0; k < width; k++) {
+        int all = 0;
+        for (int s = 0; s < 256; s++)
+            all |= counts[k][s] == total;
+        same &= all;
+    }
+    /* runs are for the reference, except one of them alone; single bytes are the same by chance, too */
+    if (!same && repeated > tested / (width == 1 ? 4 : 16) + 1)
         return -1;
     for (int k = 0; k <= width; k++) {
         Plane plane = {0};
