@@ -359,9 +359,10 @@ class Storage:
         local = self.local
         return held_at(os.path.join(local, name) if name else local) if local is not None else size or 0
 
-    def held_by(self, names: Collection[str]) -> int:
-        """The same of several files."""
-        listed: Mapping[str, int | None] = self.names(()) if self.local is None else {}
+    def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:
+        """The same of several files; `listed` is what `names` returned, where the caller has it already."""
+        if listed is None:
+            listed = self.names(()) if self.local is None else {}
         return sum(self.held(name, listed.get(name)) for name in names)
 
     # -- helpers -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
 from streamxf.cli.keys import key_at
 from streamxf.errors import KeyMissingError
+from streamxf.keys.derive import is_key_id
 
 EXAMPLES = (
     "streamxf recipients /checkpoints/step-1000",
@@ -51,7 +52,7 @@ def recipients(
 
     if key is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
-    less = [entry if _is_id(entry) else key_at(entry) for entry in remove or ()]
+    less = [entry if is_key_id(entry) else key_at(entry) for entry in remove or ()]
     if add:
         add_recipient(
             path,
@@ -72,7 +73,3 @@ def recipients(
     else:
         show.console().print(str(found))
     return FINE
-
-
-def _is_id(text: str) -> bool:
-    return len(text) == 16 and all(digit in "0123456789abcdef" for digit in text)

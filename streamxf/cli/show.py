@@ -149,7 +149,11 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
 
     stored = 0
     for storage in map(Storage.of, paths):
-        stored += storage.held_by(storage.names(())) if storage.is_folder() else storage.held("", None)
+        if storage.is_folder():
+            listed = storage.names(())
+            stored += storage.held_by(listed, listed)
+        else:
+            stored += storage.held("", None)
     return Budget(max_expansion, stored)
 
 

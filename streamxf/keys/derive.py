@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
+
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
@@ -27,6 +30,11 @@ def _hkdf() -> tuple[Any, Any]:
 def public_id(data: bytes, kind: str) -> str:
     """The id of a public key, or of a key in a service: 16 hexadecimal digits."""
     return derive(data, b"streamxf/1 key id " + kind.encode("ascii"), 8).hex()
+
+
+def is_key_id(text: str) -> bool:
+    """Whether a string has the form of a key's id."""
+    return _ID.fullmatch(text) is not None
 
 
 def statement(digest: bytes) -> bytes:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys.b64url import encode_b64url, try_decode
+from streamxf.keys.derive import is_key_id
 from streamxf.keys.secret import SECRET_BYTES
 from streamxf.keys.text import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, make_key
 
@@ -30,7 +31,6 @@ _KDF = "argon2id"
 _SALT_BYTES = 16
 _TAG_BYTES = 16
 _NONCE = bytes(12)  # the salt makes a new key for each line, and each key encrypts once
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _COST = re.compile(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
 _UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character unknown to Unicode"}
 
@@ -127,7 +127,7 @@ def open_protected(line: str, passphrase: str | None) -> AnyKey:
     and WrongKeyError if it is wrong.
     """
     parts = line.split(":")
-    if len(parts) != 7 or (parts[0], parts[3]) != (PROTECTED, _KDF) or not _ID.fullmatch(parts[2]):
+    if len(parts) != 7 or (parts[0], parts[3]) != (PROTECTED, _KDF) or not is_key_id(parts[2]):
         raise ParameterError(f"this protected key does not look like {PROTECTED}:kind:id:{_KDF}:cost:salt:sealed")
     _, kind, key_id, _, cost_text, salt_text, sealed_text = parts
     check_kind(SECRET, kind)

@@ -37,7 +37,9 @@ def weights(tmp_path: Path) -> Path:
 def interrupted(
     arguments: Sequence[object], when: Callable[[int], bool], number: int = signal.SIGINT, wait: float = 0.0
 ) -> tuple[int, str]:
-    """Start a command, and send it a signal some time after `when` says so; returns its exit code and its stderr."""
+    """Start a command, and send it a signal some time after `when` says so; returns its exit code, as a shell shows it,
+    and its stderr.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "streamxf.cli", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
@@ -54,7 +56,10 @@ def interrupted(
         time.sleep(wait)
         process.send_signal(number)
         _, shown = process.communicate(timeout=LIMIT)
-        return process.returncode, shown
+        # Where a library's own code was interrupted within an import, Python itself ends by the signal after all
+        # clean-up. A shell shows the same for both.
+        code = process.returncode
+        return (128 + number if code == -number else code), shown
     finally:
         process.kill()
 
@@ -77,15 +82,19 @@ def one_line(command: str) -> str:
 def test_bench_removes_what_it_made(tmp_path: Path, number: int, code: int, wait: float):
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = interrupted(["bench", "--at", disk, "--size", "16MiB", *SLOW], lambda _: any(disk.iterdir()), number, wait)
+    done = interrupted(["bench", "--at", disk, "--size", "64MiB", *SLOW], lambda _: any(disk.iterdir()), number, wait)
     assert done == (code, one_line("bench"))
     assert not list(disk.iterdir())
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.5])
-def test_salvage_publishes_nothing_and_can_be_called_again(run: Run, weights: Path, tmp_path: Path, wait: float):
+@pytest.mark.parametrize("written", [False, True])
+def test_salvage_publishes_nothing_and_can_be_called_again(run: Run, weights: Path, tmp_path: Path, written: bool):
     new = tmp_path / "new"
-    code, shown = interrupted(["salvage", weights, new, *SLOW], lambda _: new.exists(), wait=wait)
+
+    def begun(_: int) -> bool:
+        return any(file.stat().st_size for file in new.glob("*.distcp")) if written else new.exists()
+
+    code, shown = interrupted(["salvage", weights, new, *SLOW], begun)
     assert code == 130
     assert shown.startswith("streamxf salvage: interrupted")
     assert shown.count("\n") == 1
@@ -100,7 +109,7 @@ def test_salvage_publishes_nothing_and_can_be_called_again(run: Run, weights: Pa
     assert run("verify", new, "--json").json["leftovers"] == []
 
 
-@pytest.mark.parametrize("wait", [0.0, 2.5])
+@pytest.mark.parametrize("wait", [0.0, 0.5])
 def test_tune_leaves_nothing(weights: Path, tmp_path: Path, wait: float):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import threading
@@ -292,9 +293,13 @@ def test_a_failure_keeps_no_memory(checkpoint: Path) -> None:
 
 @pytest.fixture
 def interrupts() -> Iterator[None]:
-    """Ctrl-C as Python starts with it."""
+    """Ctrl-C as Python starts with it. Without callbacks of the garbage collector, such as Hypothesis', in which Python
+    drops an interrupt.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []
     yield
+    gc.callbacks[:] = callbacks
     signal.signal(signal.SIGINT, before)
 
 

@@ -7,7 +7,6 @@ them the pickle for torch's readers; each file in one step.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, ParameterError, located
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
 from streamxf.keys.datakey import DataKey
+from streamxf.keys.derive import is_key_id
 from streamxf.keys.entry import Entry
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.location import as_provider, as_signing_key
@@ -27,8 +27,6 @@ from streamxf.tools.rekey.recipients import Recipients
 StorageOptions = Mapping[str, Any] | None
 
 T = TypeVar("T")
-
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def recipients(
@@ -203,7 +201,7 @@ def remove_recipient(
     checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there
     is no such recipient, or no other.
     """
-    known = isinstance(recipient, str) and _ID.fullmatch(recipient)
+    known = isinstance(recipient, str) and is_key_id(recipient)
     key_id = recipient if known else as_provider(recipient).id
     access, _ = _terms(keys, None, trust, allow_unsigned, False, expect_save_id)
     holder = holder_at(path, storage_options, access.expected_saves)

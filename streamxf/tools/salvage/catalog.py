@@ -185,7 +185,7 @@ def open_catalog(
         raise _nothing(storage.given, failed, names, bool(len(access.keys)))
     if found:
         files = {place.file for each in found for item in each.items.values() for place in item.places}
-        catalog = Catalog(access.objects, access.budget(sum(storage.held(name, names.get(name)) for name in files)))
+        catalog = Catalog(access.objects, access.budget(storage.held_by(files, names)))
         catalog.damaged += damaged
     else:
         rebuilt = rebuild(storage, access, names, without_metadata, progress)

@@ -78,7 +78,7 @@ def rebuild(
     reader = _Files(storage, access, WrappedKeys(_remains(storage, files), access.keys))
     for name in save.missing:
         reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
-    budget = access.budget(sum(storage.held(name, files[name]) for name in save.files))
+    budget = access.budget(storage.held_by(save.files, files))
     shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
     for name, writer in sorted(save.files.items()):
         reader.read(name, bytes.fromhex(writer), shares)

@@ -137,7 +137,7 @@ class CheckpointCheck:
         """Add the files that a metadata file speaks of to those that are to be checked."""
         times = self._call.max_expansion
         files = _by_file(content)
-        budget = Budget(times, sum(self._storage.held(path, listed.get(path)) for path in files))
+        budget = Budget(times, self._storage.held_by(files, listed))
         opener = ItemOpener(
             content,
             self._call.access,
