@@ -76,7 +76,7 @@ docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a m
 	PYTHONPATH=.:tests $(RUN) summary.screenshots
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site dist streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.
@@ -85,15 +85,15 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-# The build backend, with what it needs for an editable install, and setuptools, which the source package of ZipNN is built with.
+# The build backend of streamxf and ZipNN, and hatchling, with which a test builds the package of a third party.
 # Build isolation would fetch them again for each set of extras, unpinned.
 # What is installed here is named in the Makefile, hence the prerequisite.
 $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
-	$(PIP_INSTALL) hatchling editables setuptools
+	$(PIP_INSTALL) hatchling setuptools
 	touch $@
 
-# $* is the extra's name in pyproject.toml.
-$(STAMPS)/%: $(STAMPS)/build pyproject.toml constraints.txt
+# $* is the extra's name in pyproject.toml. This compiles FloatZip's kernel, too, where there is a compiler.
+$(STAMPS)/%: $(STAMPS)/build pyproject.toml setup.py streamxf/codecs/floatzip/_kernel.c constraints.txt
 	$(PIP_INSTALL) --no-build-isolation -e '.[$*]'
 	touch $@
 

@@ -25,18 +25,20 @@
  */
 
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include <Python.h> /* setup.py defines Py_LIMITED_API */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "streamxf's kernel is for little-endian machines; without it the Python reference is used"
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && !defined(STREAMXF_NO_CLONES)
-#define HOT __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4"), optimize("O3")))
+/* Loops that gain from wider vectors. Clang and other machines use what the compiler was told to build for; the loaders
+ * of other C libraries than glibc cannot choose among versions. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(STREAMXF_NO_CLONES)
+#define HOT __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define HOT
 #endif
@@ -593,10 +595,12 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
             return 0;
     }
     u32 sum = 0;
+    int longest = 0; /* how many codes are of the greatest length */
     for (int s = 0; s < n; s++) {
         if (weights[s] > MAX_BITS)
             return 0;
         sum += weights[s] ? 1u << (weights[s] - 1) : 0;
+        longest += weights[s] == 1;
     }
     if (!sum)
         return 0;
@@ -604,7 +608,10 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     u32 rest = (1u << log) - sum;
     if (log > MAX_BITS || rest & (rest - 1)) /* the last weight is what fills the table */
         return 0;
-    weights[n++] = (u8)(top_bit(rest) + 1);
+    weights[n] = (u8)(top_bit(rest) + 1);
+    longest += weights[n++] == 1;
+    if (longest < 2) /* a code of weight 1 has a neighbour in the tree */
+        return 0;
     /* each symbol fills a run of the table, the lowest weights first */
     u32 at = 0;
     int spread = MAX_BITS - log;
@@ -776,13 +783,13 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         in += used;
         stored -= used;
     }
-    if (!lookup->ready)
+    if (!lookup->ready || !regenerated)
         return 0;
     if (format == 0) {
         Stream stream;
         return open_stream(&stream, in, stored) && read_rest(&stream, out, out + regenerated, lookup->entry);
     }
-    if (stored < 10)
+    if (stored < 10 || regenerated < 6) /* the least for four streams */
         return 0;
     size_t sizes[4] = {rd16(in), rd16(in + 2), rd16(in + 4), 0};
     size_t three = sizes[0] + sizes[1] + sizes[2] + 6;
@@ -820,7 +827,7 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Looku
         u32 last = word & 1, kind = word >> 1 & 3;
         size_t length = word >> 3;
         at += 3;
-        if (length > most && !(kind == 1 && length <= most))
+        if (length > most)
             return 0;
         if (kind == 0) {
             if (length > size - at || length > out_size - done)
@@ -1154,7 +1161,8 @@ static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work,
     if (size < 12 || rd32(in) != GROUP_LOG)
         return 0;
     size_t period = rd32(in + 4), stored = rd32(in + 8), groups = (n + GROUP - 1) / GROUP;
-    if (!period || period > MAX_PERIOD || stored > size - 12)
+    /* more columns than elements are allowed, yet never written: `work` has no room for them */
+    if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
         return 0;
     u8 *levels = work, *more = levels + groups + period;
     if (!read_frame(in + 12, stored, levels, groups + period, lookup) ||
@@ -1218,10 +1226,10 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
                 counts[k][bytes[i * (size_t)width + (size_t)k]]++;
         for (size_t i = 4; i < run && (i < 32 || step <= RUN); i++) {
             ++*tested;
-            const u8 *at = bytes + i * (size_t)width;
             size_t size = (size_t)width;
-            *repeated += !memcmp(at, at - size, size) || !memcmp(at, at - 2 * size, size) ||
-                         !memcmp(at, at - 4 * size, size);
+            const u8 *x = bytes + i * size;
+            *repeated += !memcmp(x, x - size, size) || !memcmp(x, x - 2 * size, size) ||
+                         !memcmp(x, x - 4 * size, size);
         }
         total += (u32)run;
         if (step <= RUN)
@@ -1448,9 +1456,12 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
     for (size_t at = 5; covered < width; at += 5, number++) {
         if (size < at + 5)
             return 0;
-        int code = in[at], lane = 1 << (code >> 2);
+        int code = in[at];
+        if (code > (2 << 2 | LEVELLED)) /* lanes have 1, 2 or 4 bytes */
+            return 0;
+        int lane = 1 << (code >> 2);
         Plane plane = {code & 3, lane, covered, 0, 0, NULL, rd32(in + at + 1)};
-        if (code >> 4 || lane > 4 || covered + lane > width || (plane.coding >= PACKED && lane != 1) ||
+        if (covered + lane > width || (plane.coding >= PACKED && lane != 1) ||
             (plane.coding == RAW && plane.size != n * (size_t)lane))
             return 0;
         covered += lane;
