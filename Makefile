@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exhaustive fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test exhaustive sanitize fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -35,6 +35,10 @@ test: $(STAMPS)/test ## Run the tests
 SHARE ?= 1
 exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=20 for a twentieth, another each day)
 	$(RUN) pytest -n 2 --exhaustive $(SHARE) $(ARGS)
+
+# With the compiler that CC names, which must have the sanitizers.
+sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (3 minutes)
+	PYTHONPATH=.:tests $(RUN) sanitized $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)

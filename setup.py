@@ -1,7 +1,7 @@
 """FloatZip's kernel, the one part of streamxf that is compiled; pyproject.toml has everything else.
 
-It uses CPython's stable ABI, so that a wheel serves every version from 3.11 on. The free-threaded builds of CPython have
-no stable ABI yet; there it is compiled for the very version. Where it cannot be compiled, streamxf installs and works
+It uses CPython's stable ABI, so that a wheel serves every version from 3.11 on. Free-threaded builds of CPython have no
+stable ABI; there it is compiled for that version alone. Where it cannot be compiled, streamxf installs and works
 without it, more slowly.
 """
 
@@ -17,7 +17,7 @@ setup(
             "streamxf.codecs.floatzip._kernel",
             ["streamxf/codecs/floatzip/_kernel.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-            extra_compile_args=["-std=c11", "-O3", "-fno-math-errno"],
+            extra_compile_args=["-std=c11", "-O3", "-fno-math-errno", "-g0"],
             py_limited_api=STABLE,
             optional=True,
         )

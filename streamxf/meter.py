@@ -32,12 +32,15 @@ class Cell:
 class Meter:
     """One accumulator for a save or load; any thread may add to it.
 
+    - `implementations`: of the codecs that have several, which one runs, by the codec's name.
+
     The totals are exact once every thread that adds has been waited for.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._cells: list[Cell] = []
+        self.implementations: dict[str, str] = {}
 
     @property
     def cell(self) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from streamxf.meter import Meter
@@ -33,6 +33,9 @@ class Report:
     peak_blocks : int
         The most blocks that one file of a save, or a load, had in flight at a time. Items that are so small that they
         are done on the spot do not count.
+    implementations : mapping of str to str
+        Of the codecs that have several, which one ran, by the codec's name: of `FloatZip` ``"compiled"`` or
+        ``"numpy"``.
     """
 
     items: int
@@ -42,6 +45,7 @@ class Report:
     codec_seconds: Mapping[str, float]
     io_seconds: float
     peak_blocks: int
+    implementations: Mapping[str, str] = field(default_factory=dict)
 
     what: ClassVar[str]
 
@@ -57,6 +61,7 @@ class Report:
             dict(total.busy),
             total.io_seconds,
             total.peak_blocks,
+            dict(meter.implementations),
         )
 
     @property
@@ -89,7 +94,10 @@ class Report:
             ("raw", size_text(self.raw_bytes), ""),
             ("stored", size_text(self.stored_bytes), f"{self.ratio:.3f} of raw"),
             ("wall", _time(self.wall_seconds), f"{rate_text(self.throughput)} of raw"),
-            *((f"busy in {name}", _time(seconds), "") for name, seconds in self.codec_seconds.items()),
+            *(
+                (f"busy in {name}", _time(seconds), self.implementations.get(name, ""))
+                for name, seconds in self.codec_seconds.items()
+            ),
             ("busy in I/O", _time(self.io_seconds), ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
         ]

@@ -46,16 +46,20 @@ class FloatZip(Codec):
     name: ClassVar[str] = "streamxf.floatzip"
     role: ClassVar[Role] = "compression"
 
+    @classmethod
+    def implementation(cls) -> str:
+        return kernel.implementation()
+
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
-        needed = kernel.bound(len(block), info.stream.dtype)
-        if needed is not None and info.stream.dtype is not None:
+        dtype = info.stream.dtype
+        if dtype is not None and (needed := kernel.encode_bound(len(block), dtype)) is not None:
             out = info.scratch(needed)
-            size = kernel.encode_into(block, info.stream.dtype, info.stream.row, out)
+            size = kernel.encode_into(block, dtype, info.stream.row, out)
             if size is not None:
                 return out[:size] if size != kernel.STORE else _store(block, info)
         data = np.frombuffer(block, np.uint8)
         with borrowed(Workspace) as work:
-            plan = choose(data, info.stream.dtype)
+            plan = choose(data, dtype)
             if plan is not None:
                 out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
                 size = _encode_planes(data, plan, info.stream.row, out, work)

@@ -1198,6 +1198,8 @@ typedef struct {
     size_t size;  /* as it is stored */
 } Plane;
 
+static const size_t MAX_SIZE = 0x7FFFFFFF;
+
 static size_t table_size(int planes) { return (5 + 5 * (size_t)planes + 7) / 8 * 8; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t encode_bound(size_t size) { return size + size / 8 + smaller(size, BLOCK) / 2 + 1024; }
@@ -1430,7 +1432,7 @@ HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t 
 HOT static void back16(const u16 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
 {
     for (size_t i = 0; i < n; i++)
-        wr16(x + 2 * i, by ? (u16)(y[i] >> 1 | y[i] << 15) : y[i]);
+        wr16(x + 2 * i, (u16)(by ? y[i] >> 1 | y[i] << 15 : y[i]));
 }
 HOT static void back32(const u32 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
 {
@@ -1536,16 +1538,18 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
 
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
+static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has less than 2 GiB";
+
 static void release(Py_buffer *buffers, int count)
 {
     for (int k = 0; k < count; k++)
         PyBuffer_Release(&buffers[k]);
 }
 
-static PyObject *too_small(Py_buffer *buffers, int count)
+static PyObject *refuse(Py_buffer *buffers, int count, const char *why)
 {
     release(buffers, count);
-    PyErr_SetString(PyExc_ValueError, "a buffer is too small");
+    PyErr_SetString(PyExc_ValueError, why);
     return NULL;
 }
 
@@ -1558,9 +1562,12 @@ static PyObject *py_encode(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*w*w*in", &b[0], &b[1], &b[2], &width, &row))
         return NULL;
     size_t size = (size_t)b[0].len;
-    if (size > 0x7FFFFFFF || (width != 1 && width != 2 && width != 4 && width != 8) || row < 0 ||
-        (size_t)b[1].len < encode_bound(size) || (size_t)b[2].len < work_size(size))
-        return too_small(b, 3);
+    if ((width != 1 && width != 2 && width != 4 && width != 8) || row < 0)
+        return refuse(b, 3, "width must be 1, 2, 4 or 8, and row at least 0");
+    if (size > MAX_SIZE)
+        return refuse(b, 3, TOO_LARGE);
+    if ((size_t)b[1].len < encode_bound(size) || (size_t)b[2].len < work_size(size))
+        return refuse(b, 3, TOO_SMALL);
     long made;
     Py_BEGIN_ALLOW_THREADS
     made = encode_block(b[0].buf, size, width, (size_t)row, b[1].buf, b[2].buf);
@@ -1575,8 +1582,10 @@ static PyObject *py_decode(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*w*w*", &b[0], &b[1], &b[2]))
         return NULL;
-    if ((size_t)b[1].len > 0x7FFFFFFF || (size_t)b[2].len < work_size((size_t)b[1].len))
-        return too_small(b, 3);
+    if ((size_t)b[1].len > MAX_SIZE)
+        return refuse(b, 3, TOO_LARGE);
+    if ((size_t)b[2].len < work_size((size_t)b[1].len))
+        return refuse(b, 3, TOO_SMALL);
     int good;
     Py_BEGIN_ALLOW_THREADS
     good = decode_block(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, b[2].buf);
@@ -1591,8 +1600,10 @@ static PyObject *py_compress(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
         return NULL;
-    if ((size_t)b[0].len > 0x7FFFFFFF || (size_t)b[1].len < encode_bound((size_t)b[0].len))
-        return too_small(b, 2);
+    if ((size_t)b[0].len > MAX_SIZE)
+        return refuse(b, 2, TOO_LARGE);
+    if ((size_t)b[1].len < encode_bound((size_t)b[0].len))
+        return refuse(b, 2, TOO_SMALL);
     size_t made;
     Py_BEGIN_ALLOW_THREADS
     made = put_frame(b[0].buf, (size_t)b[0].len, b[1].buf);

@@ -1,31 +1,36 @@
-"""The compiled kernel, if it was built: a whole block in one call that does not hold the interpreter's lock.
+"""FloatZip's compiled kernel: a whole block in one call, without the interpreter's lock.
 
-`_kernel.c` says what it promises. Without it, and for blocks that it leaves alone, the Python beside it does the same.
+`_kernel.c` says what it promises. It is used where it was built; the Python beside it is the reference, which reads and
+writes the same format. `STREAMXF_KERNEL=numpy` in the environment leaves the kernel alone, and
+`STREAMXF_KERNEL=compiled` raises an error if there is none.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import os
 
 from streamxf.buffers import borrowed
+from streamxf.codecs.floatzip.sampling import FLOAT_WIDTHS
+from streamxf.errors import ParameterError
 
-_kernel: ModuleType | None
-try:
-    from streamxf.codecs.floatzip import _kernel
-except ImportError:  # built without a compiler, or on a machine for which it is not meant
-    _kernel = None
-
+VARIABLE = "STREAMXF_KERNEL"
 STORE = 0
 """What `encode_into` returns for a block that is best stored as it is."""
 
+_WANTED = os.environ.get(VARIABLE, "")
+if _WANTED not in ("", "compiled", "numpy"):
+    raise ParameterError(f"{VARIABLE}={_WANTED} in the environment: it may be compiled or numpy")
+try:
+    import streamxf.codecs.floatzip._kernel as compiled
+except ImportError as error:
+    if _WANTED == "compiled":
+        raise ParameterError(f"{VARIABLE}=compiled in the environment, but the kernel was not built: {error}") from None
+    compiled = None  # type: ignore[assignment]
+if _WANTED == "numpy":
+    compiled = None  # type: ignore[assignment]
+
 _WIDTHS = {
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex32": 2,
-    "complex64": 4,
-    "complex128": 8,
+    **FLOAT_WIDTHS,
     "float8_e4m3fn": 1,
     "float8_e4m3fnuz": 1,
     "float8_e5m2": 1,
@@ -47,30 +52,26 @@ class _Work:
         return self._memory
 
 
-def is_compiled() -> bool:
-    """Whether the kernel was built and is in use."""
-    return _kernel is not None
+def implementation() -> str:
+    """What encodes and decodes in this process: ``"compiled"`` or ``"numpy"``."""
+    return "numpy" if compiled is None else "compiled"
 
 
-def bound(size: int, dtype: str | None) -> int | None:
-    """Bytes of memory that `encode_into` needs for a block; None if the kernel is not for such blocks."""
-    if _kernel is None or dtype not in _WIDTHS:
-        return None
-    needed: int = _kernel.encode_bound(size)
-    return needed
+def encode_bound(size: int, dtype: str | None) -> int | None:
+    """Bytes of memory that `encode_into` needs for a block; None if blocks of that dtype are the reference's."""
+    return None if compiled is None or dtype not in _WIDTHS else compiled.encode_bound(size)
 
 
 def encode_into(block: memoryview, dtype: str, row: int | None, out: memoryview) -> int | None:
-    """Encode a block into `out`, which has `bound` bytes.
+    """Encode a block into `out`, which has `encode_bound` bytes.
 
     Returns
     -------
     int or None
         The payload's size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
-    assert _kernel is not None
     with borrowed(_Work) as work:
-        size: int = _kernel.encode(block, out, work.of(_kernel.work_size(len(block))), _WIDTHS[dtype], row or 0)
+        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), _WIDTHS[dtype], row or 0)
     return None if size < 0 else size
 
 
@@ -80,10 +81,9 @@ def decode_into(payload: memoryview, out: memoryview) -> bool:
     Returns
     -------
     bool
-        False if the reference has to look: the kernel was not built, does not know all of it, or it is damaged.
+        False if the reference has to look: there is no kernel, it does not know all of the payload, or it is damaged.
     """
-    if _kernel is None:
+    if compiled is None:
         return False
     with borrowed(_Work) as work:
-        good: bool = _kernel.decode(payload, out, work.of(_kernel.work_size(len(out))))
-    return good
+        return compiled.decode(payload, out, work.of(compiled.work_size(len(out))))
