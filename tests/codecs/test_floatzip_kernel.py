@@ -228,6 +228,11 @@ def test_every_layout_that_the_format_allows(block: bytes, shape: Shape, idle: i
     payload = forge(block, shape, idle)
     assert agreed(payload, len(block)) == block
     assert isinstance(agreed(payload, len(block) - 1), str)
+    payload = forge(block, shape, idle, frame=kernel_compresses)
+    assert agreed(payload, len(block)) == block
+    columns = shape.period if (LEVELLED, 1) in shape.planes else 0
+    elements = (len(block) - shape.phase) // shape.width
+    assert kernel_decodes(payload, len(block)) == (block if columns <= elements else None)
 
 
 @given(st.sampled_from(PAYLOADS), changes, st.sampled_from([0, 100, 40_001, MIB]))
@@ -238,6 +243,7 @@ def test_damaged_payloads(payload: bytes, listed: list[Change], limit: int) -> N
 @given(small, shapes(), changes)
 def test_damage_to_payloads_that_the_codec_never_makes(block: bytes, shape: Shape, listed: list[Change]) -> None:
     agreed(changed(forge(block, shape), listed), 1000)
+    agreed(changed(forge(block, shape, frame=kernel_compresses), listed), 1000)
 
 
 @given(st.integers(0, 255), st.binary(max_size=100))
@@ -250,8 +256,9 @@ def test_any_bytes(layout: int, rest: bytes) -> None:
 def test_more_columns_than_elements(width: int, period: int) -> None:
     """They need more memory than the block has bytes."""
     block = floats("float32", 8 * width + 5, 1)
-    shape = Shape(width, width > 1, 0, [(LEVELLED, 1)] * width, 100, b"\1\2\3", period)
-    assert agreed(forge(block, shape), len(block)) == block
+    for levels in (b"\1", b"\1\2\3", bytes(range(256))):
+        shape = Shape(width, width > 1, 0, [(LEVELLED, 1)] * width, 100, levels, period)
+        assert agreed(forge(block, shape, frame=kernel_compresses), len(block)) == block
 
 
 def test_every_kind_of_plane_that_does_not_exist() -> None:
