@@ -1,27 +1,36 @@
 /* FloatZip in C: one call for a block, without the interpreter's lock.
  *
- * This is an accelerator. The reference is the Python beside it, which reads whatever this writes, and whose output this
- * reads; docs/format/floatzip.md is the norm for both. Without this module streamxf works, more slowly.
+ * docs/format/floatzip.md is the norm; the Python beside this file is the reference implementation of it. This one is
+ * faster, and may leave any block to the reference. Without it streamxf works, more slowly.
  *
  *   encode(block, out, work, width, row) -> int
- *       Encode floats of `width` bytes (1, 2, 4 or 8), which begin with the block. `row` is the length of a row of the
- *       matrix that they belong to, or 0. Returns the size of the payload in `out`; 0 if the block is best stored as it
- *       is. `out` has encode_bound(len(block)) bytes, `work` has work_size(len(block)).
+ *       Encode a block that begins with a float of `width` bytes (1, 2, 4 or 8). `row` is how many of them a row of
+ *       their matrix has, or 0. Returns the size of the payload, at most len(block), at the start of `out`; 0 for a
+ *       block that is best stored as it is; -1 for one with runs, which the reference stores better. `out` has at least
+ *       encode_bound(len(block)) bytes, and `work` work_size(len(block)).
  *
  *   decode(payload, out, work) -> bool
- *       Decode a payload into `out`, which has exactly its raw size. False if the payload is damaged, or has a zstd
- *       frame with matches: then `out` holds anything, and the reference has to look. `work` has work_size(len(out)).
+ *       Decode a payload that is not stored as it is into `out`, which has exactly the size that the payload declares.
+ *       True: `out` is what the format says. False: the payload is damaged, or it has what `encode` never writes, such
+ *       as matches in a frame; `out` then holds anything, and the reference has to look, which also names the damage.
+ *       `work` has at least work_size(len(out)) bytes.
  *
- *   compress(data, out) -> int, decompress(frame, out, work) -> bool
- *       The Huffman coder by itself: a zstd frame (RFC 8878) that has literals and no sequences. For tests.
+ *   compress(data, out) -> int, decompress(frame, out) -> bool
+ *       The Huffman coder by itself, for tests: a zstd frame (RFC 8878) that has literals and no sequences. `out` has
+ *       encode_bound(len(data)) bytes, or exactly the frame's content size.
  *
  * What holds for all of them:
- * - Input may be hostile. Nothing is read or written outside the buffers that were given; sizes are checked before they
- *   are used. No memory is allocated, nothing is kept between calls, and no global state is written.
- * - The lock is released for the whole call. The caller keeps the buffers alive and does not write to them meanwhile.
- * - Only little-endian machines. Vector instructions are those of the compiler, which makes several versions of the hot
- *   loops where it can (GCC's target_clones); the loader picks one. There are no intrinsics.
- * - CPython's limited API of 3.11, so that one build serves all later versions.
+ * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
+ *   before it is used, against what is left of the buffer; lengths are below 2 GiB, so that sums of them fit size_t.
+ * - `encode` stays within `out` and `work` even if another thread writes to the block meanwhile; what it returns then
+ *   may not decode. The other buffers belong to the call until it returns.
+ * - Time is linear in the sizes of the buffers. No memory is allocated, no state is kept, and a call may run in any
+ *   number of threads. The lock is released for all of it.
+ * - Floating-point numbers only weigh alternatives: a wrong one would cost size, never correctness.
+ * - Little-endian machines, C11 and the builtins of GCC and Clang; no intrinsics. Where GCC and glibc allow it, hot
+ *   loops are compiled for several levels of x86-64, and the loader takes the best.
+ *
+ * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, the module.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -338,7 +347,7 @@ HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *
 #define ADD(k) { u64 e = table[data[i - (k)]]; bits = bits >> (e & 63) | e; count += e; }
     for (; i >= 4; i -= 4) {
         ADD(1) ADD(2) ADD(3) ADD(4) /* at most 44 bits and 7 from before */
-        wr64(at, bits >> (64 - (count & 63)));
+        wr64(at, bits >> 1 >> (63 - (count & 63))); /* there may be no bits if the block is being changed */
         at += (count & 63) >> 3;
         count &= 7;
     }
@@ -548,7 +557,10 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
     u32 state[2];
 #define TAKE(into, n) { \
         u32 v_ = 0; \
-        for (int k_ = 0; k_ < (n); k_++) { at--; v_ = v_ << 1 | (at >= 0 ? (u32)(stream[at >> 3] >> (at & 7)) & 1 : 0); } \
+        for (int k_ = 0; k_ < (n); k_++) { \
+            at--; \
+            v_ = v_ << 1 | (at >= 0 ? (u32)(stream[at >> 3] >> (at & 7)) & 1 : 0); \
+        } \
         (into) = v_; }
     TAKE(state[0], log)
     TAKE(state[1], log)
@@ -671,8 +683,8 @@ static int read_rest(Stream *stream, u8 *out, u8 *end, const u16 *entries)
     return stream->bits == 0;
 }
 
-/* Four streams at once: five symbols of each between two looks at memory. The lowest bit that is set in `bits` marks how
- * many were used; before it stand bits that were not loaded. */
+/* Four streams at once: five symbols of each between two looks at memory. The lowest bit that is set in `bits` marks
+ * how many were used; before it are bits that were not loaded. */
 HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size_t size, const u16 *entries)
 {
     size_t part = (size + 3) / 4;
@@ -1651,7 +1663,12 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_kernel", "FloatZip in C.", 0, methods, slots, NULL, NULL, NULL,
