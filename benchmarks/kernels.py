@@ -18,7 +18,7 @@ from benchmarks.peers import flat_bytes, zipnn_coder
 from streamxf import Chain, Codec, StreamInfo
 from streamxf.buffers import Scratch
 from streamxf.coder import StreamCoder
-from streamxf.format.block import pack_head
+from streamxf.format.container import pack_head
 from streamxf.format.header import Identity, Kind
 from streamxf.meter import Meter
 from streamxf.stream.encoder import encoding_facts

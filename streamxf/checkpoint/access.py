@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
-from streamxf.checkpoint.transforms import Transform, known_transform
-from streamxf.errors import IdentityError, ParameterError, PolicyError
+import zstandard
+
+from streamxf.descriptor import shorten
+from streamxf.errors import (
+    ContainerError,
+    IdentityError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnknownCodecError,
+    UnsupportedError,
+)
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
 from streamxf.proportion import MAX_EXPANSION, Budget
-from streamxf.registry import CodecRegistry
+from streamxf.registry import CodecRegistry, Provider, what_to_install
+
+Transform = Callable[[str, Any], IO[bytes] | None]
+"""From a stream transform's descriptor and a stream that it made to what went into it; None if it is not known."""
+
+
+def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
+    """Undo the transform that `descriptor` names, if it is torch's own ``ZStandard``."""
+    if descriptor != "stream.zstd/1":
+        return None
+    reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
+    return reader
+
+
+class Undone:
+    """What went into stream transforms, read once from its beginning to its end.
+
+    Raises
+    ------
+    UnknownCodecError
+        If one of them is not known.
+    UnsupportedError
+        If one does not give a stream that can be read.
+    """
+
+    def __init__(
+        self, descriptors: Iterable[str], stream: Any, transform: Transform, providers: Iterable[Provider] = ()
+    ) -> None:
+        for descriptor in reversed(list(descriptors)):
+            stream = transform(descriptor, stream)
+            if stream is None:
+                raise UnknownCodecError(
+                    f"{what_to_install(descriptor.partition('/')[0], providers)}. If it is a torch extension, pass a "
+                    "registry that knows it"
+                )
+            if not hasattr(stream, "read"):
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size` and none at the end only; raises ContainerError if they are damaged."""
+        try:
+            return self._stream.read(size) or b""
+        except (StreamxfError, MemoryError):
+            raise
+        except Exception as error:  # whatever a third party's transform raises
+            raise ContainerError(
+                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
+            ) from error
+
 
 SaveIds = str | Collection[str] | None
 """The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""

@@ -10,22 +10,18 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.files import OpenFiles
 from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
-from streamxf.checkpoint.merging import merged
-from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_name, read_metadata
-from streamxf.checkpoint.missing import no_file
+from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.checkpoint.storage import OpenFiles, Storage, StoredFile
 from streamxf.errors import ParameterError, located
-from streamxf.format.dtypes import elements_size
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
-from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import read_all
+from streamxf.stream.source import Blocks
 
 
 class Checkpoint(BoxReader):

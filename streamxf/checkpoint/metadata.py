@@ -4,23 +4,83 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.missing import no_metadata
 from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index
-from streamxf.format.items import Item
+from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
+
+_SHOWN = 8
+
+
+_SLIP = ".slip"  # what conversions write beside a data file that is finished, until all are
+
+
+def unfinished(names: Collection[str]) -> str | None:
+    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
+    data = [name for name in names if name.endswith(".distcp")]
+    finished = [name for name in data if f"{name}{_SLIP}" in names]
+    if not finished:
+        return None
+    return (
+        "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
+        f"{len(finished):,} of the {len(data):,} data files that are here are finished. "
+        "Repeat it to resume from there and to publish the checkpoint; to give it up, delete the folder"
+    )
+
+
+def resumable(leftovers: Collection[str]) -> list[str]:
+    """A line that says so if some leftovers are of an interrupted conversion."""
+    finished = sum(name.endswith(f".distcp{_SLIP}") for name in leftovers)
+    if not finished:
+        return []
+    return [
+        f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
+        "transcode, pack or salvage that was interrupted, or is at work; repeat it to resume from there"
+    ]
+
+
+def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
+    """Why a metadata file is not there."""
+    if (text := unfinished(names)) is not None:
+        return NoCheckpointError(text, file=folder)
+    ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
+    if rank is not None and ranks:
+        shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+        return MetadataError(
+            f"the folder has metadata of single ranks ({shown}), and none of rank {rank}: such a checkpoint is loaded "
+            "by the ranks that saved it",
+            file=folder,
+        )
+    if any(name.endswith(".distcp") for name in names):
+        return MetadataError(
+            "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
+            "removes these files), or its .metadata was lost: then restore a copy, or see "
+            "`streamxf salvage --without-metadata`",
+            file=folder,
+        )
+    return NoCheckpointError("there is no checkpoint in the folder, or no such folder", file=folder)
+
+
+def no_file(path: str) -> MetadataError:
+    """The error for a data file that is missing."""
+    return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
+
 
 GLOBAL = ".metadata"
 MAX_METADATA = 2**30
@@ -43,6 +103,12 @@ def rank_of(name: str) -> int | None:
 def is_metadata_name(name: str) -> bool:
     """Whether a file of this name is a checkpoint's metadata."""
     return name == GLOBAL or _RANK.fullmatch(name) is not None
+
+
+def metadata_among(names: Collection[str]) -> list[str]:
+    """The metadata files that describe the checkpoint: that of all ranks, or those of single ranks in their order."""
+    ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
+    return [GLOBAL] if GLOBAL in names else sorted(ranks, key=lambda name: ranks[name])
 
 
 @dataclass(frozen=True)
@@ -224,9 +290,75 @@ def metadata_files(storage: Storage) -> list[str]:
         names = storage.names()
     except NotADirectoryError:
         raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
-    if GLOBAL in names:
-        return [GLOBAL]
-    ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
-    if not ranks:
+    found = metadata_among(names)
+    if not found:
         raise no_metadata(names, os.fspath(storage.given))
-    return ranks
+    return found
+
+
+_Each = tuple[int | None, Item]
+
+
+@collector_paused()
+def merged(files: Sequence[Metadata]) -> dict[str, Item]:
+    """All items by name. What several ranks have under one name, and is not shards of one tensor, has a key with the
+    rank behind that name, but for that of the lowest rank.
+    """
+    if len(files) == 1:
+        return dict(files[0].items)
+    found: dict[str, list[_Each]] = {}
+    for file in files:
+        for name, item in file.items.items():
+            found.setdefault(name, []).append((file.rank, item))
+    items: dict[str, Item] = {}
+    for name, each in found.items():
+        for level, (rank, item) in enumerate(_levels(each)):
+            label = name if not level else _free(f"{name} (rank {rank})", found)
+            items[label] = item
+    return items
+
+
+def _levels(each: list[_Each]) -> list[_Each]:
+    """What ranks have under one name, as few items as that makes."""
+    rank, first = each[0]
+    if len(each) == 1:
+        return each
+    if isinstance(first, TensorItem) and all(_may_join(first, item) for _, item in each):
+        joined = replace(first, chunks=tuple(chunk for _, item in each for chunk in _chunks(item)))
+        if _apart(joined):
+            return [(rank, joined)]
+    levels: list[_Each] = []
+    seen: Counter[tuple[int, ...]] = Counter()  # shards that were there before
+    for rank, item in each:
+        offsets = [chunk.offset for chunk in _chunks(item)] or [()]
+        level = max(seen[offset] for offset in offsets)
+        seen.update(offsets)
+        while level < len(levels):
+            lowest, other = levels[level]
+            if isinstance(other, TensorItem) and _may_join(other, item):
+                joined = replace(other, chunks=other.chunks + _chunks(item))
+                if _apart(joined):
+                    levels[level] = lowest, joined
+                    break
+            level += 1
+        else:
+            levels.append((rank, item))
+    return levels
+
+
+def _chunks(item: Item) -> tuple[Any, ...]:
+    return item.chunks if isinstance(item, TensorItem) else ()
+
+
+def _may_join(one: TensorItem, other: Item) -> bool:
+    return isinstance(other, TensorItem) and (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _apart(item: TensorItem) -> bool:
+    return not overlap(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+
+
+def _free(label: str, taken: Mapping[str, Any]) -> str:
+    while label in taken:
+        label += "'"
+    return label

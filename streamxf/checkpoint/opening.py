@@ -4,17 +4,16 @@ before a block is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.access import Access, Undone
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
-from streamxf.checkpoint.transforms import Undone
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import (
@@ -24,19 +23,16 @@ from streamxf.errors import (
     MetadataError,
     PolicyError,
 )
-from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in
-from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
-from streamxf.stream.container import BlockReader, read_header
-from streamxf.stream.opening import ChainOpener
+from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
+from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks
 
 RAW_SLACK = 2**20
 """Bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts."""
@@ -107,6 +103,14 @@ class Wanted:
             return None
         size = elements_size(self.item.dtype, self.chunk.shape)
         return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
+
+
+def streams_of(item: Item) -> Iterator[Wanted]:
+    """All streams of an item: those of a tensor's chunks, or that of an object."""
+    if isinstance(item, TensorItem):
+        yield from (Wanted(item, chunk) for chunk in item.chunks)
+    else:
+        yield Wanted(item)
 
 
 class ItemOpener:

@@ -16,8 +16,7 @@ import numpy as np
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
 from streamxf.proportion import Budget
 
 BOX_BYTES = 16 * 2**20

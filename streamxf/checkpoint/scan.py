@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamxf.errors import ContainerError
+from streamxf.format.container import Block, ContainerParser, End, Event, Footer, NeedData, entry_size
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
-from streamxf.format.parser import Block, ContainerParser, End, Event, NeedData
-from streamxf.format.table import Footer, entry_size
 from streamxf.stream.source import FileSlice
 
 _BEGIN = CONTAINER_MAGIC + bytes([VERSION])

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple, NoReturn
 from streamxf.collector import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError
-from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
+from streamxf.format.items import (
+    ITEMSIZES,
+    WITHOUT_ELEMENTS,
+    Chunk,
+    Item,
+    ObjectItem,
+    Path,
+    Place,
+    TensorItem,
+    check_name,
+    check_path,
+)
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
 from streamxf.format.tiling import check_apart, check_tiles
 

@@ -9,12 +9,13 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from streamxf.checkpoint.publish.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
@@ -451,3 +452,38 @@ def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
             facts = os.lstat(os.path.join(folder, name))
             found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
     return found
+
+
+# Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of a file ahead.
+_LOCAL, _REMOTE = 256, 8
+
+
+class OpenFiles:
+    """Opens files by name, and closes the one that was used least recently when there are too many.
+
+    A file may be closed when others are opened, but not while blocks of it are under way.
+    """
+
+    def __init__(self, open_file: Callable[[str], AbstractContextManager[StoredFile]], *, local: bool) -> None:
+        self._open = open_file
+        self._most = _LOCAL if local else _REMOTE
+        self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
+
+    def __getitem__(self, name: str) -> StoredFile:
+        """The file, open; raises what opening it does."""
+        if (known := self._files.get(name)) is not None:
+            self._files.move_to_end(name)
+            return known[0]
+        while len(self._files) >= self._most:
+            _, (_, stack) = self._files.popitem(last=False)
+            stack.close()
+        stack = ExitStack()
+        opened = stack.enter_context(self._open(name))
+        self._files[name] = opened, stack
+        return opened
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._files:
+            _, (_, stack) = self._files.popitem()
+            stack.close()

@@ -192,7 +192,7 @@ def _check_page(file: str) -> None:
 
 def _write_page(file: str, summary: Summary) -> None:
     from streamxf.buffers import write_all
-    from streamxf.stream.draft import Draft
+    from streamxf.stream.plain import Draft
     from streamxf.tools.inspect.page.page import page_of
 
     text = page_of(summary).encode()

@@ -33,9 +33,8 @@ from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
-from streamxf.stream.locks import ForkLock
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
+from streamxf.stream.source import FileSlice, ForkLock
 
 T = TypeVar("T")
 

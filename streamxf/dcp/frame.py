@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from streamxf.checkpoint.boxes import contiguous_strides
+from streamxf.checkpoint.elements import contiguous_strides
 from streamxf.errors import StreamxfError, UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES, elements_size
+from streamxf.format.items import ITEMSIZES, elements_size
 
 # A frame takes about 1.5 KiB; a model has far fewer geometries than tensors.
 _FRAMES_KEPT = 1024

@@ -23,8 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.dcp.compat import DCP_VERSION
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
-from streamxf.format.extra import from_json, to_json
-from streamxf.format.index import Index
+from streamxf.format.index import Index, from_json, to_json
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
 

@@ -22,8 +22,7 @@ from torch.futures import Future
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.metadata import metadata_name, read_metadata
-from streamxf.checkpoint.missing import no_file, no_metadata
+from streamxf.checkpoint.metadata import metadata_name, no_file, no_metadata, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.storage import Storage, StoredFile, check_local
 from streamxf.collector import collector_paused
@@ -41,10 +40,8 @@ from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import MAX_EXPANSION, held_bytes
 from streamxf.report import LoadReport
-from streamxf.stream.blocks import Blocks
-from streamxf.stream.counted import Counted
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import READ_WHOLE, Timed
+from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
 
 _AHEAD = 2**20  # bytes of small items that are read at once
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's

@@ -8,8 +8,7 @@ from typing import IO, Any
 from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.chain import MAX_CODECS
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.transforms import known_transform
+from streamxf.checkpoint.access import Access, known_transform
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError, ParameterError, UnsupportedError

@@ -18,12 +18,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.commit import missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish.commit import missing_folders, sync_folder, sync_names_of
-from streamxf.checkpoint.publish.leftovers import remove_leftovers
-from streamxf.checkpoint.publish.lock import locked
-from streamxf.checkpoint.publish.present import check_free
+from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
 from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.dcp.border import told

@@ -14,7 +14,7 @@ import crc32c
 
 from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import ContainerError, DescriptorError
-from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
+from streamxf.format.items import ITEMSIZES, is_dtype_name
 from streamxf.format.limits import (
     CONTAINER_MAGIC,
     HEADER_FIXED_BYTES,

@@ -7,6 +7,7 @@ needs no further checks.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,19 @@ from streamxf.codecs import frames
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
-from streamxf.format.dtypes import ITEMSIZES, is_dtype_name
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, check_name, check_path
+from streamxf.format.items import (
+    ITEMSIZES,
+    Chunk,
+    Item,
+    ObjectItem,
+    Path,
+    Place,
+    TensorItem,
+    check_name,
+    check_path,
+    check_text,
+    is_dtype_name,
+)
 from streamxf.format.limits import (
     MAX_CODECS,
     MAX_EXTRA_DEPTH,
@@ -82,7 +94,7 @@ class Index:
     - `files`: by path relative to the checkpoint.
     - `modules`: third-party packages that provide codecs.
     - `packages`: versions of what wrote the checkpoint.
-    - `extra`: what planners put into DCP's metadata besides, as `streamxf.format.extra` writes it.
+    - `extra`: what planners put into DCP's metadata besides, as `to_json` writes it.
     """
 
     save_id: str
@@ -439,3 +451,66 @@ def _path(entry: dict[str, Any]) -> Path | None:
     if not 1 <= len(steps) <= MAX_STEPS:
         _bad("path")
     return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)
+
+
+# -- extra -------------------------------------------------------------------------------------------------
+# The index has no tuples, bytes, fractions, negative numbers or keys that are not strings, so each of these is an
+# object with one member that says what it is: {"tuple": [...]}, {"bytes": "00ff"}, {"number": "-1.5"},
+# {"dict": [[key, value], ...]}.
+
+_MAX_DEPTH = 32
+
+
+def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Plain data as JSON has it. Raises MetadataError if it is not plain data, or nested too deep."""
+    if depth < 0:
+        raise MetadataError("it is nested too deep")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return check_text(value)
+    if isinstance(value, int) and abs(value) < 2**63:
+        return int(value) if value >= 0 else {"number": repr(int(value))}
+    if isinstance(value, float) and math.isfinite(value):
+        return {"number": repr(float(value))}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, tuple):
+        return {"tuple": [to_json(each, depth - 1) for each in value]}
+    if isinstance(value, list):
+        return [to_json(each, depth - 1) for each in value]
+    if isinstance(value, dict):
+        return {"dict": [[to_json(key, depth - 1), to_json(each, depth - 1)] for key, each in value.items()]}
+    raise MetadataError(f"a {type(value).__name__} is not plain data")
+
+
+def from_json(value: Any) -> Any:
+    """Undo `to_json`. Raises MetadataError if `value` is not such a result."""
+    try:
+        return _plain(value)
+    except (TypeError, ValueError, RecursionError):
+        raise MetadataError("the metadata's extra data is malformed") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "number":
+        return _number(content)
+    if kind == "tuple":
+        return tuple(_plain(each) for each in content)
+    if kind == "dict":
+        return {_plain(key): _plain(each) for key, each in content}
+    raise ValueError(kind)
+
+
+def _number(text: str) -> int | float:
+    made = float(text) if len(text) > 20 or not text.removeprefix("-").isdigit() else int(text)
+    if repr(made) != text or not math.isfinite(made):
+        raise ValueError(text)
+    return made

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.publish.names import made_by_writers
+from streamxf.checkpoint.publish import made_by_writers
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError

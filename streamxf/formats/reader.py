@@ -8,16 +8,15 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.files import OpenFiles
+from streamxf.checkpoint.framed import strided_elements
 from streamxf.checkpoint.reading import BoxReader, itemsize_of
-from streamxf.checkpoint.storage import Storage
-from streamxf.checkpoint.strided import strided_elements
+from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents
 from streamxf.formats.shard import Shard
 from streamxf.proportion import Budget
-from streamxf.stream.blocks import BareBlocks
+from streamxf.stream.source import BareBlocks
 
 
 class FileReader(BoxReader):

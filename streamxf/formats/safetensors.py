@@ -9,8 +9,7 @@ from streamxf.checkpoint.storage import StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
-from streamxf.format.dtypes import elements_size
-from streamxf.format.items import TensorItem
+from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import check_head

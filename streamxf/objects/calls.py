@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
 from streamxf.torchsave.outline import STORAGES

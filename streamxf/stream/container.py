@@ -1,19 +1,25 @@
-"""`BlockReader`: a container opened at random, block by block, from any thread."""
+"""`BlockReader`: a container opened at random, block by block, from any thread; and how its chain is rebuilt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from streamxf.buffers import Scratch, ScratchPool
-from streamxf.codec import StreamInfo
+from streamxf.chain import Chain
+from streamxf.codec import Codec, StreamInfo
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, IdentityError
-from streamxf.format.dtypes import elements_size
+from streamxf.format.container import Footer, Table, check_stored
 from streamxf.format.header import Header, Kind, header_size
+from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
-from streamxf.format.parser import check_stored
-from streamxf.format.table import Footer, Table
+from streamxf.keys.datakey import DataKey
+from streamxf.meter import Meter
+from streamxf.registry import CodecRegistry, Provider
 from streamxf.stream.source import FileSlice
 
 CheckSize = Callable[[int], None]
@@ -178,3 +184,44 @@ class BlockReader:
         out = memoryview(bytearray(self.size_of(last)))
         self.decode(last, out)
         return out if self.count == 1 else None
+
+
+class ChainOpener:
+    """Rebuilds one chain, once, for all streams that have it.
+
+    No codec but `Encrypt` is imported before a header's seal has shown that the chain is authentic.
+
+    - `descriptors`: in save order.
+    - `data_key`: returns the data key, if the chain encrypts; called once.
+    - `providers`: what the data says about the packages of its codecs, for errors.
+    """
+
+    def __init__(
+        self,
+        descriptors: Sequence[Descriptor],
+        registry: CodecRegistry,
+        data_key: Callable[[], DataKey] | None = None,
+        providers: Iterable[Provider] = (),
+    ) -> None:
+        self._descriptors = descriptors
+        self._registry = registry
+        self._data_key = data_key
+        self._providers = tuple(providers)
+        self._chain: Chain | None = None
+
+    def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
+        """Make the chain ready for the stream of a header that was read. Raises AuthenticationError if the header's
+        seal does not match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain
+        cannot be built.
+        """
+        info = stream_info(header)
+        if self._chain is None:
+            key = self._data_key() if self._data_key is not None else None
+            StreamCoder.open(Chain([Encrypt.reading(key)] if key is not None else []), info, header.seal)
+            self._chain = Chain(self._build(item, key) for item in self._descriptors)
+        return StreamCoder.open(self._chain, info, header.seal, meter=meter)
+
+    def _build(self, item: Descriptor, key: DataKey | None) -> Codec:
+        if item.name != ENCRYPT:
+            return self._registry.build(item, providers=self._providers)
+        return self._registry.build(replace(item, fragment=()), key)  # what is wrapped there was opened already

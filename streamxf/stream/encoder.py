@@ -19,10 +19,9 @@ from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
 from streamxf.errors import ContainerError
-from streamxf.format.block import hash_of, pack_head
+from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
-from streamxf.format.table import pack_tail
 from streamxf.meter import Meter
 
 MIN_ROW = 64  # elements

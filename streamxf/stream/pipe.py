@@ -15,9 +15,9 @@ from typing_extensions import Buffer
 from streamxf.buffers import Scratch, flat_view
 from streamxf.coder import StreamCoder
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
+from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Event
 from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
-from streamxf.format.parser import NEED_DATA, Block, ContainerParser, End, Event
 from streamxf.format.plain import SEAL_END_BYTES
 
 _CHUNK = 256 * 1024

@@ -1,13 +1,18 @@
-"""Plain files through a chain: `open`, and `encode` and `decode` for bytes."""
+"""Plain files through a chain: `open`, and `encode` and `decode` for bytes; docs/format.md, "Plain file"."""
 
 from __future__ import annotations
 
 import io
 import os
+import secrets
+import stat
 from builtins import open as _builtin_open
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import IO, Literal, overload
+from pathlib import Path
+from typing import IO, Literal, Self, overload
 
 from typing_extensions import Buffer
 
@@ -15,29 +20,138 @@ from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
+from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
+from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.format.parser import End
 from streamxf.format.plain import (
     PREFIX_START_BYTES,
+    SEAL_END_BYTES,
     contents_digest,
     pack_prefix,
     pack_seal,
     parse_prefix,
     parse_seal,
     prefix_size,
+    seal_size,
 )
 from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys.datakey import DataKey
+from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
-from streamxf.stream.container import BlockReader
-from streamxf.stream.draft import Draft
+from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.parts import PlainParts, check_header, check_signed, coder_for
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
 from streamxf.stream.writer import StreamWriter
+
+
+class Draft:
+    """Writes beside `target`, and renames over it when all is well; otherwise what was there stays.
+
+    A link is followed to what it names, which keeps its permissions. Anything but a regular file (a device, a named
+    pipe) cannot be replaced, and is written to directly.
+
+    - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
+    """
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        self._target = Path(os.path.realpath(target))  # absolute, so that the folder may change meanwhile
+        mode = self._target.stat().st_mode if self._target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            self._draft = None
+            self.file: io.FileIO = _builtin_open(self._target, "wb", buffering=0)  # noqa: SIM115 - closed by `finish`
+            return
+        self._draft = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}.tmp")
+        self.file = _builtin_open(self._draft, "xb", buffering=0)  # noqa: SIM115 - closed by `finish`
+        if mode is not None:
+            os.chmod(self._draft, stat.S_IMODE(mode))
+
+    def finish(self, complete: bool) -> None:
+        """Put the file in its place if it is `complete`, else remove it. Raises OSError if it could not be stored or
+        put there; what was there before then still is.
+        """
+        if self._draft is None:
+            self.file.close()
+            return
+        try:
+            if complete:
+                os.fsync(self.file.fileno())
+            self.file.close()
+            if complete:
+                self._draft.replace(self._target)
+        finally:
+            with suppress(OSError):
+                self.file.close()
+            self._draft.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class PlainParts:
+    """The parts of a plain file, which fit together; no key has opened it yet.
+
+    - `wrapped`, `vouchers`: empty if the chain does not encrypt.
+    """
+
+    header: Header
+    container: FileSlice
+    wrapped: str
+    vouchers: str = ""
+
+    @classmethod
+    def of(cls, whole: FileSlice) -> Self:
+        """Take a file apart. Raises ContainerError, DescriptorError if it is damaged, or its parts do not belong
+        together.
+        """
+        start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
+        wrapped = parse_prefix(whole.read_at(0, start))
+        header = read_header(whole.slice(start, whole.length))
+        check_header(header, wrapped)
+        if not wrapped:
+            return cls(header, whole.slice(start, whole.length), wrapped)
+        end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
+        stop = max(start, whole.length - seal_size(end))
+        vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
+        check_signed(header, vouchers)
+        return cls(header, whole.slice(start, stop), wrapped, vouchers)
+
+    def digest(self) -> bytes:
+        """D of the format: what the vouchers must be made for. Raises ContainerError if table or footer are damaged."""
+        return contents_digest(BlockReader(self.container, self.header, None).table_digest)
+
+    def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
+        """What decodes its blocks; raises as `streamxf.open`."""
+        # the digest before any coder is made: what vouches is about the table
+        data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
+        return coder_for(self.header, registry, data_key)
+
+
+def coder_for(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> StreamCoder:
+    """What decodes the blocks of a plain file that has this header, under this data key."""
+    descriptors = [Descriptor.parse(text) for text in header.chain]
+    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None).coder(header)
+
+
+def check_header(header: Header, wrapped: str) -> None:
+    """Compare the header of a plain file with the wrapped data key before it; raises ContainerError."""
+    if header.identity is not None:
+        raise ContainerError("the file holds an item cut out of a checkpoint")
+    if bool(wrapped) != header.keyed:
+        raise ContainerError("the file's prefix contradicts its header: only one of them has encryption")
+    if header.hashed and not header.keyed:
+        raise ContainerError("the file has hashes of its blocks and is not signed, which no writer makes")
+
+
+def check_signed(header: Header, vouchers: str) -> None:
+    """Compare the header of an encrypted plain file with its vouchers; raises ContainerError, DescriptorError."""
+    if header.hashed != (Vouchers.parse(vouchers).signature is not None):
+        raise ContainerError(
+            "a file has hashes of its blocks exactly if it is signed, and this one contradicts that: its signature was "
+            "removed or added"
+        )
+
 
 PathOrFile = str | os.PathLike[str] | IO[bytes]
 

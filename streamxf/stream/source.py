@@ -1,16 +1,37 @@
-"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position."""
+"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position; and streams that are read
+block by block.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.stream.locks import ForkLock
+
+
+class ForkLock:
+    """Holds a lock for each process: the threads that may hold the parent's do not exist in the child.
+
+    Use it as ``with lock.here():``. What is entered is a bare lock, so that an interrupt comes before it is taken or
+    when it is sure to be released, and never between.
+    """
+
+    def __init__(self) -> None:
+        self._locks = {os.getpid(): threading.Lock()}
+
+    def here(self) -> threading.Lock:
+        """The lock of this process."""
+        pid = os.getpid()
+        # the dictionary decides which of two threads of a child made it
+        return self._locks.get(pid) or self._locks.setdefault(pid, threading.Lock())
+
 
 READ_WHOLE = 128 * 1024
 READ_STEP = 32 * 2**20
@@ -183,3 +204,96 @@ class FileSlice:
             raise ContainerError(
                 f"the container is truncated: {size} bytes at {position} are missing, it has {self.length}"
             )
+
+
+_STEP = 16 * 2**20  # bytes of a long read after which it is reported
+
+
+class Counted:
+    """An access that tells how many bytes were read, also while a long read goes on.
+
+    - `add`: is told of bytes, in the thread that reads.
+    """
+
+    def __init__(self, access: PositionalFile, add: Callable[[int], None]) -> None:
+        self._access = access
+        self._add = add
+        self.parallel = access.parallel
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        done = 0
+        while done < len(out):
+            piece = out[done : done + _STEP]
+            count = self._access.read_into(position + done, piece)
+            done += count
+            self._add(count)
+            if count < len(piece):  # the file ends here
+                break
+        return done
+
+
+_BARE_BLOCK = 2**20
+
+
+class Blocks(Protocol):
+    """A stream, readable block by block from any thread.
+
+    - `size`, `block_size`, `count`: bytes of the stream, bytes in every block but the last, and number of blocks.
+    """
+
+    size: int
+    block_size: int
+    count: int
+
+    def size_of(self, index: int) -> int:
+        """Bytes of a block."""
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        """What fills memory of exactly that size with the block; any thread may call it, once."""
+
+
+class BareBlocks:
+    """Bytes of a file as they are."""
+
+    def __init__(self, source: FileSlice) -> None:
+        self.size = source.length
+        self.block_size = _BARE_BLOCK
+        self.count = max(1, -(-self.size // _BARE_BLOCK))
+        self._source = source
+
+    def size_of(self, index: int) -> int:
+        return min(self.block_size, self.size - index * self.block_size)
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        start = index * self.block_size
+        return self.range(start, start + self.size_of(index))
+
+    def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
+        """As `decoder`, for any range."""
+        if self._source.parallel:
+            return partial(self._source.read_into, start)
+        return partial(_copy, self._source.read_at(start, stop - start))
+
+    def part(self, start: int, size: int) -> BareBlocks:
+        """A part of these bytes, as a stream of its own."""
+        return BareBlocks(self._source.slice(start, start + size))
+
+
+class MemoryBlocks:
+    """Bytes that are in memory already, as a single block: `data`."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.size = len(data)
+        self.block_size = len(data) or 1
+        self.count = 1
+        self.data = data
+
+    def size_of(self, index: int) -> int:
+        return self.size
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        return partial(_copy, self.data)
+
+
+def _copy(data: bytes | memoryview, out: memoryview) -> None:
+    out[:] = data

@@ -12,7 +12,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.objects.needs import needs_of, shown
+from streamxf.objects.check import needs_of, shown
 from streamxf.stream.reader import read_all
 
 if TYPE_CHECKING:
@@ -71,11 +71,6 @@ def unsafe_globals(
     -------
     UnsafeGlobals
         What neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
-
-    Raises
-    ------
-    StreamxfError
-        If the checkpoint cannot be read.
     """
     options: dict[str, Any] = {}
     if registry is not None:
@@ -87,8 +82,7 @@ def unsafe_globals(
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(Storage.of(path, storage_options), access) as checkpoint:
-        for name in sorted(checkpoint.items):
-            item = checkpoint.items[name]
+        for name, item in sorted(checkpoint.items.items()):
             if isinstance(item, ObjectItem):
                 needed, reason = needs_of(read_all(checkpoint.blocks(item)))
                 for each in needed:

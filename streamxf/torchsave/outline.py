@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self
 
 from streamxf.collector import collector_paused
-from streamxf.format.dtypes import ITEMSIZES
+from streamxf.format.items import ITEMSIZES
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch
 

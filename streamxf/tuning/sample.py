@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.header import Identity, Kind
+from streamxf.format.items import ITEMSIZES
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.errors import ParameterError
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.tuning.sample import Ints, Part, Span, identity_of
 
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.checkpoint.boxes import Box, Selection, boxes_of_run, contiguous_strides
+from streamxf.checkpoint.elements import Ranges, Selection, boxes_of_run, contiguous_strides
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
 
-def elements(shape: tuple[int, ...], box: Box) -> list[int]:
+def elements(shape: tuple[int, ...], box: Ranges) -> list[int]:
     strides = contiguous_strides(shape)
     places = itertools.product(*[range(begin, end) for begin, end in box])
     return [sum(at * stride for at, stride in zip(place, strides, strict=True)) for place in places]

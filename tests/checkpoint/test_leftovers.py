@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamxf.checkpoint.publish.leftovers import leftovers
+from streamxf.checkpoint.publish import leftovers
 
 ID = "a" * 32
 NOT_OURS = ["notes.txt", "__0_0.distcp.bak", "x__0_0.distcp", f"__0_0_{ID[1:]}.distcp", "__00_0.distcp", "metadata.tmp"]

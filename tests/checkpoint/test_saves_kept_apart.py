@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from streamxf.checkpoint import mounts
+from streamxf.checkpoint import mounts, publish
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish import lock
-from streamxf.checkpoint.publish.leftovers import DAY, settled
+from streamxf.checkpoint.publish import DAY, settled
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
 
@@ -44,10 +43,10 @@ def test_mounts() -> None:
 
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounts, "mounted", lambda _: ("nfs4", "server:/export"))
-    monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    with lock.locked(Storage.of(folder)) as alone:
+    monkeypatch.setattr(publish, "PATIENCE", 0.0)
+    with publish.locked(Storage.of(folder)) as alone:
         assert not alone
-        with pytest.raises(AbortedError), lock.locked(Storage.of(folder)):
+        with pytest.raises(AbortedError), publish.locked(Storage.of(folder)):
             pass  # it is held all the same
 
 
@@ -58,7 +57,7 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
 
     def hold() -> None:
         for _ in range(20):
-            with lock.locked(Storage.of(folder)):
+            with publish.locked(Storage.of(folder)):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -75,20 +74,20 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
 def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock = lock.fcntl.flock
+    flock = publish.fcntl.flock
     locked: list[tuple[int, int]] = []
 
     def note(descriptor: int, operation: int) -> None:
         flock(descriptor, operation)
-        if operation != lock.fcntl.LOCK_UN:
+        if operation != publish.fcntl.LOCK_UN:
             if not locked:  # now that it is locked
                 folder.rename(tmp_path / "moved away")
                 folder.mkdir()
             facts = os.fstat(descriptor)
             locked.append((facts.st_dev, facts.st_ino))
 
-    monkeypatch.setattr(lock.fcntl, "flock", note)
-    with lock.locked(Storage.of(folder)) as alone:
+    monkeypatch.setattr(publish.fcntl, "flock", note)
+    with publish.locked(Storage.of(folder)) as alone:
         assert alone
         facts = folder.stat()
         assert locked[-1] == (facts.st_dev, facts.st_ino)

@@ -14,7 +14,7 @@ from torch.utils.serialization import config
 from streamxf.dcp import frame as frame_module
 from streamxf.dcp.frame import frame_of
 from streamxf.errors import StreamxfError
-from streamxf.format.dtypes import ITEMSIZES, elements_size
+from streamxf.format.items import ITEMSIZES, elements_size
 
 from .helpers import raw_bytes
 

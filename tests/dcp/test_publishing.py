@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 import streamxf
-from streamxf.checkpoint.publish import commit, lock
+from streamxf.checkpoint import commit, publish
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
@@ -231,8 +231,8 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
 
 def test_a_lock_that_somebody_keeps(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint)
-    monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    with lock.locked(Storage.of(checkpoint)) as alone:
+    monkeypatch.setattr(publish, "PATIENCE", 0.05)
+    with publish.locked(Storage.of(checkpoint)) as alone:
         assert alone
         with refused(AbortedError, "another process"):
             save(state_of(1), checkpoint)

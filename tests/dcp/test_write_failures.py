@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
-from streamxf.checkpoint.publish import commit as publish
+from streamxf.checkpoint import commit
 
 from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
 
@@ -125,7 +125,7 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.EIO, "fault injected")
 
     if fault == "fsync":
-        monkeypatch.setattr(publish.os, "fsync", fail)
+        monkeypatch.setattr(commit.os, "fsync", fail)
     elif fault == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     else:

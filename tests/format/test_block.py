@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import BlockError
-from streamxf.format.block import LAST, check_payload, hash_of, pack_head, parse_head
+from streamxf.format.container import LAST, check_payload, hash_of, pack_head, parse_head
 
 digests = st.binary(min_size=32, max_size=32)
 indices = st.integers(0, 2**32 - 2)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
-from streamxf.format.dtypes import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
 from streamxf.format.header import Header, Identity, Kind, header_size
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
 from streamxf.format.limits import MAX_HEADER, MAX_INT
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)

@@ -19,9 +19,8 @@ from reference_codecs import Refused, unzstd
 from reference_decoder import parse_index, parse_json
 
 from streamxf.errors import MetadataError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.index import File, Index, Writer
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

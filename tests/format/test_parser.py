@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from samples import BLOCK, data_of
 
 from streamxf.errors import BlockError, ContainerError, StreamxfError
+from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, check_stored
 from streamxf.format.header import Header
-from streamxf.format.parser import NEED_DATA, Block, ContainerParser, End, check_stored
 
 
 def parts_of(data: bytes, *, hashed: bool = False) -> Parts:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from samples import BLOCK
 
 from streamxf.errors import ContainerError
+from streamxf.format.container import Footer, Table, entry_size, pack_tail
 from streamxf.format.limits import stage_limit
-from streamxf.format.table import Footer, Table, entry_size, pack_tail
 
 DIGEST = bytes(range(32))
 START = 100

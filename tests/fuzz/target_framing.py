@@ -16,10 +16,10 @@ from fuzz.target import Havoc, Target
 from streamxf import ZStandard
 from streamxf.chain import Chain
 from streamxf.coder import StreamCoder
-from streamxf.format.dtypes import elements_size
+from streamxf.format.container import NEED_DATA, Block, ContainerParser, End
 from streamxf.format.header import Header, Kind
+from streamxf.format.items import elements_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
-from streamxf.format.parser import NEED_DATA, Block, ContainerParser, End
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.source import FileSlice
 

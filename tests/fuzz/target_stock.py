@@ -14,8 +14,7 @@ from fuzz.pickles import change_pickle
 from fuzz.target import Target
 from streamxf.checkpoint.stock import StockMetadata, read_stock
 from streamxf.errors import MetadataError
-from streamxf.format.dtypes import is_dtype_name
-from streamxf.format.items import ObjectItem, check_name, check_path
+from streamxf.format.items import ObjectItem, check_name, check_path, is_dtype_name
 
 _FILE = "__0_0_" + "0123456789abcdef" * 2 + ".distcp"
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 import streamxf
 from streamxf.errors import MetadataError, PolicyError
-from streamxf.objects.needs import needs_of
+from streamxf.objects.check import needs_of
 from streamxf.objects.policy import Objects
 
 from .pickles import archive, call, number, saved, text

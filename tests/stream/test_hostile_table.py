@@ -11,8 +11,8 @@ from crc32c import crc32c
 
 import streamxf
 from streamxf.errors import ContainerError
+from streamxf.format.container import NEED_DATA, Block, ContainerParser
 from streamxf.format.header import Header
-from streamxf.format.parser import NEED_DATA, Block, ContainerParser
 from streamxf.stream import container
 from streamxf.stream.container import BlockReader, CheckSize, read_header
 from streamxf.stream.source import FileSlice

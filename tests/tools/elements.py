@@ -15,7 +15,7 @@ from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.proportion import Budget
-from streamxf.stream.blocks import MemoryBlocks
+from streamxf.stream.source import MemoryBlocks
 
 NOWHERE = Place("memory", 0, 0, ())
 

@@ -147,7 +147,7 @@ def test_a_save_of_what_loads_says_nothing(checkpoint: Path, value: Any) -> None
 
 
 def test_objects_whose_opcodes_are_many_are_passed_over(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamxf.objects.needs.MAX_LOOKED_AT", 100)
+    monkeypatch.setattr("streamxf.objects.check.MAX_LOOKED_AT", 100)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "readers will refuse")
         save({"value": (Point(1), "x" * 100)}, checkpoint)

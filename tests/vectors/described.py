@@ -24,8 +24,7 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.datakey import DataKey
 from streamxf.registry import CodecRegistry
-from streamxf.stream.container import BlockReader, read_header
-from streamxf.stream.opening import ChainOpener
+from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
 

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.metadata import metadata_name
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish.leftovers import find_leftovers
-from streamxf.checkpoint.publish.present import check_free, check_present
+from streamxf.checkpoint.publish import check_free, check_present, find_leftovers
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions

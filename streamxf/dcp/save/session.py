@@ -23,7 +23,7 @@ from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.meter import Meter
-from streamxf.objects.needs import quick_needs, shown
+from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
 from streamxf.torchsave.archive import NotSavedByTorch

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from streamxf.buffers import flat_view
-from streamxf.checkpoint.boxes import boxes_of_run
-from streamxf.checkpoint.elements import Array, unsigned
+from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
 from streamxf.dcp.frame import frame_of
 from streamxf.dcp.save.staging import Staging
 from streamxf.errors import UnsupportedError
-from streamxf.format.dtypes import ITEMSIZES
 from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
 _STEP = 2**20

@@ -16,7 +16,7 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish.names import made_by_writers
+from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import UnsupportedError

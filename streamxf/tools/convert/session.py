@@ -16,8 +16,7 @@ from typing import IO, NamedTuple
 from torch.distributed.checkpoint.planner import WriteItem
 
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish.leftovers import remove_leftovers
-from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish import locked, remove_leftovers
 from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.output import storing

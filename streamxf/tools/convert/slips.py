@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.publish.names import SLIP
+from streamxf.checkpoint.publish import SLIP
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.publishing import assemble
 from streamxf.dcp.save.session import FileRecord, Save

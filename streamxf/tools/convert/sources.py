@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamxf.errors import ChecksumError, located
-from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import BareBlocks, Blocks
 
 Fill = Callable[[memoryview], None]
 

@@ -18,9 +18,8 @@ from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.dtypes import ITEMSIZES, elements_size
 from streamxf.format.header import Kind
-from streamxf.format.items import TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress

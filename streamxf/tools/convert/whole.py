@@ -17,9 +17,8 @@ from itertools import accumulate
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.boxes import contiguous_strides
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.elements import Elements, contiguous_strides
 from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import (
@@ -30,17 +29,15 @@ from streamxf.errors import (
     UnsupportedError,
     located,
 )
-from streamxf.format.dtypes import elements_size
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice, PositionalFile
+from streamxf.stream.source import BareBlocks, FileSlice, PositionalFile
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.wording import many, printable, some

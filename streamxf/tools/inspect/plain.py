@@ -13,7 +13,7 @@ from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import short_name
 from streamxf.stream.container import BlockReader
-from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 
 _UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from streamxf.format.dtypes import ITEMSIZES
-from streamxf.format.items import Item, ObjectItem
+from streamxf.format.items import ITEMSIZES, Item, ObjectItem
 
 
 @dataclass(slots=True)

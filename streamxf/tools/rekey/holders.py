@@ -12,7 +12,7 @@ from typing import Any
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, metadata_files, metadata_in, rank_of, read_sections
-from streamxf.checkpoint.publish.lock import locked
+from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     AuthenticationError,
@@ -29,8 +29,7 @@ from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.stream.draft import Draft
-from streamxf.stream.parts import PlainParts
+from streamxf.stream.plain import Draft, PlainParts
 from streamxf.stream.source import FileSlice
 from streamxf.tools.rekey.keyset import KeySet, Opened
 

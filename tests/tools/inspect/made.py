@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from streamxf.format.dtypes import elements_size
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.formats.contents import Contents, Format
 from streamxf.tools.inspect.values import Values
 from streamxf.tools.values.statistics import Statistics, ValueCounter

@@ -21,7 +21,7 @@ from streamxf import Checksum, salvage
 from streamxf.checkpoint import scan as scanning
 from streamxf.checkpoint.scan import Found, scan
 from streamxf.errors import MetadataError
-from streamxf.format import parser
+from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.stream.source import FileSlice, access_to
 from streamxf.tools.salvage import rebuild
@@ -36,13 +36,13 @@ BLOCK = 2**16
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Which blocks' heads were read on the way through containers."""
     seen: list[int] = []
-    parse_head = parser.parse_head
+    parse_head = container.parse_head
 
     def counting(data: bytes, index: int, limit: int) -> Any:
         seen.append(index)
         return parse_head(data, index, limit)
 
-    monkeypatch.setattr(parser, "parse_head", counting)
+    monkeypatch.setattr(container, "parse_head", counting)
     return seen
 
 

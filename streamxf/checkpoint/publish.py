@@ -1,0 +1,323 @@
+"""Publishing a finished save: one process at a time, only what is whole, and what it replaces is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
+from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
+from streamxf.format.index import File
+
+_RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
+OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
+"""Data files of streamxf's writers."""
+SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
+"""What `streamxf.tools.convert` notes of a data file that is finished, until all are."""
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
+"""Data files of torch's writers, and attached ones."""
+RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
+DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+"""Metadata that is about to be published, of streamxf's writers."""
+_SLIP_DRAFT = re.compile(SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
+_TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
+
+_MADE = (OWN_FILE, SLIP, TORCH_FILE, RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
+
+
+def made_by_writers(name: str) -> bool:
+    """Whether a name is one that writers give to files."""
+    return any(pattern.fullmatch(name) for pattern in _MADE)
+
+
+def rank_of(name: str) -> int | None:
+    """Whose file it is, by its name; None for what belongs to no single rank."""
+    for pattern in _MADE:
+        if (found := pattern.fullmatch(name)) is not None:
+            return int(found["rank"]) if found["rank"] is not None else None
+    return None
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE = 300.0
+"""Seconds: what removes a hundred thousand files over a network may take minutes."""
+
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_LONGEST_PAUSE = 0.25
+
+
+@contextmanager
+def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+    """Hold the folder's advisory lock, once it is free; yields whether there is one.
+
+    The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
+    of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
+    There two saves that publish into one folder at the same moment are not kept apart.
+
+    Raises
+    ------
+    AbortedError
+        If another process keeps it for longer than `patience` seconds, by default `PATIENCE`.
+    """
+    local = storage.local
+    seconds = PATIENCE if patience is None else patience
+    descriptor = _acquire(local, seconds) if local is not None and fcntl is not None else None
+    if descriptor is None or local is None:
+        yield False
+        return
+    try:
+        yield Mount.of(local).of_one_machine
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+        os.close(descriptor)
+
+
+def _open(folder: str) -> int | None:
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (PermissionError, FileNotFoundError, NotADirectoryError):
+        return None  # a writable folder need not be readable; if there is none, others say so
+
+
+def _acquire(folder: str, patience: float) -> int | None:
+    """The folder, open and locked; None if there are no locks there."""
+    end = time.monotonic() + patience
+    pause = 0.001
+    while (descriptor := _open(folder)) is not None:
+        held = False
+        try:
+            state = _lock(descriptor)
+            if state is None:
+                return None
+            held = state and _is_still(descriptor, folder)
+        finally:
+            if not held:
+                os.close(descriptor)
+        if held:
+            return descriptor
+        if not state and time.monotonic() > end:
+            raise AbortedError(
+                f"another process is publishing to {folder}, or writing or cleaning up there"
+                f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
+                "it is done, or stop it, and try again"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return None
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether a folder is locked now; None if there are no locks on its file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _is_still(descriptor: int, folder: str) -> bool:
+    """Whether an open folder still has its name: who waited may hold the lock of one that was moved away meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except FileNotFoundError:
+        return False
+
+
+def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
+    """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is metadata of a single rank, and there is global metadata.
+    AbortedError
+        If there is a checkpoint that may not be replaced.
+    """
+    if name != GLOBAL and GLOBAL in found:
+        raise UnsupportedError(
+            f"{path} holds a checkpoint with global metadata, which readers prefer; save without collectives into "
+            "another folder"
+        )
+    if name in found and not overwrite:
+        raise AbortedError(
+            f"{path} holds a checkpoint that another save published meanwhile, and overwrite=False; this one was not "
+            "published. Save into a folder of its own"
+        )
+
+
+def check_present(
+    storage: Storage,
+    found: Mapping[str, int | None],
+    files: Mapping[str, File],
+    elsewhere: Collection[str],
+) -> None:
+    """Refuse to publish a save some of whose files have gone, or are not as long as they were written.
+
+    Parameters
+    ----------
+    found : mapping of str to int or None
+        What `Storage.names` found in the folder.
+    files : mapping of str to File
+        The index's.
+    elsewhere : collection of str
+        Those that other hosts wrote, to folders that surely are their own. Where people copy these together later, none
+        of them is here.
+
+    Raises
+    ------
+    AbortedError
+        If files are missing: another save to this folder has been published meanwhile, and removed them.
+    ContainerError
+        If one is shorter or longer than what was written.
+    """
+    missing = [path for path in files if path not in found]
+    local = storage.local is not None
+    if missing and local and len(missing) < len(files) and not any(path in found for path in elsewhere):
+        missing = [path for path in missing if path not in elsewhere]
+    if missing:
+        raise AbortedError(
+            f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
+            "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and what "
+            "is there stays as it is. Save into a folder of its own",
+            file=storage.full(missing[0]),
+        )
+    for path, facts in files.items():
+        if path not in found:
+            continue
+        size = found[path]
+        if size != facts.size and (local or size is not None):
+            raise ContainerError(
+                f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
+                "storage lost some of them, or another program writes to it. The save was not published, and what is "
+                "there stays as it is",
+                file=storage.full(path),
+            )
+
+
+DAY = 86_400.0
+"""Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
+
+_SHOWN = 5
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
+
+
+def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) -> list[str]:
+    """The names among `files` that writers made, and that the save that was just published has no use for.
+
+    Parameters
+    ----------
+    named : collection of str
+        What the save consists of, its metadata among it.
+    rank : int or None
+        For rank-local metadata, whose it is: then only this rank's files count, since nothing is known of the others'.
+    """
+    if rank is None:
+        found = [name for name in files if name not in named and made_by_writers(name)]
+    else:  # every rank looks through the files of all, so what is surely another's goes by at a glance
+        prefix = f"__{rank}"
+        found = [name for name in files if name.startswith(prefix) and name not in named and rank_of(name) == rank]
+    # ranks in their order, so that a save which looks for its own first file sees that they are being removed
+    return sorted(found, key=lambda name: (-1 if (number := rank_of(name)) is None else number, name))
+
+
+def find_leftovers(
+    storage: Storage, files: Iterable[str], named: Collection[str], rank: int | None, locked: bool
+) -> list[str]:
+    """What a save that is about to be published will make superfluous.
+
+    Parameters
+    ----------
+    files, named, rank
+        As `leftovers` has them.
+    locked : bool
+        Whether no other process can publish to the folder meanwhile. Otherwise files that no metadata names may belong
+        to a save that is about to be published, too; then only files that the current metadata names are leftovers,
+        which no other save will name, and those older than a day. The rest is for `streamxf.clean`.
+    """
+    found = leftovers(files, named, rank)
+    if locked:
+        return found
+    replaced = _files_of(storage, metadata_name(rank))
+    doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
+    kept = set(doubtful) - settled(storage, doubtful, DAY)
+    return [name for name in found if name not in kept]
+
+
+def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
+    """Remove the leftovers of a save that was just published.
+
+    Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
+    """
+    failed = storage.remove(names)
+    if failed:
+        shown = [storage.full(name) for name in list(failed)[:_SHOWN]]
+        more = f" and {len(failed) - len(shown)} more" if len(failed) > len(shown) else ""
+        plain = "; unlike the new checkpoint, they may be unencrypted" if encrypted else ""
+        warnings.warn(
+            f"the checkpoint is saved, but files of earlier saves could not be removed{plain}: "
+            f"{', '.join(shown)}{more} ({next(iter(failed.values()))}). "
+            "Once that is mended, `streamxf clean` removes them",
+            stacklevel=2,
+        )
+
+
+def _files_of(storage: Storage, name: str) -> Collection[str]:
+    """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
+    try:
+        index = read_metadata(storage, name, Access(), listing=True).index
+    except (StreamxfError, OSError):
+        return ()  # it is damaged, or there is none
+    return index.files.keys() if index is not None else ()
+
+
+def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
+    """Those of the files `names` that were last written at least `age` seconds ago.
+
+    A file of which the storage does not tell is not among them, unless `age` is 0.
+    """
+    if not age or not names:
+        return set(names)
+    now = time.time()
+    local = storage.local
+    listed = {} if local is not None else _listed(storage)
+    found = set()
+    for name in names:
+        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or its age is unknown
+            if local is not None:
+                written = os.lstat(os.path.join(local, name)).st_mtime
+            elif (
+                told := next((listed[name][key] for key in _WRITTEN if key in listed.get(name, ())), None)
+            ) is not None:
+                written = _seconds(told)
+            else:  # a request for each
+                written = _seconds(storage.filesystem.modified(storage.inner(name)))
+            if now - written >= age:
+                found.add(name)
+    return found
+
+
+def _listed(storage: Storage) -> dict[str, Mapping[str, Any]]:
+    """What a listing tells of each file. A file system that remembers the one of a moment ago asks for none."""
+    entries = storage.filesystem.ls(storage.path, detail=True)
+    return {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
+
+
+def _seconds(written: Any) -> float:
+    """A moment as a file system of fsspec's gives it, in seconds since 1970."""
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    return written.timestamp() if isinstance(written, datetime) else float(written)

@@ -1,1 +1,0 @@
-"""Publishing a finished save, and removing what it replaces."""
