@@ -104,6 +104,11 @@ class Codec(abc.ABC):
     version: ClassVar[int] = 1
     role: ClassVar[Role] = "transform"
 
+    @classmethod
+    def implementation(cls) -> str | None:
+        """Which of several implementations runs in this process, in a word for reports; None if there is only one."""
+        return None
+
     @abc.abstractmethod
     def encode(self, block: memoryview, info: BlockInfo) -> Buffer:
         """Transform one block on save. The result may be longer than the block, up to ``info.limit``."""
