@@ -112,7 +112,8 @@ class Catalog:
                 self.items[name] = made
             elif name not in refused:
                 refused.add(name)
-                self._lose(name, None, "the metadata of two ranks contradict each other about it: choose one (rank)")
+                error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
+                self.damaged.append(Lost.of(error, name))
         for name in refused:
             self.items.pop(name, None)
 
@@ -149,9 +150,6 @@ class Catalog:
     def close(self) -> None:
         self._files.close()
 
-    def _lose(self, name: str, file: str | None, message: str) -> None:
-        self.damaged.append(Lost(name, file, None, None, MetadataError.__name__, message))
-
     def _overlaps(self, metadata: Metadata) -> set[str]:
         """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
         nothing shows which.
@@ -161,11 +159,9 @@ class Catalog:
         at, reach, last = "", 0, ""
         for file, begin, size, name in places:
             if file == at and begin < reach:
-                for one in (name, last):
-                    self._lose(
-                        one, self.full(file), "the metadata gives two items the same bytes of a file: it is damaged"
-                    )
-                    found.add(one)
+                error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
+                self.damaged += [Lost.of(error, one, self.full(file)) for one in (name, last)]
+                found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
         return found
@@ -197,7 +193,6 @@ class Catalog:
                 pipeline.cancel()
 
     def read_object(self, copy: Copy) -> bytes:
-        """An object's bytes as they were saved."""
         with located(file=self.full(copy[1].place.file), item=copy[1].item.name):
             return StreamReader(self._blocks(copy)).read()
 
@@ -365,10 +360,11 @@ def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):
-            text = (
-                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold"
+            return MetadataError(
+                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "
+                "hold. Restore .metadata from a copy",
+                file=path,
             )
-            return MetadataError(f"{text}. Restore .metadata from a copy", file=path)
         return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
         failed = MetadataError("the checkpoint has no metadata", file=path)

@@ -175,7 +175,7 @@ class Filler:
         try:
             check_tiles(shape, [chunk[:2] for chunk in chunks])
         except MetadataError:
-            self._damaged.append(Lost(name, None, None, None, MetadataError.__name__, _INCOMPLETE))
+            self._damaged.append(Lost.of(MetadataError(_INCOMPLETE), name))
             return False
         return True
 
@@ -211,7 +211,7 @@ class Filler:
                 self._damaged.append(Lost.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
-                self._damaged.append(Lost(item.name, None, offset, shape, IdentityError.__name__, _DIFFERING))
+                self._damaged.append(Lost.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
                 raise _Noted
             found = [data]
         if not found:

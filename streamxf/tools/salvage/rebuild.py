@@ -139,7 +139,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Lost(name, None, None, None, IdentityError.__name__, wrong))
+                self.damaged.append(Lost.of(IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:

@@ -13,21 +13,11 @@ from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side
-from streamxf.errors import (
-    IdentityError,
-    KeyMissingError,
-    KeyServiceError,
-    MetadataError,
-    NoCheckpointError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
+from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, StreamxfError
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Trailer
-from streamxf.proportion import Budget, most
-from streamxf.tools.verify.file import Call, pieces_of
 from streamxf.tools.verify.items import Described, FileCheck
+from streamxf.tools.verify.reading import Call, pieces_of
 from streamxf.tools.verify.report import Findings, VerifyReport, report_of
 from streamxf.wording import many
 
@@ -36,7 +26,6 @@ _NO_METADATA = (
     "yet"
 )
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
-_MAX_OBJECT = 2 * 2**30
 
 
 def check_checkpoint(call: Call, begin: float) -> VerifyReport:
@@ -84,7 +73,7 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
             raise MetadataError("the metadata does not end in an index: it was cut, as far as can be told")
         with storage_errors(call.storage.full(name)):
             metadata = read_metadata(call.storage, name, call.access, listing=True)
-    except (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError):
+    except NOT_DAMAGE:
         raise
     except (StreamxfError, OSError) as error:
         findings.damage(error)
@@ -123,9 +112,9 @@ def _plan(
     listed: Mapping[str, int | None],
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
-    files, times = _by_file(metadata), call.max_expansion
-    budget = Budget(times, call.storage.held_by(files, listed))
-    opener = ItemOpener(metadata, call.access, lambda stored: min(_MAX_OBJECT, most(stored, times)), budget=budget)
+    files = _by_file(metadata)
+    budget = call.access.budget(call.storage.held_by(files, listed))
+    opener = ItemOpener(metadata, call.access, call.access.objects.limit, budget=budget)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"

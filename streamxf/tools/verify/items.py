@@ -27,15 +27,13 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Kind
 from streamxf.format.index import File
 from streamxf.format.items import TensorItem
-from streamxf.objects.policy import Objects
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
-from streamxf.tools.verify.blocks import Outcome, check_blocks, note
-from streamxf.tools.verify.file import Call, pieces_of
+from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes
 
 
@@ -213,7 +211,7 @@ class FileCheck:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
             except UnsupportedError:  # only torch can tell what it is
                 described.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-                load_framed(Objects(), stream, blocks.size, item, chunk)
+                load_framed(self._call.access.objects, stream, blocks.size, item, chunk)
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)
         except (StreamxfError, OSError) as error:

@@ -1,25 +1,111 @@
-"""Containers block by block: whatever is wrong with one block, the others are checked, too."""
+"""How `verify` reads: files whose storage may fail in any way, or hold far less than it says, and containers of which
+every block is checked, whatever is wrong with the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from streamxf.buffers import Scratch, ScratchPool
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.scan import walk
+from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import BlockError, ContainerError, StreamxfError
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header
+from streamxf.progress import Progress, Share
+from streamxf.proportion import held_bytes
 from streamxf.stream.container import BlockReader
-from streamxf.stream.source import FileSlice
-from streamxf.tools.verify.report import Notes
+from streamxf.stream.source import Counted, FileSlice, PositionalFile
+from streamxf.tools.verify.report import Findings, Notes
 
+_STEP = 2**20
+_REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
 _WHOLE = -2  # the scratch memory's place for a decoded block; the other places are -1 and up
 _decoded = ScratchPool(keep=16)
+
+
+class GivenUp(Exception):
+    """The result is not wanted any more: another thread was interrupted, or failed."""
+
+
+@dataclass
+class Call:
+    """One call of `verify`, and its findings in the order of the report.
+
+    `failures` are what ends the call, in any thread. `lock` is held while a chain is rebuilt, which may ask a service
+    for its key.
+    """
+
+    storage: Storage
+    access: Access
+    progress: Progress | None
+    found: list[Findings] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def findings(self, file: str) -> Findings:
+        """A place for what is found in one more file."""
+        self.found.append(Findings(file))
+        return self.found[-1]
+
+    def share(self, size: int) -> Share:
+        """The progress that a file of `size` bytes makes."""
+        if self.progress is not None:
+            self.progress.expect(size)
+        return Share(self.progress, size)
+
+    @contextmanager
+    def open(self, label: str, storage: Storage | None = None, share: Share | None = None) -> Iterator[StoredFile]:
+        """Open the file `label` of the folder, or what `storage` is, which has that name in errors."""
+        with ExitStack() as stack:
+            with storage_errors(label):
+                place, name = (self.storage, label) if storage is None else (storage, "")
+                file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
+            access = file.access if share is None else Counted(file.access, share.advance)
+            guarded = GuardedAccess(self, access, label, held_bytes(file.raw, file.size))
+            yield StoredFile(label, file.size, file.raw, guarded)
+
+
+class GuardedAccess:
+    """Reads by position that raise no errors but Python's and streamxf's, as long as the call goes on. What may be read
+    is bounded by the bytes `held` in storage: holes have no end.
+    """
+
+    def __init__(self, call: Call, access: PositionalFile, name: str, held: int) -> None:
+        self.name = name
+        self.parallel = access.parallel
+        self._call = call
+        self._access = access
+        self._budget = call.access.budget(held)
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        """Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes."""
+        if self._call.failures:
+            raise GivenUp
+        self._budget.spend(len(out), "reading the file")
+        with storage_errors(self.name):
+            return self._access.read_into(position, out)
+
+
+def pieces_of(source: FileSlice) -> Iterator[bytes]:
+    """A part of a file, piece by piece and in order, which workers read where several threads can."""
+    pipeline: Pipeline[bytes] = Pipeline()
+    try:
+        for at in range(0, source.length, _STEP):
+            read = partial(source.read_at, at, min(_STEP, source.length - at))
+            yield from pipeline.submit(read, _STEP) if source.parallel else [read()]
+        yield from pipeline.results()
+    finally:
+        pipeline.cancel()
 
 
 class Outcome(NamedTuple):
