@@ -84,7 +84,7 @@ class Catalog:
         self.damaged: list[Lost] = []
         self.unchecked: list[str] = []
         self.save_ids: dict[str, str] = {}
-        self._storage = storage
+        self.full = storage.full
         self._access = access
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._shares = Shares(None, {})
@@ -117,12 +117,6 @@ class Catalog:
         for name in refused:
             self.items.pop(name, None)
 
-    def check_paths(self) -> None:
-        """Forget where items stood if the lists there would take memory that the items do not explain."""
-        if list_lengths(self.paths.values()) > MAX_LISTS + 16 * len(self.paths):
-            self.paths.clear()
-            self.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
-
     def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
         if len(self.found) == 1:
             return [(self.found[0][1], Wanted(item, chunk))]
@@ -135,9 +129,6 @@ class Catalog:
             for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
                 found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
         return found
-
-    def full(self, file: str) -> str:
-        return self._storage.full(file)
 
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
@@ -305,17 +296,19 @@ def open_catalog(
         catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
         catalog.damaged += map(Lost.of, errors)
     else:
-        rebuilt = rebuild(storage, access, names, without_metadata, progress)
-        read = [rebuilt.metadata]
-        catalog = Catalog(storage, access, rebuilt.budget)
-        catalog.damaged += [*map(Lost.of, errors), *rebuilt.damaged]
+        metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
+        read = [metadata]
+        catalog = Catalog(storage, access, budget)
+        catalog.damaged += [*map(Lost.of, errors), *damaged]
         catalog.unchecked.append(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
             "is what you vouched for"
         )
     for metadata in read:
         catalog.add(metadata)
-    catalog.check_paths()
+    if list_lengths(catalog.paths.values()) > MAX_LISTS + 16 * len(catalog.paths):  # which would take memory
+        catalog.paths.clear()
+        catalog.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
     complete = frozenset(catalog.save_ids.values()) == access.expected_saves
     if read[0].name and GLOBAL not in names and rank is None and not complete:
         catalog.unchecked.append(UNKNOWN_RANKS)

@@ -52,8 +52,17 @@ def check_checkpoint(call: Call, begin: float) -> VerifyReport:
     last, used = call.findings(GLOBAL), {*names, *checks}
     beside = sorted(name for name in listed if name not in used and made_by_writers(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
-    if names and names != [GLOBAL]:
-        beside = _without_strangers(beside, names, last, call.access.expected_saves == frozenset(save_ids))
+    if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
+        if call.access.expected_saves != frozenset(save_ids):
+            last.unchecked.append(UNKNOWN_RANKS)
+        ranks = {None, *map(rank_of, names)}
+        strangers = [name for name in beside if rank_in(name) not in ranks]
+        beside = [name for name in beside if rank_in(name) in ranks]
+        if strangers:
+            last.unchecked.append(
+                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
+                "may be all that is left of these ranks' part of the checkpoint"
+            )
     unvouched = [each.name for each in known if each.index is not None and not each.authenticated]
     if unvouched:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
@@ -157,25 +166,6 @@ def _run(call: Call, checks: list[FileCheck]) -> None:
             raise cause
         finally:
             del cause  # or it would lead to itself, and live until the garbage is collected
-
-
-# -- what is said in the end -----------------------------------------------------------------------
-
-
-def _without_strangers(beside: list[str], names: list[str], last: Findings, complete: bool) -> list[str]:
-    """The leftovers where each rank has metadata of its own: another rank's files may be all that is left of its part
-    of the checkpoint.
-    """
-    if not complete:
-        last.unchecked.append(UNKNOWN_RANKS)
-    known = {None, *map(rank_of, names)}
-    strangers = [name for name in beside if rank_in(name) not in known]
-    if strangers:
-        last.unchecked.append(
-            f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
-            "may be all that is left of these ranks' part of the checkpoint"
-        )
-    return [name for name in beside if rank_in(name) in known]
 
 
 def _note_missing(call: Call, last: Findings) -> None:
