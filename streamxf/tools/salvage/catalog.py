@@ -29,8 +29,8 @@ from streamxf.checkpoint.metadata import (
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
+from streamxf.checkpoint.reading import run_jobs
 from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
-from streamxf.engine import Pipeline
 from streamxf.errors import (
     ContainerError,
     IdentityError,
@@ -174,14 +174,7 @@ class Catalog:
                 as_torch(whole, item.dtype).copy_(loaded)
                 made = MemoryBlocks(whole.reshape(-1).view(np.uint8).data)
                 elements = Elements(made, 0, whole.itemsize, chunk.shape)
-            pipeline: Pipeline[None] = Pipeline()
-            try:
-                for job, size in elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out):
-                    pipeline.submit(job, size)
-                for _ in pipeline.results():
-                    """Blocks are decoded into their place."""
-            finally:
-                pipeline.cancel()
+            run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
 
     def read_object(self, copy: Copy) -> bytes:
         with located(file=self.full(copy[1].place.file), item=copy[1].item.name):

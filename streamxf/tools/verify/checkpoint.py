@@ -16,7 +16,7 @@ from streamxf.dcp.threads import side_by_side
 from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, StreamxfError
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Trailer
-from streamxf.tools.verify.items import Described, FileCheck
+from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.reading import Call, pieces_of
 from streamxf.tools.verify.report import Findings, VerifyReport, report_of
 from streamxf.wording import many
@@ -132,7 +132,7 @@ def _plan(
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
-        checks[path] = FileCheck(call, path, size, Described(opener, budget, items, facts))
+        checks[path] = FileCheck(call, path, size, opener, items, facts)
 
 
 @collector_paused()
