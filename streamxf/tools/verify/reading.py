@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from streamxf.buffers import Scratch, ScratchPool
+from streamxf.buffers import Scratch
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.scan import walk
 from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
@@ -30,7 +30,6 @@ _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
 _WHOLE = -2  # the scratch memory's place for a decoded block; the other places are -1 and up
-_decoded = ScratchPool(keep=16)
 
 
 class GivenUp(Exception):
@@ -146,22 +145,19 @@ def check_blocks(
         return
     small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
     for index in range(blocks.count):
-        size = blocks.size_of(index) if coder is not None else 0
         try:
-            job = partial(_check, notes, index, blocks.decoder(index), size)
+            job = partial(_check, notes, index, blocks.decoder(index))
         except (StreamxfError, OSError) as error:
             job = partial(Outcome, notes, index, error)
-        held = size + blocks.stored_size_of(index)
+        held = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
         note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
 
 
-def _check(notes: Notes, index: int, decode: Callable[[memoryview], None], size: int) -> Outcome:
-    scratch = _decoded.take()
+def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Outcome:
     try:
-        decode(scratch.take(0, size))
+        decode(None)
     except (StreamxfError, OSError) as error:
         return Outcome(notes, index, error)
-    _decoded.give(scratch)
     return Outcome(notes, index, None)
 
 
