@@ -18,8 +18,8 @@ class Progress(Protocol):
 
 
 class Share:
-    """The share of one item in a `Progress`, which expects `size` already: in the end exactly `size`, however often
-    parts of it are read, and however much is read around them. Any thread may call it, also where nobody is told.
+    """The share of one item in a `Progress`, if there is one, which expects `size` already: in the end exactly `size`,
+    however often parts of it are read, and however much is read around them. Any thread may call it.
     """
 
     __slots__ = ("_left", "_lock", "_progress")
@@ -30,17 +30,13 @@ class Share:
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """Say that `count` bytes more are done."""
         with self._lock:
-            left = self._left
-            if count > left:
-                count = left
-            self._left = left - count
+            count = min(count, self._left)
+            self._left -= count
         if count and self._progress is not None:
             self._progress.advance(count)
 
     def finish(self) -> None:
-        """Say that all of it is done."""
         if self._left:
             self.advance(self._left)
 
@@ -56,7 +52,7 @@ class Shares:
             progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
-        """Begin an item: the previous one is done except for what is under way, and an item that comes again counts for
+        """Begin an item: the previous one is done but for what is under way, and one that comes again counts for
         nothing.
         """
         self._current.finish()
