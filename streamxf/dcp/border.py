@@ -139,8 +139,8 @@ def _stand_in(error: BaseException) -> BaseException:
     named = _text(error) if nearest is type(error) else _named(error)
     made: BaseException | None = None
     if issubclass(nearest, StreamxfError):
-        found: dict[str, Any] = {name: getattr(error, name, None) for name in _PLACE}
-        made = nearest(named, **{name: value for name, value in found.items() if type(value) is _PLACE[name]})
+        place: dict[str, Any] = {name: getattr(error, name, None) for name in _PLACE}
+        made = nearest(named, **{name: place[name] for name in place if type(place[name]) is _PLACE[name]})
     elif isinstance(error, OSError) and type(error.errno) is int:
         made = OSError(error.errno, named)
     elif nearest not in (BaseException, Exception):
