@@ -10,7 +10,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
+from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader
@@ -110,12 +110,8 @@ class Checkpoint(BoxReader):
 
     @classmethod
     def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
-        """Open a checkpoint for streamxf's own tools.
-
-        Parameters
-        ----------
-        listing : bool
-            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
+        """Open a checkpoint for streamxf's own tools. With `listing` only its metadata is needed: then an encrypted one
+        needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -126,7 +122,9 @@ class Checkpoint(BoxReader):
     ) -> None:
         self.storage = storage
         self.access = access
-        self.framework = check_framework(framework)
+        if framework not in ("torch", "numpy"):
+            raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
+        self.framework = framework
         names = metadata_files(storage) if rank is None else [metadata_name(rank)]
         self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
         self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
@@ -183,12 +181,8 @@ class Checkpoint(BoxReader):
         return made
 
     def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
-        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks.
-
-        Raises
-        ------
-        StreamxfError
-            With file and item, if it is not as it was stored, or weaker than what is required.
+        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks. Raises StreamxfError,
+        with file and item.
         """
         wanted = Wanted(item, chunk)
         file = self.file(wanted.place.file)
@@ -205,7 +199,6 @@ class Checkpoint(BoxReader):
             return self.access.objects.load(read_all(blocks), item.place.size)
 
     def opener(self, place: Place) -> ItemOpener:
-        """The opener for items of the metadata file that has this place."""
         metadata = self._of_file[place.file]
         if metadata.name not in self._openers:
             opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)

@@ -70,7 +70,7 @@ def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> No
 
 @contextmanager
 def _noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
-    """Remove a draft after `error`: what went wrong first is what people need, and that this does, too, is a note."""
+    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
     try:
         yield
     except Exception as reason:
@@ -103,12 +103,8 @@ def _share_like(path: Path, descriptor: int) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Bring the names in a folder to the disk, where its file system can do that.
-
-    Raises
-    ------
-    OSError
-        If the disk did not take them.
+    """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
+    take them.
     """
     if os.name == "nt":  # Windows cannot open a folder to sync it
         return
@@ -134,6 +130,6 @@ def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def sync_names_of(folders: Iterable[Path]) -> None:
-    """Bring the names of folders themselves to the disk; raises as `sync_folder`."""
+    """Bring the names of folders themselves to the disk."""
     for parent in dict.fromkeys(folder.parent for folder in folders):
         sync_folder(parent)

@@ -32,17 +32,8 @@ Ints = tuple[int, ...]
 
 
 def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> Elements:
-    """The elements of a tensor of which `source` has those from the first to the last.
-
-    Parameters
-    ----------
-    strides : tuple of int
-        In elements.
-
-    Raises
-    ------
-    PolicyError
-        If the strides repeat elements, and make far more of them than are stored.
+    """The elements of a tensor of which `source` has those from the first to the last; `strides` are in elements.
+    Raises PolicyError if they repeat elements, and make far more of them than are stored.
     """
     size = math.prod(shape) * itemsize
     if size > most(source.length):
@@ -54,8 +45,6 @@ def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Int
 
 
 class StridedBlocks:
-    """Row-major blocks of a tensor that is stored with `strides`; the other parameters are `strided_elements`'s."""
-
     def __init__(self, source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> None:
         self.size = math.prod(shape) * itemsize
         self.block_size = _BLOCK
@@ -118,13 +107,8 @@ _RECORDS = 64  # a tensor alone has about six
 class Framed:
     """A plain tensor within what ``torch.save`` wrote.
 
-    Attributes
-    ----------
-    tensor : StoredTensor
-    start : int
-        Where its first element stands in the stream.
-    crc : int
-        CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
+    - `start`: where its first element stands in the stream.
+    - `crc`: CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
     """
 
     tensor: StoredTensor
@@ -133,14 +117,8 @@ class Framed:
 
 
 def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
-    """Find the plain tensor in a seekable stream of `size` bytes.
-
-    Raises
-    ------
-    MetadataError
-        If it is not the tensor that the metadata says, or not one of torch.save at all.
-    UnsupportedError
-        If it is not a plain tensor, so that only torch can make it.
+    """Find the plain tensor in a seekable stream of `size` bytes. Raises MetadataError if it is another tensor than the
+    metadata says, or not one of torch.save at all; UnsupportedError if only torch can make it.
     """
     try:
         archive = Archive(stream, size, _RECORDS)
@@ -177,8 +155,6 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
 
 @dataclass(frozen=True)
 class _Memory:
-    """Bytes, read like a file by position."""
-
     data: bytearray
     parallel = True
 

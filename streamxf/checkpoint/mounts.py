@@ -27,14 +27,8 @@ _PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "ex
 
 @dataclass(frozen=True)
 class Mount:
-    """Where a process finds a folder, in words that processes on other machines can compare.
-
-    Attributes
-    ----------
-    host : str
-    kind, source : str
-        The type of the mounted file system and what it was mounted from; "" for what is not known.
-    inode : int
+    """Where a process finds a folder, in words that processes on other machines can compare: the type of the mounted
+    file system, what it was mounted from, and the folder's inode; "" for what is not known.
     """
 
     host: str
@@ -44,7 +38,6 @@ class Mount:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str]) -> Mount:
-        """That of a folder which is there."""
         facts = os.stat(folder)
         return cls(socket.gethostname(), *mounted(facts.st_dev), facts.st_ino)
 
@@ -81,14 +74,9 @@ def mounted(device: int) -> tuple[str, str]:
 class Volume:
     """A file system, as one process sees it.
 
-    Attributes
-    ----------
-    name : tuple of str
-        Two processes that have the same write to the same file system. Not always the other way round.
-    free : int
-        Bytes that this process may still fill.
-    plain : bool
-        Whether files take what they are long; if not, they may take less.
+    - `name`: two processes that have the same write to the same file system. Not always the other way round.
+    - `free`: bytes that this process may still fill.
+    - `plain`: whether files take what they are long; if not, they may take less.
     """
 
     name: tuple[str, ...]

@@ -5,23 +5,27 @@ before a block is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
-from streamxf.checkpoint.access import Access, Undone
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import (
     ContainerError,
     IdentityError,
     KeyMissingError,
     MetadataError,
     PolicyError,
+    StreamxfError,
+    UnknownCodecError,
+    UnsupportedError,
 )
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
@@ -29,7 +33,7 @@ from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
-from streamxf.registry import providers_in
+from streamxf.registry import providers_in, what_to_install
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks
@@ -47,29 +51,24 @@ class Wanted:
 
     item: Item
     chunk: Chunk | None = None
-    place: Place = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.chunk is not None:
-            self.place = self.chunk.place
-        else:
-            assert isinstance(self.item, ObjectItem)
-            self.place = self.item.place
+    @property
+    def place(self) -> Place:
+        stored = self.item if self.chunk is None else self.chunk
+        assert not isinstance(stored, TensorItem)
+        return stored.place
 
     @property
     def kind(self) -> Kind:
-        """What its stream holds."""
         if self.chunk is None:
             return Kind.OBJECT
         return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
 
     def identity(self, writer_id: bytes) -> Identity:
-        """The identity that its container has to have."""
-        name = self.item.name
-        if self.chunk is None or not isinstance(self.item, TensorItem):
-            return Identity(writer_id, Kind.OBJECT, name)
-        chunk, item = self.chunk, self.item
-        return Identity(writer_id, self.kind, name, item.dtype, chunk.offset, chunk.shape, item.shape)
+        item, chunk = self.item, self.chunk
+        if chunk is None or not isinstance(item, TensorItem):
+            return Identity(writer_id, Kind.OBJECT, item.name)
+        return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape)
 
     def check(self, found: Identity, writer_id: bytes) -> None:
         """Compare the identity of its container; raises IdentityError."""
@@ -80,14 +79,8 @@ class Wanted:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
 
     def elements(self, blocks: Blocks) -> Elements:
-        """The elements in a tensor's stream.
-
-        Raises
-        ------
-        MetadataError
-            If the stream is another tensor's, or damaged.
-        UnsupportedError
-            If only torch can make the tensor.
+        """The elements in a tensor's stream. Raises MetadataError if the stream is another tensor's, or damaged,
+        UnsupportedError if only torch can make the tensor.
         """
         assert self.chunk is not None
         assert isinstance(self.item, TensorItem)
@@ -108,17 +101,11 @@ class Wanted:
 class ItemOpener:
     """Opens items that one metadata file describes.
 
-    Parameters
-    ----------
-    metadata : Metadata
-    access : Access
-    object_limit : callable
-        From the stored size of an object to the most bytes that it may decode to; None for any number.
-    sees_index : bool
-        Whether who read the metadata looked for an index. Torch's own code does not, so there a missing one means
-        nothing.
-    budget : Budget, optional
-        Pays for what stream transforms make of items. None for readers, whose callers have made the memory for it.
+    - `object_limit`: from the stored size of an object to the most bytes that it may decode to; None for any number.
+    - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
+      means nothing.
+    - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory for
+      it.
     """
 
     def __init__(
@@ -141,14 +128,10 @@ class ItemOpener:
     def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
 
-        Raises
-        ------
-        PolicyError
-            If the item is weaker than what is required.
-        ContainerError, IdentityError, AuthenticationError, MetadataError
-            If it is damaged, another item's, altered, or stripped of its descriptors.
-        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
-            If its chain cannot be rebuilt.
+        Raises PolicyError if the item is weaker than what is required; ContainerError, IdentityError,
+        AuthenticationError, MetadataError if it is damaged, another item's, altered, or stripped of its descriptors;
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError if
+        its chain cannot be rebuilt.
         """
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
@@ -157,9 +140,17 @@ class ItemOpener:
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks
+        stream: Any = StreamReader(blocks, meter=meter)
+        for descriptor in reversed(transforms):
+            stream = self._access.transform(descriptor, stream)
+            if stream is None:
+                missing = what_to_install(descriptor.partition("/")[0], providers_in(self._metadata.modules))
+                raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
+            if not hasattr(stream, "read"):
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
         limit = wanted.max_size(self._object_limit)
-        providers = providers_in(self._metadata.modules)
-        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
         return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
@@ -201,12 +192,8 @@ class ItemOpener:
         return file.slice(place.at, place.size)
 
     def in_container(self, source: FileSlice, place: Place) -> bool:
-        """Whether an item's stored bytes are a container.
-
-        Raises
-        ------
-        MetadataError
-            If they contradict the metadata.
+        """Whether an item's stored bytes are a container; raises MetadataError, ContainerError if they contradict the
+        metadata.
         """
         index = self._metadata.index
         if index is not None:
@@ -223,7 +210,6 @@ class ItemOpener:
         return found
 
     def _header(self, source: FileSlice, wanted: Wanted) -> Header:
-        """The header of a container, checked as `check_header` does."""
         index, place = self._metadata.index, wanted.place
         if index is not None:
             identity = wanted.identity(index.writers[index.files[place.file].writer].id)
@@ -335,12 +321,20 @@ def _check_size(limit: int | None, kind: Kind, size: int) -> None:
         raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
 
-def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray:
-    """All of a stream, up to `limit` bytes and as far as `budget` goes: what it decompresses comes from outside, and it
-    declares no size.
-    """
+def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:
+    """All of what a stream transform makes, up to `limit` bytes and as far as `budget` goes: it declares no size."""
     data = bytearray()
-    while part := stream.read(min(2**20, limit + 1 - len(data))):
+    while True:
+        try:
+            part = stream.read(min(2**20, limit + 1 - len(data)))
+        except (StreamxfError, MemoryError):
+            raise
+        except Exception as error:  # whatever a third party's transform raises
+            raise ContainerError(
+                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
+            ) from error
+        if not part:
+            return data
         data += part
         if len(data) > limit:
             raise ContainerError(
@@ -348,4 +342,3 @@ def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray
             )
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")
-    return data

@@ -25,14 +25,7 @@ Ints = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a tensor.
-
-    Attributes
-    ----------
-    item : TensorItem
-    offset, lengths : tuple of int
-        In elements.
-    """
+    """A part of a tensor; offset and lengths are in elements."""
 
     item: TensorItem
     offset: Ints
@@ -47,10 +40,7 @@ class Box(NamedTuple):
 class BoxReader(abc.ABC):
     """A checkpoint whose tensors can be read box by box; a context manager, which closes its files.
 
-    Attributes
-    ----------
-    items : mapping of str to Item
-        By name, in the order of the checkpoint's own metadata.
+    - `items`: by name, in the order of the checkpoint's own metadata.
     """
 
     items: Mapping[str, Item]
@@ -73,20 +63,14 @@ class BoxReader(abc.ABC):
         """An object, unpickled with ``weights_only``; needs torch."""
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Close what is open."""
+    def close(self) -> None: ...
 
     def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
-        """Read boxes, in their order.
+        """Read boxes, in their order. Raises StreamxfError, with file, item and block.
 
         Each comes as a contiguous array of the box's shape, whose elements are unsigned numbers (or, of 16 bytes,
         complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
         they are needed; a few of `BOX_BYTES` are in memory at a time.
-
-        Raises
-        ------
-        StreamxfError
-            With file, item and block, if something is not as it was stored.
         """
         pipeline: Pipeline[_Waiting] = Pipeline()
         waiting: deque[_Waiting] = deque()
@@ -103,7 +87,6 @@ class BoxReader(abc.ABC):
                     entry.left += 1
                     for done in pipeline.submit(partial(_then, job, entry), size):
                         done.left -= 1
-                entry.begun = True
                 while len(waiting) > 1 and sum(each.array.nbytes for each in waiting) > 2 * BOX_BYTES:
                     yield self._first(pipeline, waiting)
             while waiting:
@@ -112,9 +95,7 @@ class BoxReader(abc.ABC):
             pipeline.cancel()
 
     def read_into(self, box: Box, out: Array) -> None:
-        """Fill `out`, an array of the box's shape with elements of the item's size, in any strides; raises as
-        `read_boxes`.
-        """
+        """Fill `out`, an array of the box's shape with elements of the item's size, in any strides."""
         pipeline: Pipeline[None] = Pipeline()
         try:
             for job, size in self.jobs(box, out):
@@ -125,14 +106,8 @@ class BoxReader(abc.ABC):
             pipeline.cancel()
 
     def jobs(self, box: Box, out: Array) -> Iterator[tuple[Callable[[], None], int]]:
-        """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`.
-
-        Raises
-        ------
-        ParameterError
-            If the box is not inside its tensor.
-        MetadataError
-            If no shard has some part of it.
+        """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`. Raises
+        ParameterError if the box is not inside its tensor, MetadataError if no shard has some part of it.
         """
         check_box(box)
         left = math.prod(box.lengths)
@@ -168,8 +143,6 @@ class BoxReader(abc.ABC):
     # -- helpers -----------------------------------------------------------------------------------
 
     def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
-        for done in pipeline.collect():
-            done.left -= 1
         while waiting[0].left:
             for done in pipeline.narrow(len(pipeline) - 1):
                 done.left -= 1
@@ -178,11 +151,8 @@ class BoxReader(abc.ABC):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A box on its way."""
-
     array: Array
     left: int = field(default=0)
-    begun: bool = False
 
 
 def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
@@ -196,26 +166,14 @@ def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
 
 
 def itemsize_of(item: TensorItem) -> int:
-    """Bytes of an element.
-
-    Raises
-    ------
-    UnsupportedError
-        If the dtype is one whose elements only torch can read.
-    """
+    """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
     if item.dtype not in ITEMSIZES:
         raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
     return ITEMSIZES[item.dtype]
 
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
-    """An array for elements of a tensor, which are only moved.
-
-    Raises
-    ------
-    UnsupportedError
-        If numpy has no arrays of that shape, or of that dtype's size.
-    """
+    """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
     try:
         return np.empty(lengths, unsigned(itemsize_of(item)))
     except ValueError:  # for some shapes without elements, too
@@ -235,9 +193,7 @@ def check_box(box: Box) -> None:
 
 
 def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
-    """Cut a tensor into boxes of at most `limit` bytes, in row-major order: one after the other, their elements are the
-    tensor's.
-    """
+    """Cut a tensor into boxes of at most `limit` bytes, in row-major order."""
     yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // itemsize_of(item))))
 
 
@@ -258,9 +214,7 @@ def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
 
 
 def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
-    """What a box and a chunk share, if there is anything: its offset in the chunk, its lengths, and its offset in the
-    box.
-    """
+    """What a box and a chunk share, if anything: its offset in the chunk, its lengths, and its offset in the box."""
     starts = tuple(map(max, box.offset, chunk.offset))
     stops = tuple(map(min, map(int.__add__, box.offset, box.lengths), map(int.__add__, chunk.offset, chunk.shape)))
     lengths = tuple(map(int.__sub__, stops, starts))

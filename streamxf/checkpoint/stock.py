@@ -38,26 +38,14 @@ _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
 @dataclass(frozen=True)
 class StockMetadata:
-    """What a metadata file of another writer says."""
-
     items: Mapping[str, Item]
     modules: tuple[str, ...]
 
 
 def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
-    """Read DCP's pickle.
-
-    Parameters
-    ----------
-    pickled : bytes
-        The whole file.
-    rank : int or None
-        Whose rank-local metadata it is; None for that of all ranks, whose chunks have to tile their tensors.
-
-    Raises
-    ------
-    MetadataError
-        If it is damaged, names something that does not belong there, or is inconsistent.
+    """Read DCP's pickle, the whole file. `rank` says whose rank-local metadata it is; None for that of all ranks, whose
+    chunks have to tile their tensors. Raises MetadataError if it is damaged, names something that does not belong
+    there, or is inconsistent.
     """
     file = io.BytesIO(pickled)
     with collector_paused():
@@ -192,8 +180,6 @@ def _numbers(value: object, what: str) -> tuple[int, ...]:
 
 
 class _Items:
-    """From DCP's records to items."""
-
     def __init__(self, content: Any, rank: int | None) -> None:
         if type(content) is not dict:
             _bad("Metadata has no attributes")

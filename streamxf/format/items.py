@@ -52,19 +52,12 @@ _SHOWN = 120
 
 
 class Place(NamedTuple):
-    """Where the bytes of an item, or of one chunk, are stored.
+    """Where the bytes of an item, or of one chunk, are stored: ``file[at : at + size]``.
 
-    Attributes
-    ----------
-    file : str
-        Path relative to the checkpoint.
-    at, size : int
-        The bytes are ``file[at : at + size]``.
-    descriptors : tuple of str
-        Of what the data passed on save, in that order, as the metadata has them. Stream transforms have a ``!`` before
-        them where the metadata tells them from codecs.
-    sha256 : bytes or None
-        T of the container, where the containers are hashed.
+    - `file`: path relative to the checkpoint.
+    - `descriptors`: of what the data passed on save, in that order, as the metadata has them. Stream transforms have a
+      ``!`` before them where the metadata tells them from codecs.
+    - `sha256`: T of the container, where the containers are hashed.
     """
 
     file: str
@@ -87,13 +80,8 @@ def _chain(descriptors: tuple[str, ...]) -> tuple[str, ...]:
 class Chunk(NamedTuple):
     """A shard of a tensor.
 
-    Attributes
-    ----------
-    offset, shape : tuple of int
-        In elements.
-    place : Place
-    framed : bool
-        Whether the stream is what ``torch.save`` writes for the shard, and not its elements alone.
+    - `offset`, `shape`: in elements.
+    - `framed`: whether the stream is what ``torch.save`` writes for the shard, and not its elements alone.
     """
 
     offset: tuple[int, ...]
@@ -106,18 +94,10 @@ class Chunk(NamedTuple):
 class TensorItem:
     """A tensor.
 
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        As torch names it, ``"bfloat16"``.
-    shape : tuple of int
-    chunks : tuple of Chunk
-    path : tuple or None
-        Its place in the nested state dict, if the planner flattened one.
-    properties : mapping
-        What else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they are not
-        those of a plain tensor.
+    - `dtype`: as torch names it, ``"bfloat16"``.
+    - `path`: its place in the nested state dict, if the planner flattened one.
+    - `properties`: what else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they
+      are not those of a plain tensor.
     """
 
     name: str
@@ -134,7 +114,6 @@ class TensorItem:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where all of it is stored."""
         return tuple(chunk.place for chunk in self.chunks)
 
     @property
@@ -145,15 +124,7 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class ObjectItem:
-    """An object, as ``torch.save`` writes it.
-
-    Attributes
-    ----------
-    name : str
-    place : Place
-    path : tuple or None
-        As in `TensorItem`.
-    """
+    """An object, as ``torch.save`` writes it; `path` as in `TensorItem`."""
 
     name: str
     place: Place
@@ -161,7 +132,6 @@ class ObjectItem:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where it is stored."""
         return (self.place,)
 
     @property
@@ -174,25 +144,20 @@ Item = TensorItem | ObjectItem
 
 
 def check_text(text: str) -> str:
-    """Return `text` if it is valid Unicode; raises MetadataError."""
     if not text.isascii() and _SURROGATE.search(text):
         raise MetadataError("a string is not valid Unicode")
     return text
 
 
 def check_name(name: object) -> str:
-    """Return the name of an item, if it can be one; raises MetadataError if it is not a string, empty, or not valid
-    Unicode.
-    """
+    """Return the name of an item, if it can be one; raises MetadataError."""
     if not isinstance(name, str) or not name or (not name.isascii() and _SURROGATE.search(name)):
         raise MetadataError("the metadata has an item whose name is empty, not a string, or not valid Unicode")
     return name
 
 
 def check_path(path: object) -> str:
-    """Return `path` if it stays inside the checkpoint. Raises MetadataError if it is absolute, climbs out, or is not a
-    path at all.
-    """
+    """Return `path` if it stays inside the checkpoint; raises MetadataError."""
     if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
         raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")
     parts = path.split("/")

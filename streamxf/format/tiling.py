@@ -55,7 +55,7 @@ def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:
 
 def check_apart(shape: Ints, chunks: Sequence[Chunk]) -> None:
     """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises MetadataError
-    if they do not, or are more than a rank may have.
+    if they do, or are more than a rank may have.
     """
     _check_size(shape)
     count = sum(0 not in sizes for _, sizes in chunks)

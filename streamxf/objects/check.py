@@ -18,18 +18,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.objects.calls import (
-    CALLS,
-    ELEMENT,
-    PLAIN,
-    STORAGE_SIZES,
-    VALUES,
-    Made,
-    Name,
-    Own,
-    StorageRecord,
-    may_have,
-)
+from streamxf.objects import calls
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
 from streamxf.objects.unpickle import chosen
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
@@ -43,8 +32,7 @@ _CONTAINERS = (list, dict, set, OrderedDict, Counter)
 _Unpickler: Any = pickle._Unpickler  # Python's own in Python, of which little is typed
 
 
-class _Stop(Exception):
-    """The pickle is at its end; has what it left."""
+class _Stop(Exception): ...
 
 
 def mapped(module: str, name: str) -> str:
@@ -58,7 +46,7 @@ def mapped(module: str, name: str) -> str:
 
 def is_known(name: str) -> bool:
     """Whether it is always allowed."""
-    return name in VALUES or name in CALLS
+    return name in calls.VALUES or name in calls.CALLS
 
 
 class Check(_Unpickler):  # type: ignore[misc]
@@ -89,16 +77,12 @@ class Check(_Unpickler):  # type: ignore[misc]
         self._trusted = trusted
         self._kinds: dict[str, str] = {}
         self._limit = FREE_STEPS + 4 * stored
-        self._work = FREE_WORK + sum(sizes.values()) * 4 // ELEMENT
+        self._work = FREE_WORK + sum(sizes.values()) * 4 // calls.ELEMENT
         self._step = 0
 
     def load(self) -> Any:
-        """What is pickled, with records in the place of what only torch or the caller can make.
-
-        Raises
-        ------
-        TooMuch
-            If torch.save does not write it so, or it takes memory or time out of proportion.
+        """What is pickled, with records in the place of what only torch or the caller can make. Raises TooMuch if
+        torch.save does not write it so, or it takes memory or time out of proportion.
         """
         read, actions = self.read, _ACTIONS
         try:
@@ -116,43 +100,43 @@ class Check(_Unpickler):  # type: ignore[misc]
     @property
     def plain(self) -> bool:
         """Whether all names are those of plain data."""
-        return self.names <= PLAIN.keys() and not self._kinds and not self.unknown
+        return self.names <= calls.PLAIN.keys() and not self._kinds and not self.unknown
 
     # -- what it names and calls -------------------------------------------------------------------
 
-    def find_class(self, module: str, name: str) -> Name:
+    def find_class(self, module: str, name: str) -> calls.Name:
         full = mapped(module, name)
         self.names.add(full)
         group = group_of(full)
         if is_known(full) and (not group or group.isdisjoint(self._trusted())):
-            return Own(full)
+            return calls.Own(full)
         if full not in self._trusted():
             self.unknown.add(full)
         if full.rpartition(".")[0] in _BLOCKED:
             self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
-        return Name(full)
+        return calls.Name(full)
 
-    def persistent_load(self, pid: Any) -> StorageRecord:
+    def persistent_load(self, pid: Any) -> calls.StorageRecord:
         fields: tuple[Any, ...] = pid if type(pid) is tuple else ()
-        if [*map(type, fields)] != [str, Own, str, str, int] or fields[0] != "storage":
+        if [*map(type, fields)] != [str, calls.Own, str, str, int] or fields[0] != "storage":
             raise TooMuch("its pickle refers to something that is not a storage")
         _, kind, key, _, count = fields
         if self._kinds.setdefault(key, kind.name) != kind.name:  # torch makes it once, of the kind that comes first
             raise TooMuch("its pickle refers to one storage as two of different kinds")
-        itemsize, nbytes = STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
+        itemsize, nbytes = calls.STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
         if itemsize is None or nbytes != count * itemsize:
             raise TooMuch(f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it")
-        return StorageRecord(nbytes, itemsize)
+        return calls.StorageRecord(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
         """The result of a call; raises TooMuch if torch.save does not write it."""
-        if not isinstance(function, Name) or type(arguments) is not tuple:
+        if not isinstance(function, calls.Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:
             self.charge(argument)
-        if type(function) is Name:
-            return Made(function.name)
-        made = CALLS[function.name](self, *arguments) if function.name in CALLS else None
+        if type(function) is calls.Name:
+            return calls.Made(function.name)
+        made = calls.CALLS[function.name](self, *arguments) if function.name in calls.CALLS else None
         if made is None:
             raise TooMuch(f"its pickle calls {function.name} in another way than torch.save does")
         return made
@@ -163,7 +147,7 @@ class Check(_Unpickler):  # type: ignore[misc]
 
     def _new(self) -> None:
         function = self.stack[-2]
-        if type(function) is Own and function.name != BYTES_IO:  # a set, for one, would stay empty
+        if type(function) is calls.Own and function.name != BYTES_IO:  # a set, for one, would stay empty
             raise TooMuch(f"its pickle makes a {function.name} in another way than torch.save does")
         self._reduce()
 
@@ -172,9 +156,9 @@ class Check(_Unpickler):  # type: ignore[misc]
         self.charge(state)
         if isinstance(target, Array | Bytes | DType):
             target.__setstate__(state)
-        elif type(target) is OrderedDict and may_have(OrderedDict, state):
+        elif type(target) is OrderedDict and calls.may_have(OrderedDict, state):
             target.__dict__.update(state)
-        elif type(target) is not Made:  # a tensor would get another size, an attribute stand in for a method
+        elif type(target) is not calls.Made:  # a tensor would get another size, an attribute stand in for a method
             raise TooMuch("its pickle changes something after it was made, as torch.save never does")
 
     # -- what it takes -----------------------------------------------------------------------------
@@ -188,12 +172,11 @@ class Check(_Unpickler):  # type: ignore[misc]
             for item in value:
                 self.charge(item, depth + 1)
         if kind is str or kind is bytes or kind is bytearray:
-            self.spend(1 + len(value) // ELEMENT)
+            self.spend(1 + len(value) // calls.ELEMENT)
         else:
             self.spend(1 + len(value) if kind in _CONTAINERS else 1)
 
     def spend(self, elements: int) -> None:
-        """Count elements that are hashed or copied."""
         self._work -= elements
         if self._work + 2 * self._step < 0:
             raise TooMuch("its pickle makes something out of proportion to what is stored")
@@ -217,19 +200,19 @@ class Check(_Unpickler):  # type: ignore[misc]
         fills, target = self._may_fill(dict, OrderedDict, Counter), self.stack[-1]
         for at in range(0, len(items), 2):
             key, value = items[at], items[at + 1]
-            if type(key) is not str or len(key) > ELEMENT:
+            if type(key) is not str or len(key) > calls.ELEMENT:
                 self.charge(key)
             if fills:
                 target[key] = value
 
     def _may_fill(self, *kinds: type) -> bool:
         target = self.stack[-1]
-        if type(target) is Made:
+        if type(target) is calls.Made:
             name = shorten(ascii(target.name)[1:-1])
             self._refuse(f"it fills a {name} item by item, which torch does for lists and dicts only")
         elif type(target) not in kinds:
             raise TooMuch("its pickle fills something item by item that is not a list or dict")
-        return type(target) is not Made
+        return type(target) is not calls.Made
 
     def _refuse(self, reason: str) -> None:
         self.never = self.never or reason
@@ -306,6 +289,5 @@ def _first_record(data: memoryview) -> memoryview | None:
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:
-    """Names from a stranger, for people."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more

@@ -45,10 +45,8 @@ def lent(entries: Set[Any]) -> Iterator[None]:
 
 
 def chosen() -> Set[str]:
-    """The names that were passed to ``torch.serialization.add_safe_globals``.
-
-    What torch put there itself does not count: importing DCP makes it allow DeviceMesh, for instance, which opens
-    sockets when it is made.
+    """The names that were passed to ``torch.serialization.add_safe_globals``. What torch put there itself does not
+    count: importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -58,9 +56,7 @@ def chosen() -> Set[str]:
 
 
 def names_of(entries: Iterable[Any]) -> Set[str]:
-    """The names by which pickles ask for what a list of ``safe_globals`` holds; raises ParameterError for what is
-    neither a class nor a function, nor a pair of one and its name.
-    """
+    """The names by which pickles ask for what a list of ``safe_globals`` holds; raises ParameterError."""
     return frozenset(map(_name_of, entries))
 
 
@@ -80,12 +76,8 @@ def _module_of(entry: Any) -> str:
 
 
 def unpickle(archive: Archive, map_location: str | None = None) -> Any:
-    """The object of an archive; raises whatever torch's unpickler and reading raise.
-
-    Parameters
-    ----------
-    map_location : str, optional
-        The device of all tensors; by default that which each was saved from.
+    """The object of an archive, all tensors on `map_location`, by default where each was saved from; raises whatever
+    torch's unpickler and reading raise.
     """
     import torch
     from torch import _weights_only_unpickler as torchs

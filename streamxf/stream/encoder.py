@@ -35,8 +35,6 @@ _scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
-    """The bytes of a stream, wherever they lie."""
-
     size: int
 
     def load(self, start: int, stop: int) -> Load:
@@ -88,8 +86,6 @@ class _InMemory:
 
 @dataclass(slots=True)
 class Encoded:
-    """A block that passed the chain."""
-
     index: int
     last: bool
     head: bytes
@@ -107,13 +103,8 @@ class ContainerEncoder:
     """One container on its way out.
 
     - `chain`: renewed already, where it should be.
-    - `transforms`: descriptors of stream transforms that the data passed before it came here; they are recorded in the
-      header.
-    - `identity`: binds the stream to its item.
-    - `published`: set by streamxf's own DCP writer.
+    - `transforms`: descriptors of stream transforms that the data passed before it came here.
     - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
-    - `block_log2`: blocks hold ``2**block_log2`` bytes; 16 to 24.
-    - `meter`: is told what the codecs took.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
     - `table_digest`: T of the format, once all was framed.
     """

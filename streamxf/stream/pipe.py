@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from typing_extensions import Buffer
 
@@ -24,25 +24,17 @@ _CHUNK = 256 * 1024
 _MAX_REST = MAX_KEY_LINE + SEAL_END_BYTES
 
 
-class Readable(Protocol):
-    """The part of a binary file that `PipeReader` uses."""
-
-    def read(self, size: int = ..., /) -> bytes | None: ...
-
-
 class PipeReader(io.RawIOBase):
     """Decodes a container from front to back.
 
-    - `raw`: returns the container and then ends.
     - `start`: from the header to the stream's coder, its seal checked.
     - `end`: is told the container's end and what follows it; raises if that is not right.
     - `finish`: called by `close`.
-    - `name`: the file's name, for errors.
     """
 
     def __init__(
         self,
-        raw: Readable,
+        raw: IO[bytes],
         start: Callable[[Header], StreamCoder],
         end: Callable[[End, bytes], None],
         finish: Callable[[], Any] | None = None,

@@ -28,8 +28,6 @@ class StreamReader(io.RawIOBase):
 
     - `blocks`: of a container whose `decode_ends` was called.
     - `finish`: called by `close`.
-    - `name`: the file's name, for errors.
-    - `meter`: is told how many blocks were in flight.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class StreamReader(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
-        parallel, straight into it.
+        parallel.
         """
         out = flat_view(buffer)
         start = end = -1
@@ -95,10 +93,7 @@ class StreamReader(io.RawIOBase):
             raise
 
     def readinto_at(self, position: int, buffer: Buffer, /) -> int:
-        """Fill `buffer` from `position`, as `readinto`, and leave the current position alone.
-
-        When this raises, no thread writes into `buffer` any more.
-        """
+        """Fill `buffer` from `position`, as `readinto`. When this raises, no thread writes into `buffer` any more."""
         self._check_usable()
         out = flat_view(buffer)
         size = max(0, min(len(out), self.size - position))
@@ -189,7 +184,6 @@ class StreamReader(io.RawIOBase):
 
 
 def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
-    """All of a stream; raises what decoding it raises."""
     if isinstance(blocks, MemoryBlocks):
         return bytes(blocks.data)
     if blocks.count > 1:

@@ -25,11 +25,8 @@ class StreamWriter(io.RawIOBase):
     dropped, that failed, or that crossed a fork is never finished: a truncated stream with a valid end would pass for a
     whole one.
 
-    - `raw`: where the container goes, from its current position.
     - `seal`: returns the bytes to write after the container, once that is complete.
-    - `finish`: called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in
-      the process that opened the stream.
-    - `meter`: is told how many blocks were in flight.
+    - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.
     """
 
     def __init__(
@@ -99,8 +96,8 @@ class StreamWriter(io.RawIOBase):
     # -- ending ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the container: encode what is left, write table and footer. Raises AbortedError if the stream failed
-        or was aborted before, or was opened in another process.
+        """Finish the container. Raises AbortedError if the stream failed or was aborted before, or was opened in
+        another process.
         """
         if self._state == "closed":
             return
@@ -117,9 +114,7 @@ class StreamWriter(io.RawIOBase):
             self._meter.blocks(self._pipeline.peak_jobs)
 
     def abort(self) -> None:
-        """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for
-        whole.
-        """
+        """Give the stream up: what was written has no end, so no reader takes it for whole."""
         if self._state == "open":
             try:
                 self._pipeline.cancel()
@@ -137,11 +132,6 @@ class StreamWriter(io.RawIOBase):
     @property
     def closed(self) -> bool:
         return self._state != "open"
-
-    @property
-    def aborted(self) -> bool:
-        """Whether the stream ended without being finished."""
-        return self._state == "aborted"
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is None:
