@@ -41,19 +41,16 @@ class Checkpoint(BoxReader):
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused.
-    trust, allow_unsigned, require, expect_save_id
+    trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
         As in `FileSystemReader`.
     framework : {"torch", "numpy"}
         What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional
         Whose metadata to use where each rank has its own; None takes those of all ranks together.
-    weights_only, safe_globals
-        As in `FileSystemReader`, for objects.
     max_expansion : int
         How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
         repeat elements, and stream transforms. 256 MiB is always allowed.
     codecs : CodecRegistry, optional
-        Where codecs are looked up.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -66,10 +63,8 @@ class Checkpoint(BoxReader):
 
     Raises
     ------
-    NoCheckpointError
-        If there is none.
-    MetadataError
-        If its metadata is damaged, hostile or inconsistent.
+    NoCheckpointError, MetadataError
+        If there is none, or its metadata is damaged, hostile or inconsistent.
     AuthenticationError, IdentityError
         If it was altered, or is another save than the expected one.
     KeyMissingError, WrongKeyError, KeyServiceError
@@ -133,8 +128,6 @@ class Checkpoint(BoxReader):
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._last: tuple[Place, Elements] | None = None
 
-    # -- what it is --------------------------------------------------------------------------------
-
     @property
     def save_ids(self) -> tuple[str, ...]:
         """Which save it is, as ``writer.save_id`` gave it; one for each metadata file, and none for other writers'."""
@@ -148,8 +141,6 @@ class Checkpoint(BoxReader):
     @cached_property
     def budget(self) -> Budget:
         return self.access.budget(self.storage.held_by(self._of_file))
-
-    # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
         """A handle that reads an item; raises KeyError if no item has that name."""

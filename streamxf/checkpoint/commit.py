@@ -15,8 +15,7 @@ from typing import Any
 ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Storage where a put replaces an object in one step."""
 
-RENAMES = frozenset({"sftp", "ssh"})
-"""Where a rename does, by the extension posix-rename@openssh.com."""
+RENAMES = frozenset({"sftp", "ssh"})  # where a rename does, by the extension posix-rename@openssh.com
 
 Check = Callable[[], object]
 

@@ -81,8 +81,7 @@ def no_file(path: str) -> MetadataError:
 
 
 GLOBAL = ".metadata"
-MAX_METADATA = 2**30
-"""Bytes of a metadata file."""
+MAX_METADATA = 2**30  # bytes of a metadata file
 
 _RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
 

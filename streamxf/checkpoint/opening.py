@@ -38,8 +38,7 @@ from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks
 
-RAW_SLACK = 2**20
-"""Bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts."""
+RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
 
 MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
@@ -236,8 +235,6 @@ class ItemOpener:
         else:
             self._check_published(header, wanted)
 
-    # -- identity and policy -----------------------------------------------------------------------
-
     def _check_published(self, header: Header, wanted: Wanted) -> None:
         index = self._metadata.index
         assert index is not None
@@ -272,8 +269,6 @@ class ItemOpener:
             f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave the keys "
             "out if you know that it was not encrypted"
         )
-
-    # -- chains --------------------------------------------------------------------------------------
 
     def _opener(self, header: Header, place: Place) -> ChainOpener:
         dek = self._dek_of(place)

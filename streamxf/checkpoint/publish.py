@@ -25,12 +25,10 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
-OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
-"""Data files of streamxf's writers."""
+OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)  # data files of streamxf's writers
 SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
 """What `streamxf.tools.convert` notes of a data file that is finished, until all are."""
-TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
-"""Data files of torch's writers, and attached ones."""
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # data files of torch's writers, and attached ones
 RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
 DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
@@ -50,8 +48,7 @@ def rank_of(name: str) -> int | None:
     return int(found["rank"]) if found is not None and found["rank"] is not None else None
 
 
-PATIENCE = 300.0
-"""Seconds: what removes a hundred thousand files over a network may take minutes."""
+PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
 
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _LONGEST_PAUSE = 0.25
@@ -181,8 +178,7 @@ def check_present(
             )
 
 
-DAY = 86_400.0
-"""Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
+DAY = 86_400.0  # seconds: no save takes so long from its last byte to its publication, and no clocks differ so much
 
 _SHOWN = 5
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage

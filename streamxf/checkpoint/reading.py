@@ -140,8 +140,6 @@ class BoxReader(abc.ABC):
     ) -> None:
         self.close()
 
-    # -- helpers -----------------------------------------------------------------------------------
-
     def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
         while waiting[0].left:
             for done in pipeline.narrow(len(pipeline) - 1):

@@ -107,10 +107,6 @@ class _Callable:
         return self._call(*arguments)
 
 
-def _ignore(*parts: object) -> None:
-    """Where a path would be made."""
-
-
 _CLASSES = {
     name: _Sealed(name, (_Record,), {"__slots__": ()})
     for name in (
@@ -118,19 +114,17 @@ _CLASSES = {
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
     )
 }
-_NAMED: dict[tuple[str, str], Callable[..., Any]] = {
+_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): lambda sizes=(): tuple(sizes),
     ("torch.serialization", "_get_layout"): lambda name: _Layout(str(name).removeprefix("torch.")),
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
+    **{  # the folder's name, which torch's writers store as a path
+        ("pathlib", name): lambda *parts: None
+        for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    },
 }
-_PATHS: dict[tuple[str, str], Callable[..., Any]] = {
-    # the folder's name, which torch's writers store as a path
-    ("pathlib", name): _ignore
-    for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-}
-_CALLS = _NAMED | _PATHS
 _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
 
 

@@ -107,8 +107,6 @@ class Storage:
             return cls(text, inner, filesystem)
         return cls(text, text)
 
-    # -- what it is --------------------------------------------------------------------------------
-
     @property
     def local(self) -> str | None:
         """The path in the local file system; None if it is in another one."""
@@ -169,8 +167,6 @@ class Storage:
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
             raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
         return stat.S_ISDIR(mode)
-
-    # -- its files -----------------------------------------------------------------------------------
 
     def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
         """The names directly in the folder, without those of folders, each with its size in bytes: None for what is not
@@ -299,8 +295,6 @@ class Storage:
         if listed is None:
             listed = self.names(()) if self.local is None else {}
         return sum(self.held(name, listed.get(name)) for name in names)
-
-    # -- helpers -----------------------------------------------------------------------------------
 
     def inner(self, name: str) -> str:
         """The path of a file of this folder, as the file system takes it."""

@@ -42,8 +42,7 @@ def elements_size(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * ITEMSIZES[dtype]
 
 
-Path = tuple[str | int, ...]
-"""Where an item stands in the nested state dict: keys and positions, the outermost first."""
+Path = tuple[str | int, ...]  # where an item stands in the nested state dict: keys and positions, the outermost first
 
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")

@@ -14,18 +14,14 @@ from collections.abc import Iterable, Sequence
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_INT
 
-MAX_CUT_DIMS = 6
-"""Dimensions along which one tensor is cut into chunks."""
+MAX_CUT_DIMS = 6  # dimensions along which one tensor is cut into chunks
 
-MAX_CORNERS = 2**20
-"""Corners of all chunks of one tensor, in the dimensions along which it is cut."""
+MAX_CORNERS = 2**20  # corners of all chunks of one tensor, in the dimensions along which it is cut
 
-MAX_RANK_CHUNKS = 1024
-"""Chunks of one tensor in a rank's own metadata: each is compared with its neighbours."""
+MAX_RANK_CHUNKS = 1024  # chunks of one tensor in a rank's own metadata: each is compared with its neighbours
 
 Ints = Sequence[int]
-Chunk = tuple[Ints, Ints]
-"""Offsets and sizes."""
+Chunk = tuple[Ints, Ints]  # offsets and sizes
 
 
 def check_tiles(shape: Ints, chunks: Sequence[Chunk]) -> None:

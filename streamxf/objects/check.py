@@ -102,8 +102,6 @@ class Check(_Unpickler):  # type: ignore[misc]
         """Whether all names are those of plain data."""
         return self.names <= calls.PLAIN.keys() and not self._kinds and not self.unknown
 
-    # -- what it names and calls -------------------------------------------------------------------
-
     def find_class(self, module: str, name: str) -> calls.Name:
         full = mapped(module, name)
         self.names.add(full)
@@ -161,8 +159,6 @@ class Check(_Unpickler):  # type: ignore[misc]
         elif type(target) is not calls.Made:  # a tensor would get another size, an attribute stand in for a method
             raise TooMuch("its pickle changes something after it was made, as torch.save never does")
 
-    # -- what it takes -----------------------------------------------------------------------------
-
     def charge(self, value: Any, depth: int = 0) -> None:
         """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
         kind = type(value)
@@ -180,8 +176,6 @@ class Check(_Unpickler):  # type: ignore[misc]
         self._work -= elements
         if self._work + 2 * self._step < 0:
             raise TooMuch("its pickle makes something out of proportion to what is stored")
-
-    # -- opcodes -----------------------------------------------------------------------------------
 
     def _proto(self) -> None:
         if self.read(1)[0] != _PROTOCOL:

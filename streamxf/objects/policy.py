@@ -130,8 +130,6 @@ class Objects:
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
-    # -- helpers -----------------------------------------------------------------------------------
-
     def _made(self, data: bytes, stored: int) -> Any:
         archive = Archive(io.BytesIO(data), len(data))
         check, value = self._checked(archive, stored)

@@ -52,7 +52,8 @@ def chosen() -> Set[str]:
     if torch is None:
         return frozenset()
     found = frozenset(torch.serialization.get_safe_globals()) - _lent
-    return names_of(entry for entry in found if not _module_of(entry).startswith("torch."))
+    homes = {entry: getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in found}
+    return names_of(entry for entry, home in homes.items() if not f"{home}.".startswith("torch."))
 
 
 def names_of(entries: Iterable[Any]) -> Set[str]:
@@ -69,10 +70,6 @@ def _name_of(entry: Any) -> str:
             f"safe_globals takes classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
         )
     return f"{entry.__module__}.{entry.__qualname__}"
-
-
-def _module_of(entry: Any) -> str:
-    return f"{getattr(entry[0] if isinstance(entry, tuple) else entry, '__module__', '')}."
 
 
 def unpickle(archive: Archive, map_location: str | None = None) -> Any:

@@ -59,23 +59,16 @@ class Load(Protocol):
 
 
 class MemorySource:
-    """Bytes in memory that stays as it is until the container is complete."""
+    """Bytes in memory that stays as it is until the container is complete; a range of it, too."""
+
+    lent = False
 
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
         self._data = data
 
     def load(self, start: int, stop: int) -> Load:
-        return _InMemory(self._data[start:stop])
-
-
-class _InMemory:
-    __slots__ = ("_data",)
-
-    lent = False
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+        return MemorySource(self._data[start:stop])
 
     def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
         return self._data

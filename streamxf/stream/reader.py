@@ -50,8 +50,6 @@ class StreamReader(io.RawIOBase):
         self.error: StreamxfError | None = None
         self.size = blocks.size
 
-    # -- file interface ----------------------------------------------------------------------------
-
     def readable(self) -> bool:
         return True
 
@@ -135,8 +133,6 @@ class StreamReader(io.RawIOBase):
             raise ValueError("read from a closed stream")
         if self.error is not None:
             raise self.error
-
-    # -- blocks ------------------------------------------------------------------------------------
 
     def _read(self, out: memoryview, start: int) -> None:
         if not out:

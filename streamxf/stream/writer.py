@@ -49,8 +49,6 @@ class StreamWriter(io.RawIOBase):
         self._pid = os.getpid()
         self._state = "open"
 
-    # -- writing -----------------------------------------------------------------------------------
-
     def writable(self) -> bool:
         return True
 
@@ -84,7 +82,7 @@ class StreamWriter(io.RawIOBase):
         self._rest += view[position:]
 
     def _submit(self, block: memoryview, *, last: bool) -> None:
-        job = self._encoder.job(MemorySource(block).load(0, len(block)), len(block), last)
+        job = self._encoder.job(MemorySource(block), len(block), last)
         self._write(self._pipeline.submit(job, len(block)))
 
     def _write(self, blocks: Iterable[Encoded]) -> None:
@@ -92,8 +90,6 @@ class StreamWriter(io.RawIOBase):
             for part in self._encoder.framed(block):
                 write_all(self._raw, part)
             block.release()
-
-    # -- ending ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the container. Raises AbortedError if the stream failed or was aborted before, or was opened in
