@@ -73,7 +73,7 @@ docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command lin
 
 # Needs Chromium and its driver, from the system.
 docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
-	PYTHONPATH=.:tests $(RUN) summary.screenshots
+	PYTHONPATH=.:tests $(RUN) tools.inspect.screenshots
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis

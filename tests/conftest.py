@@ -1,4 +1,5 @@
-"""What holds for all tests: profiles of Hypothesis, one thread of torch for each of several test processes, a table.
+"""What holds for all tests: their surroundings, profiles of Hypothesis, one thread of torch for each of several test
+processes, a table.
 
 The profiles are "quick" on a desk, "thorough" in CI, and "deep" on request: HYPOTHESIS_PROFILE chooses one by name.
 """
@@ -6,15 +7,19 @@ The profiles are "quick" on a desk, "thorough" in CI, and "deep" on request: HYP
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
+import surroundings
 from dcp.s3_server import serving, weed
 from exhaustive import Exhaustive
 from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
 
 import streamxf
+
+surroundings.leave()
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # before torch is imported here or in a child: as many threads as CPUs in every process would wait for each other
@@ -46,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def key() -> streamxf.Key:
     """A key that every test may know."""
     return streamxf.Key(bytes(range(32)))
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address at which nobody listens, and nobody can: its port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

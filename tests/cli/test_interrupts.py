@@ -21,7 +21,7 @@ import streamxf
 from cli.command import Run
 from streamxf.tools.verify import verify
 
-LIMIT = 60.0
+LIMIT = 300.0
 SLOW = ["--chain", "zstd:level=19+checksum"]  # some seconds for a few MiB
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from surroundings import in_memory
 
 from .helpers import small_state
 
@@ -28,8 +28,6 @@ def state() -> dict[str, Any]:
 @pytest.fixture
 def big_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for gigabytes: in memory where there is room, and gone when the test is."""
-    shared = Path("/dev/shm")
-    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 * 2**30
-    folder = Path(tempfile.mkdtemp(dir=shared if roomy else tmp_path))
+    folder = Path(tempfile.mkdtemp(dir=in_memory(4 * 2**30) or tmp_path))
     yield folder / "checkpoint"
     shutil.rmtree(folder)

@@ -177,7 +177,7 @@ def failing_in_the_background(folder: Path) -> Any:
             future = dcp.async_save(
                 state_of(number), storage_writer=writer, planner=planner, async_checkpointer_type=kind
             )
-            found[f"{kind.value} {number}"] = failures_of(lambda: future.result(100))  # noqa: B023
+            found[f"{kind.value} {number}"] = failures_of(lambda: future.result(300))  # noqa: B023
             dist.barrier()
             found[f"{kind.value} {number} loads"] = loads(path, 3 if number == 3 else 0)
             dist.barrier()
@@ -187,7 +187,7 @@ def failing_in_the_background(folder: Path) -> Any:
 # -- ranks that die --------------------------------------------------------------------------------
 
 
-def run_doomed(count: int, folder: Path, limit: float = 100, **scenarios: set[int]) -> dict[str, list[Any]]:
+def run_doomed(count: int, folder: Path, limit: float = 600, **scenarios: set[int]) -> dict[str, list[Any]]:
     """Run scenarios beside each other, each on ranks of its own, some of which are killed by it.
 
     Returns

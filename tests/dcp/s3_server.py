@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ACCESS, SECRET = "streamxf-test", "a-secret-of-the-test"
-START_SECONDS = 60
+START_SECONDS = 240
 
 
 def weed() -> str | None:

@@ -195,7 +195,7 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
 ) -> None:
     old, new = states()
     save(old, checkpoint)
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=300)
     second_over = threading.Event()
     cancel = DataFile.cancel
 
@@ -205,7 +205,7 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
         both.wait()
         if number == 1:
             raise ValueError("first")
-        assert first_told.wait(30)
+        assert first_told.wait(300)
         raise KeyError("second")
 
     first_told = threading.Event()
@@ -213,7 +213,7 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
     def slow(self: Any) -> None:
         if not first_told.is_set():
             first_told.set()
-            assert second_over.wait(30)
+            assert second_over.wait(300)
         else:
             second_over.set()
         cancel(self)
@@ -462,7 +462,7 @@ def in_background(state: dict[str, Any], **options: Any) -> Future[Any]:
 def test_the_future_of_a_save_in_the_background_has_the_error(checkpoint: Path) -> None:
     old, new = states()
     writer = writer_for(checkpoint, 2)
-    in_background(old, storage_writer=writer).result(60)
+    in_background(old, storage_writer=writer).result(300)
     assert_only(checkpoint, old)
     future = in_background(new, storage_writer=writer, planner=Planner(raising(3, NeedsTwo("put", 1))))
     error = future.exception(60)
@@ -471,7 +471,7 @@ def test_the_future_of_a_save_in_the_background_has_the_error(checkpoint: Path) 
     with pytest.raises(CheckpointException):
         future.result()
     assert_only(checkpoint, old)
-    in_background(new, storage_writer=writer).result(60)
+    in_background(new, storage_writer=writer).result(300)
     assert_only(checkpoint, new)
 
 
@@ -503,7 +503,7 @@ def test_a_second_save_beside_one_in_the_background_is_refused_and_the_first_one
     other = writer_for(checkpoint.with_name("other"))
     dcp.save(old, storage_writer=other)  # a writer of its own is no problem
     go_on.set()
-    first.result(60)
+    first.result(300)
     assert_only(checkpoint, old)
     assert_only(checkpoint.with_name("other"), old)
 

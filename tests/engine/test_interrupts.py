@@ -14,7 +14,7 @@ import faulthandler, gc, io, os, random, signal, time
 import streamxf
 from streamxf.engine import shared
 
-faulthandler.dump_traceback_later(100, exit=True)
+faulthandler.dump_traceback_later(500, exit=True)
 
 class Stop(BaseException):
     pass
@@ -32,12 +32,11 @@ def write(target):
 
 write(stored)
 random.seed(7)
-begin = time.perf_counter()
-for _ in range(5):
-    write(io.BytesIO())
-longest = (time.perf_counter() - begin) / 5
+longest = 1.0
 
 def interrupted(action):
+    global longest
+    begin = time.perf_counter()
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, longest))
         action()
@@ -46,12 +45,13 @@ def interrupted(action):
         return True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    longest = time.perf_counter() - begin  # which is another thing each time on a busy machine
     return False
 
 def check(hits):
     assert hits > 20, f"only {hits} interrupts came in time"
     gc.collect()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (shared().budget.jobs or shared().budget.bytes) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (shared().budget.jobs, shared().budget.bytes) == (0, 0)
@@ -78,4 +78,4 @@ check(hits)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs interval timers")
 @pytest.mark.parametrize("script", [WRITES, READS], ids=["writes", "reads"])
 def test_interrupts(script: str) -> None:
-    subprocess.run([sys.executable, "-c", COMMON + script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", COMMON + script], check=True, timeout=600)

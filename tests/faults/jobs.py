@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from surroundings import in_memory
+
 from faults import forks
 from faults.crashes import lost_writes
 from faults.full_disk import full_disk
@@ -55,7 +57,8 @@ class Job:
 
     def run(self, shim: Shim) -> Tally:
         """Try it in this process, which forks."""
-        scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=_fast_folder()))
+        # in memory, where there is some to write to: what a disk would lose, the rows themselves take care of
+        scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=in_memory(2**29)))
         try:
             subject = Subject(LAYOUTS[self.layout], self.chain)
             if self.row == "killed_s3":
@@ -83,8 +86,3 @@ def _modules(folder: Path) -> list[str]:
         subject.save(folder / chain, OLD)
         subject.verified_verdict(folder / chain)
     return sorted(set(sys.modules) - before)
-
-
-def _fast_folder() -> str | None:
-    """Memory, where there is some to write to: what a disk would lose, the rows themselves take care of."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**29 else None

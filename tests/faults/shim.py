@@ -107,7 +107,10 @@ def compiler() -> str | None:
 def build() -> Path:
     """The library, built from the source as it is now."""
     text = SOURCE.read_bytes()
-    folder = Path(tempfile.gettempdir()) / f"streamxf-faults-{os.getuid()}"
+    above = tempfile.gettempdir()
+    if {" ", ":"} & set(above):  # which LD_PRELOAD takes for the end of a name
+        above = "/tmp"
+    folder = Path(above) / f"streamxf-faults-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise RuntimeError(f"{folder} belongs to somebody else; remove it")

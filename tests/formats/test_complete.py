@@ -126,11 +126,11 @@ def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
     assert not streamxf.is_complete(tmp_path)
 
 
-def test_storage_that_does_not_answer_raises() -> None:
+def test_storage_that_does_not_answer_raises(silent: str) -> None:
     pytest.importorskip("s3fs")
     from botocore.exceptions import EndpointConnectionError
 
-    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    options = {"endpoint_url": f"http://{silent}", "key": "a", "secret": "b"}
     options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     for ask in (streamxf.is_complete, streamxf.latest):
         with pytest.raises(EndpointConnectionError):

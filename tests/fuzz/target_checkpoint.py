@@ -24,6 +24,7 @@ from forge import MetadataParts, prefix_of, split_metadata, take_container_apart
 from reference_codecs import Refused
 from reference_decoder import Tensor, load
 from samples import KEY
+from surroundings import in_memory
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -43,7 +44,7 @@ _UNPARSED = (*containers.UNPARSED, *metadata_files.UNPARSED)
 
 @cache
 def _folder() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir=in_memory(2**26)))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import zstandard
 from archives import behind, join, old_form, redirected, saved, take_apart
+from surroundings import in_memory
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -82,7 +83,7 @@ def _bits(value: Any) -> Any:
 
 @cache
 def _folder() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir=in_memory(2**26)))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 

@@ -48,17 +48,12 @@ def _address(server: subprocess.Popen[bytes], said: Callable[[], str]) -> str:
 
 @pytest.fixture
 def kms(kms_server: Kms, monkeypatch: pytest.MonkeyPatch) -> Kms:
-    """The server, which boto3 finds by its own environment variables; nothing else is asked for credentials."""
+    """The server, which boto3 finds by its own environment variables."""
     settings = {
         "AWS_ENDPOINT_URL_KMS": kms_server.url,
         "AWS_CA_BUNDLE": kms_server.certificate,
         **{name.upper(): value for name, value in CREDENTIALS.items()},
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     }
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     return kms_server

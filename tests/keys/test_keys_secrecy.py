@@ -432,14 +432,14 @@ def test_boto3_still_logs_what_others_do_with_it(kms: Kms, caplog):
 
 
 @pytest.mark.parametrize("broken", ["refuses", "fails", "answers nonsense", "is not there"])
-def test_errors_of_a_key_service(broken, kms: Kms, caplog, monkeypatch):
+def test_errors_of_a_key_service(broken, kms: Kms, silent, caplog, monkeypatch):
     """botocore's exceptions hold the whole request, and a service may repeat what it was sent."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(aws, "ATTEMPTS", 1)
     echo = base64.b64encode(SECRET).decode()
     with answering() as answers:
         arn = kms.new_key()
-        url = answers.url if broken != "is not there" else "http://127.0.0.1:1"
+        url = answers.url if broken != "is not there" else f"http://{silent}"
         key = AwsKms(arn, endpoint_url=url, allow_http=True)
         answers.set(
             {"refuses": 400, "fails": 500}.get(broken, 200),

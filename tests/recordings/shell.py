@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shlex
 import struct
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Shell:
         self.folder.mkdir(parents=True)
         command = folder / "bin" / "streamxf"
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m streamxf.cli "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m streamxf.cli "$@"\n')
         command.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMXF_")}
         self._environment = kept | {

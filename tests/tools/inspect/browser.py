@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from selenium.webdriver import Chrome
@@ -38,8 +40,8 @@ def installed() -> tuple[str, str] | None:
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[Chrome]:
-    """A fresh browser with a new profile in an empty folder.
+def browser() -> Iterator[Chrome]:
+    """A fresh browser with a new profile.
 
     Raises
     ------
@@ -51,14 +53,16 @@ def browser(profile: Path) -> Iterator[Chrome]:
         raise FileNotFoundError(HOW_TO)
     options = Options()
     options.binary_location = found[0]
-    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = Chrome(options=options, service=Service(found[1]))
-    try:
-        yield driver
-    finally:
-        driver.quit()
+    # It binds a socket there, whose address has room for about 100 bytes: TMPDIR may be too long.
+    with TemporaryDirectory(prefix="streamxf-", dir="/tmp") as folder:
+        for flag in (*_FLAGS, f"--user-data-dir={folder}/profile"):
+            options.add_argument(flag)
+        driver = Chrome(options=options, service=Service(found[1], env=os.environ | {"TMPDIR": folder}))
+        try:
+            yield driver
+        finally:
+            driver.quit()
 
 
 def show(driver: Chrome, file: Path, *, width: int = 1280, height: int = 900, theme: str = "light") -> None:

@@ -17,7 +17,7 @@ import streamxf
 from benchmarks.data.training import Training, training_state
 from streamxf.cli.__main__ import main as command
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
 WIDTH, SCALE = 1280, 1.5
 # Small enough to be trained in a minute or two, and deep enough to have layers.
 TRAINING = Training(width=192, layers=12, heads=6, context=64, batch=4, steps=150)
@@ -29,7 +29,7 @@ def main() -> None:
         save_training(Path(CHECKPOINT))
         if command(["inspect", CHECKPOINT, "--values", "--top", "0", "--html", PAGE]):
             raise RuntimeError("the page could not be made")
-        with browser(Path("profile").absolute()) as driver:
+        with browser() as driver:
             for name, theme in (("inspect-html", "light"), ("inspect-html-dark", "dark")):
                 show(driver, Path(PAGE).absolute(), width=WIDTH, theme=theme)
                 picture(driver, "#layers", IMAGES / f"{name}.png")

@@ -49,8 +49,8 @@ return [...document.querySelectorAll('#treemap text')].map((text) => {
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
+def chromium() -> Iterator[Chrome]:
+    with browser() as driver:
         yield driver
 
 

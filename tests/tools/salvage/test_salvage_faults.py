@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from functools import cache
@@ -46,6 +47,7 @@ def state() -> dict[str, Any]:
 def saved(chain: str) -> Path:
     """A checkpoint of two ranks, and the files of another save beside it, which nobody may see."""
     folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     whole = state()
     parts: list[dict[str, Any]] = [
         {"w": rows(whole["w"], rank, RANKS), "big": rows(whole["big"], rank, RANKS)} for rank in range(RANKS)
