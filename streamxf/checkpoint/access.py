@@ -20,7 +20,6 @@ Transform = Callable[[str, Any], IO[bytes] | None]
 
 
 def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
-    """Undo the transform that `descriptor` names, if it is torch's own ``ZStandard``."""
     if descriptor != "stream.zstd/1":
         return None
     reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
@@ -81,7 +80,6 @@ class Access:
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
 
     def budget(self, stored: int) -> Budget:
-        """What may be made of so many stored bytes."""
         return Budget(self.objects.max_expansion, stored)
 
     def check_save(self, save_id: str | None) -> None:

@@ -85,7 +85,6 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _share_like(path: Path, descriptor: int) -> None:
-    """Give an open file the owner, group and permissions of another one."""
     if os.name == "nt":  # where files take these from their folder
         return
     wanted, own = path.stat(), os.fstat(descriptor)
@@ -129,6 +128,5 @@ def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def sync_names_of(folders: Iterable[Path]) -> None:
-    """Bring the names of folders themselves to the disk."""
     for parent in dict.fromkeys(folder.parent for folder in folders):
         sync_folder(parent)

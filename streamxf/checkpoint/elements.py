@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamxf.buffers import ScratchPool
+from streamxf.errors import UnsupportedError
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.stream.source import Blocks
 
 Ranges = tuple[tuple[int, int], ...]
@@ -52,13 +54,7 @@ class Selection:
         return cls(tuple(shape), box, start, last + 1)
 
     @property
-    def whole(self) -> bool:
-        """Whether that is all of the array."""
-        return self.start == 0 and self.stop == math.prod(self.shape)
-
-    @property
     def is_run(self) -> bool:
-        """Whether the run holds the box and nothing else."""
         return self.stop - self.start == math.prod(end - begin for begin, end in self.box)
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, Ranges, Ranges]]:
@@ -166,8 +162,14 @@ class Elements:
         _scratch.give(scratch)
 
 
+def itemsize_of(item: TensorItem) -> int:
+    """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
+    if item.dtype not in ITEMSIZES:
+        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
+    return ITEMSIZES[item.dtype]
+
+
 def unsigned(itemsize: int) -> np.dtype[Any]:
-    """A dtype for elements of that many bytes that are only moved."""
     return _UNSIGNED[itemsize]
 
 

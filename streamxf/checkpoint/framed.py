@@ -6,6 +6,7 @@ tensor of any size takes the memory of a few blocks.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Callable
@@ -150,15 +151,4 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
         return Elements(blocks, found.start, itemsize, shape)
     data = bytearray(found.tensor.extent)
     stream.readinto_at(found.start, data)
-    return strided_elements(FileSlice(_Memory(data), 0, len(data)), itemsize, shape, found.tensor.strides)
-
-
-@dataclass(frozen=True)
-class _Memory:
-    data: bytearray
-    parallel = True
-
-    def read_into(self, position: int, out: memoryview) -> int:
-        part = memoryview(self.data)[position : position + len(out)]
-        out[: len(part)] = part
-        return len(part)
+    return strided_elements(FileSlice(io.BytesIO(), 0, len(data), data), itemsize, shape, found.tensor.strides)

@@ -67,7 +67,6 @@ class TensorHandle:
         return made[steps]  # type: ignore[no-any-return]
 
     def read(self) -> torch.Tensor | Array:
-        """All of it; raises as indexing."""
         return self[...]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -87,7 +87,6 @@ _RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
 
 
 def metadata_name(rank: int | None) -> str:
-    """The name of a rank's metadata file, or of that of all ranks."""
     return GLOBAL if rank is None else f"__{rank}.metadata"
 
 
@@ -125,7 +124,6 @@ class Metadata:
 
     @property
     def files(self) -> Mapping[str, File]:
-        """What is known of the data files; nothing where there is no index."""
         return self.index.files if self.index is not None else {}
 
     def data_key(self, dek: bytes, keys: KeyRing) -> DataKey:
@@ -204,7 +202,6 @@ def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> 
 
 
 def _keys_of(sections: Sections, lines: tuple[str, str] | None, index: Index) -> tuple[dict[bytes, str], str]:
-    """The wrapped data keys by their ids, and the vouchers."""
     if lines is None:
         if index.dek is not None:
             raise MetadataError("the metadata has no keys, and its index says that it is encrypted")

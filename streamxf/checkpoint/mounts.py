@@ -85,7 +85,6 @@ class Volume:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str]) -> Volume | None:
-        """That of a folder; None where the system cannot tell what is free."""
         if not hasattr(os, "statvfs"):  # Windows
             return None
         try:

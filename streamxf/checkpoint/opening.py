@@ -10,10 +10,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.elements import Elements, itemsize_of
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor, shorten
@@ -28,6 +27,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.index import Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.datakey import DataKey
@@ -70,7 +70,6 @@ class Wanted:
         return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape)
 
     def check(self, found: Identity, writer_id: bytes) -> None:
-        """Compare the identity of its container; raises IdentityError."""
         wanted = self.identity(writer_id)
         if found.writer_id != writer_id:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
@@ -171,7 +170,6 @@ class ItemOpener:
         return blocks if whole is None else MemoryBlocks(whole), transforms
 
     def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
-        """What decodes the blocks of a container whose header was checked; raises as `open`."""
         return self._opener(header, place).coder(header, meter)
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
@@ -209,9 +207,9 @@ class ItemOpener:
         return found
 
     def _header(self, source: FileSlice, wanted: Wanted) -> Header:
-        index, place = self._metadata.index, wanted.place
-        if index is not None:
-            identity = wanted.identity(index.writers[index.files[place.file].writer].id)
+        place = wanted.place
+        if (writer := self._writer_of(place)) is not None:
+            identity = wanted.identity(writer.id)
             start = source.read_at(0, min(MAX_HEADER, source.length))
             header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
             if header is not None:
@@ -222,29 +220,31 @@ class ItemOpener:
 
     def check_header(self, header: Header, wanted: Wanted) -> None:
         """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
-        stock = self._metadata.index is None
-        found = tuple(text.removeprefix("!") for text in header.chain) if stock else header.chain
+        writer = self._writer_of(wanted.place)
+        found = header.chain if writer is not None else tuple(text.removeprefix("!") for text in header.chain)
         recorded = _bound(wanted.place.descriptors)
         if found != recorded:
             raise IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
                 "one of them was altered"
             )
-        if stock:
+        if writer is None:
             self._check_unpublished(header, wanted)
         else:
-            self._check_published(header, wanted)
+            self._check_published(header, wanted, writer)
 
-    def _check_published(self, header: Header, wanted: Wanted) -> None:
+    def _writer_of(self, place: Place) -> Writer | None:
         index = self._metadata.index
-        assert index is not None
+        return index.writers[index.files[place.file].writer] if index is not None else None
+
+    def _check_published(self, header: Header, wanted: Wanted, writer: Writer) -> None:
         identity = header.identity
         if identity is None or not header.published:
             raise IdentityError(
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
                 "comes from elsewhere"
             )
-        wanted.check(identity, index.writers[index.files[wanted.place.file].writer].id)
+        wanted.check(identity, writer.id)
         if header.hashed != (wanted.place.sha256 is not None):
             raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
 
@@ -271,7 +271,8 @@ class ItemOpener:
         )
 
     def _opener(self, header: Header, place: Place) -> ChainOpener:
-        dek = self._dek_of(place)
+        writer = self._writer_of(place)
+        dek = writer.dek if writer is not None else None
         known = self._openers.get((place.descriptors, dek))
         if known is None:
             codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
@@ -281,10 +282,6 @@ class ItemOpener:
             known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
             self._openers[place.descriptors, dek] = known
         return known
-
-    def _dek_of(self, place: Place) -> bytes | None:
-        index = self._metadata.index
-        return index.writers[index.files[place.file].writer].dek if index is not None else None
 
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys

@@ -84,7 +84,6 @@ def _open(folder: str) -> int | None:
 
 
 def _acquire(folder: str, patience: float) -> int | None:
-    """The folder, open and locked; None if there are no locks there."""
     end = time.monotonic() + patience
     pause = 0.001
     while (descriptor := _open(folder)) is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
@@ -33,7 +33,6 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
 
 
@@ -51,16 +50,13 @@ class BoxReader(abc.ABC):
         """Pays for each shard and object that is read, once."""
 
     @abc.abstractmethod
-    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
-        """The elements of a shard, opened with all checks."""
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements: ...
 
     @abc.abstractmethod
-    def full(self, file: str) -> str:
-        """The path of a file of the checkpoint, for errors."""
+    def full(self, file: str) -> str: ...
 
     @abc.abstractmethod
-    def load_object(self, name: str) -> Any:
-        """An object, unpickled with ``weights_only``; needs torch."""
+    def load_object(self, name: str) -> Any: ...
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -163,13 +159,6 @@ def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
         job()
 
 
-def itemsize_of(item: TensorItem) -> int:
-    """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
-    if item.dtype not in ITEMSIZES:
-        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
-    return ITEMSIZES[item.dtype]
-
-
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
     """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
     try:
@@ -179,7 +168,6 @@ def empty_array(item: TensorItem, lengths: Ints) -> Array:
 
 
 def check_box(box: Box) -> None:
-    """Raise ParameterError if a box is not inside its tensor."""
     shape = box.item.shape
     inside = len(shape) == len(box.offset) == len(box.lengths)
     places = zip(box.offset, box.lengths, shape, strict=False)

@@ -37,8 +37,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Gap:
-    """A piece of a file that is not a container."""
-
     at: int
     size: int
 
@@ -127,7 +125,6 @@ class _Scan:
         return footer.container_size == end - at
 
     def _next(self, start: int) -> int:
-        """Where the next header is; the end of the file if there is none."""
         size = self._source.length
         while start < size:
             self._look_at(start)

@@ -75,8 +75,6 @@ class _Sealed(type):
 
 
 class _Record(metaclass=_Sealed):
-    """Stands for an instance of one of DCP's classes, and holds its state."""
-
     __slots__ = ("state",)
 
     def __setstate__(self, state: object) -> None:
@@ -272,7 +270,6 @@ class _Items:
 
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
-    """The dtype of a tensor, and what is not as in a plain one."""
     state = _state(record, "TensorProperties")
     if type(state) is not tuple or len(state) < 5 or type(state[0]) is not _Dtype:
         _bad("a tensor's properties")

@@ -24,7 +24,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
 def is_url(path: object) -> bool:
-    """Whether `path` is a URL and not a path."""
     return isinstance(path, str) and (_SCHEME.match(path) is not None or "::" in path)
 
 
@@ -60,7 +59,6 @@ class StoredFile:
     _ahead: tuple[int, bytes] = (0, b"")
 
     def slice(self, at: int, size: int) -> FileSlice:
-        """A part of the file; raises ContainerError if it reaches beyond the end."""
         if at + size > self.size:
             raise ContainerError(
                 f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
@@ -76,7 +74,6 @@ class StoredFile:
         self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
 
     def read(self, at: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
         size = self.size - at if size is None else size
         return self.slice(at, size).read_at(0, size)
 
@@ -109,7 +106,6 @@ class Storage:
 
     @property
     def local(self) -> str | None:
-        """The path in the local file system; None if it is in another one."""
         if self.filesystem is None:
             return self.path
         for layer, path, names in self._layers():
@@ -132,7 +128,6 @@ class Storage:
 
     @property
     def replaces_in_one_step(self) -> bool:
-        """Whether `put` does."""
         return self.protocol in ONE_PUT | RENAMES | {"file"}
 
     @property
@@ -140,7 +135,6 @@ class Storage:
         return os.path.basename(self.path.rstrip("/"))
 
     def full(self, name: str) -> str:
-        """The path of a file of this folder, for errors."""
         return f"{self.given.rstrip('/')}/{name}" if name else self.given
 
     def child(self, name: str) -> Storage:
@@ -196,7 +190,6 @@ class Storage:
         return found
 
     def listed(self) -> list[tuple[str, dict[str, Any]]]:
-        """What fsspec's file system tells of files and folders in the folder, by their names."""
         self.forget_listings()
         entries = self.filesystem.ls(self.path, detail=True)
         return [(os.path.basename(each["name"].rstrip("/")), each) for each in entries]
@@ -269,7 +262,6 @@ class Storage:
             self.filesystem.pipe_file(self.inner(name), data)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
-        """Remove files; returns those that could not be removed, each with the reason."""
         failed: dict[str, Exception] = {}
         for name in names:
             try:
@@ -297,11 +289,9 @@ class Storage:
         return sum(self.held(name, listed.get(name)) for name in names)
 
     def inner(self, name: str) -> str:
-        """The path of a file of this folder, as the file system takes it."""
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def local_path(self, name: str) -> str | None:
-        """The same in the local file system; None if it is in another one."""
         local = self.local
         return os.path.join(local, name) if local is not None and name else local
 

@@ -35,7 +35,6 @@ class BlockHead(NamedTuple):
 
 
 def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview) -> bytes:
-    """The eight bytes that stand before `payload`."""
     word = (LAST if last else 0) | len(payload)
     return _WORDS.pack(word, _crc(header_digest, index, word, payload))
 
@@ -52,14 +51,12 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
 
 
 def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
-    """Compare a block's CRC with its payload and place; raises BlockError."""
     word = (LAST if head.last else 0) | head.stored_size
     if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
         raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
 
 
 def hash_of(head: bytes, payload: memoryview) -> bytes:
-    """The SHA-256 of a stored block, as a hashed container's table has it."""
     made = hashlib.sha256(head)
     made.update(payload)
     return made.digest()
@@ -76,8 +73,6 @@ _END_BYTES = 8
 
 
 class Footer(NamedTuple):
-    """The last 32 bytes of a container."""
-
     raw_size: int
     container_size: int
     blocks: int
@@ -86,7 +81,6 @@ class Footer(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, block_size: int) -> Footer:
-        """Read the footer and check it against itself; raises ContainerError."""
         if len(data) != limits.FOOTER_BYTES:
             raise ContainerError("the container is truncated: there is no room for its footer")
         raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
@@ -101,7 +95,6 @@ class Footer(NamedTuple):
         return cls(raw_size, container_size, blocks, data[:_SIZES_BYTES], crc)
 
     def tail_size(self, hashed: bool) -> int:
-        """Bytes of table and footer together."""
         return entry_size(hashed) * self.blocks + limits.FOOTER_BYTES
 
 
@@ -245,7 +238,6 @@ class ContainerParser:
         self._hashes: list[bytes] = []
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes, of any number."""
         self._buffer += data
 
     def next_event(self) -> Event | NeedData:

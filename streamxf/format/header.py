@@ -39,8 +39,6 @@ _CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a bound stream holds."""
-
     OBJECT = 1
     TENSOR = 2
     FRAMED = 3
@@ -69,7 +67,6 @@ class Identity(NamedTuple):
     tensor_shape: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """The identity's bytes; raises ContainerError if the format has no place for it."""
         try:
             name = self.name.encode("utf-8")
         except UnicodeEncodeError:
@@ -89,7 +86,6 @@ class Identity(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> Identity:
-        """Read an identity that is exactly `data`; raises ContainerError."""
         if len(data) < _IDENTITY.size:
             raise ContainerError("the header's identity is too short")
         writer_id, kind, ndim, dtype_len, reserved = _IDENTITY.unpack_from(data)
@@ -173,7 +169,6 @@ class Header:
 
     @property
     def block_chain(self) -> tuple[str, ...]:
-        """The codecs of the chain."""
         return self.chain[_Chain.of(self.chain).transforms :]
 
     @classmethod

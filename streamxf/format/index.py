@@ -121,7 +121,6 @@ class Index:
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
-        """Read an index; raises MetadataError."""
         with collector_paused():
             return _Reader(_content(packed)).index()
 
@@ -437,7 +436,6 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Undo `to_json`; raises MetadataError."""
     try:
         return _plain(value)
     except (TypeError, ValueError, RecursionError):

@@ -33,12 +33,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
 
 def is_dtype_name(text: object) -> bool:
-    """Whether `text` may name a dtype, of a framed tensor for one."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def elements_size(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of the elements of a tensor; raises KeyError for a dtype that is not in `ITEMSIZES`."""
     return math.prod(shape) * ITEMSIZES[dtype]
 
 
@@ -117,7 +115,6 @@ class TensorItem:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that it takes in storage."""
         return sum(chunk.place.size for chunk in self.chunks)
 
 
@@ -135,7 +132,6 @@ class ObjectItem:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that it takes in storage."""
         return self.place.size
 
 
@@ -149,7 +145,6 @@ def check_text(text: str) -> str:
 
 
 def check_name(name: object) -> str:
-    """Return the name of an item, if it can be one; raises MetadataError."""
     if not isinstance(name, str) or not name or (not name.isascii() and _SURROGATE.search(name)):
         raise MetadataError("the metadata has an item whose name is empty, not a string, or not valid Unicode")
     return name

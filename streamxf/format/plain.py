@@ -41,7 +41,6 @@ def prefix_size(start: bytes) -> int:
 
 
 def parse_prefix(data: bytes) -> str:
-    """The wrapped data key of a prefix that is exactly `data`; raises ContainerError if it is damaged."""
     if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
         raise ContainerError("the file is truncated inside its prefix")
     return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")
@@ -66,7 +65,6 @@ def seal_size(end: bytes) -> int:
 
 
 def parse_seal(data: bytes) -> str:
-    """The vouchers of a seal that is exactly `data`; raises ContainerError if it is damaged."""
     if len(data) != seal_size(data[-SEAL_END_BYTES:]):
         raise ContainerError("the file's seal has another size than it says")
     body = data[: -len(SEAL_MAGIC)]

@@ -26,7 +26,6 @@ class Trailer:
 
     @property
     def size(self) -> int:
-        """Bytes of index, keys and trailer."""
         return self.index_size + self.keys_size + TRAILER_BYTES
 
     @classmethod
@@ -90,7 +89,6 @@ class Sections:
         return _text(lines[0]), _text(lines[1])
 
     def other_key_lines(self) -> list[str]:
-        """The wrapped data keys of the other writers; raises as `key_lines`."""
         return [_text(line) for line in bytes(self.keys).split(b"\n")[2:]]
 
 

@@ -45,7 +45,6 @@ def mapped(module: str, name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether it is always allowed."""
     return name in calls.VALUES or name in calls.CALLS
 
 
@@ -99,7 +98,6 @@ class Check(_Unpickler):  # type: ignore[misc]
 
     @property
     def plain(self) -> bool:
-        """Whether all names are those of plain data."""
         return self.names <= calls.PLAIN.keys() and not self._kinds and not self.unknown
 
     def find_class(self, module: str, name: str) -> calls.Name:
@@ -127,7 +125,6 @@ class Check(_Unpickler):  # type: ignore[misc]
         return calls.StorageRecord(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """The result of a call; raises TooMuch if torch.save does not write it."""
         if not isinstance(function, calls.Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:

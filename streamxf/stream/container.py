@@ -31,7 +31,6 @@ _scratch = ScratchPool(keep=16)
 
 
 def read_header(source: FileSlice) -> Header:
-    """The header at the start of `source`, before anything is known about keys or codecs. Raises ContainerError."""
     size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
     return Header.parse(source.read_at(0, size))
 
@@ -101,7 +100,6 @@ class BlockReader:
 
     @property
     def table_digest(self) -> bytes:
-        """T of the format."""
         return self._table.digest
 
     def size_of(self, index: int) -> int:

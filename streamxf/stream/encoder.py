@@ -87,7 +87,6 @@ class Encoded:
     scratch: Scratch | None
 
     def release(self) -> None:
-        """Say that the block was written."""
         if self.scratch is not None:
             _scratch.give(self.scratch)
 
@@ -126,7 +125,6 @@ class ContainerEncoder:
         self.table_digest = b""
 
     def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
-        """One call for each block of a whole stream, and the bytes that the block has."""
         size = self.block_size
         for start in range(0, source.size or 1, size):
             stop = min(start + size, source.size)

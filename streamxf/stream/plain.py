@@ -100,7 +100,6 @@ class PlainParts:
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
-        """Take a file apart. Raises ContainerError, DescriptorError."""
         start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
         wrapped = parse_prefix(whole.read_at(0, start))
         header = read_header(whole.slice(start, whole.length))
@@ -129,7 +128,6 @@ def coder_for(header: Header, registry: CodecRegistry, data_key: DataKey | None)
 
 
 def check_header(header: Header, wrapped: str) -> None:
-    """Compare the header of a plain file with the wrapped data key before it; raises ContainerError."""
     if header.identity is not None:
         raise ContainerError("the file holds an item cut out of a checkpoint")
     if bool(wrapped) != header.keyed:
@@ -139,7 +137,6 @@ def check_header(header: Header, wrapped: str) -> None:
 
 
 def check_signed(header: Header, vouchers: str) -> None:
-    """Compare the header of an encrypted plain file with its vouchers; raises ContainerError, DescriptorError."""
     if header.hashed != (Vouchers.parse(vouchers).signature is not None):
         raise ContainerError(
             "a file has hashes of its blocks exactly if it is signed, and this one contradicts that: its signature was "
@@ -263,7 +260,6 @@ def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
 
 
 def block_log2_of(block_size: int) -> int:
-    """The container's ``block_log2`` for blocks of `block_size` bytes; raises ParameterError."""
     log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
     if not 16 <= log2 <= 24 or block_size != 1 << log2:
         raise ParameterError(

@@ -109,8 +109,6 @@ def access_to(file: Any) -> PositionalFile:
 
 
 class Timed:
-    """An access that tells `add` the seconds of each read, in the thread that reads."""
-
     def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
         self._access = access
         self._add = add
@@ -130,7 +128,9 @@ class FileSlice:
     time share one `access_to` the file.
     """
 
-    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
+    def __init__(
+        self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | bytearray | None = None
+    ) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
@@ -158,13 +158,12 @@ class FileSlice:
         """
         self._check(position, size)
         if self._whole is not None:
-            return self._whole[position : position + size]
+            return bytes(self._whole[position : position + size])
         out = bytearray(size)
         self.read_into(position, memoryview(out))
         return bytes(out)
 
     def read_into(self, position: int, out: memoryview) -> None:
-        """Fill `out` from `position` of the slice; raises as `read_at`."""
         self._check(position, len(out))
         if self._whole is not None:
             out[:] = self._whole[position : position + len(out)]
@@ -224,16 +223,13 @@ class Blocks(Protocol):
     block_size: int
     count: int
 
-    def size_of(self, index: int) -> int:
-        """Bytes of a block."""
+    def size_of(self, index: int) -> int: ...
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """What fills memory of exactly that size with the block; any thread may call it, once."""
 
 
 class BareBlocks:
-    """Bytes of a file as they are."""
-
     def __init__(self, source: FileSlice) -> None:
         self.size = source.length
         self.block_size = _BARE_BLOCK
@@ -248,19 +244,15 @@ class BareBlocks:
         return self.range(start, start + self.size_of(index))
 
     def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
-        """As `decoder`, for any range."""
         if self._source.parallel:
             return partial(self._source.read_into, start)
         return partial(_copy, self._source.read_at(start, stop - start))
 
     def part(self, start: int, size: int) -> BareBlocks:
-        """A part of these bytes, as a stream of its own."""
         return BareBlocks(self._source.slice(start, start + size))
 
 
 class MemoryBlocks:
-    """Bytes that are in memory already, as a single block."""
-
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
         self.block_size = len(data) or 1

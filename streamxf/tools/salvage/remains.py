@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Array, Elements, unsigned
+from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.reading import Box, BoxReader, itemsize_of
+from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, TensorItem
