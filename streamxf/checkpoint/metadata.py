@@ -15,9 +15,8 @@ from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index
-from streamxf.format.items import Item, TensorItem
+from streamxf.format.items import Item, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.datakey import DataKey

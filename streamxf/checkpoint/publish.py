@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File

@@ -24,11 +24,12 @@ from streamxf.format.items import (
     Path,
     Place,
     TensorItem,
+    check_apart,
     check_name,
     check_path,
+    check_tiles,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
-from streamxf.format.tiling import check_apart, check_tiles
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from typing import IO, Any
 
-from streamxf.checkpoint.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to

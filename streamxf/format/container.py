@@ -28,6 +28,11 @@ LAST = 1 << 31
 _WORDS = struct.Struct("<II")
 
 
+def stage_limit(block_size: int) -> int:
+    """E of the format: the most bytes that any codec of a chain may give or take for a block."""
+    return block_size + block_size // 16 + 1024
+
+
 class BlockHead(NamedTuple):
     last: bool
     stored_size: int
@@ -126,7 +131,7 @@ class Table:
         self.entry_size = entry_size(hashed)
         self._last = header_size
         self._block_size = block_size
-        self._limit = limits.BLOCK_HEAD_BYTES + limits.stage_limit(block_size)
+        self._limit = limits.BLOCK_HEAD_BYTES + stage_limit(block_size)
         self._hashed = hashed
         self._crc = crc32c.crc32c(header_digest[:16])
         self._header_digest = header_digest
@@ -277,7 +282,7 @@ class ContainerParser:
         if len(self._buffer) < size:
             return NEED_DATA
         header = self._parsed = Header.parse(self._take(size))
-        self._limit = limits.stage_limit(header.block_size)
+        self._limit = stage_limit(header.block_size)
         self._table = Table(header.digest, size, header.block_size, header.hashed)
         self._step = self._block
         return header
@@ -345,7 +350,7 @@ def check_stored(
     where the table says, is last where it should not be, or is damaged.
     """
     start = bytes(stored[: limits.BLOCK_HEAD_BYTES])
-    head = parse_head(start, index, limits.stage_limit(header.block_size))
+    head = parse_head(start, index, stage_limit(header.block_size))
     payload = stored[limits.BLOCK_HEAD_BYTES :]
     if head.stored_size != len(payload) or head.last != last:
         raise BlockError("block does not end where the table says, or is last where it should not be", block=index)

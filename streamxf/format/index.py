@@ -28,12 +28,13 @@ from streamxf.format.items import (
     Path,
     Place,
     TensorItem,
+    check_apart,
     check_name,
     check_path,
     check_text,
+    check_tiles,
     is_dtype_name,
 )
-from streamxf.format.tiling import check_apart, check_tiles
 
 _LEVEL = 3
 _FREE = 65536  # bytes that any index may decompress to

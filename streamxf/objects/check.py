@@ -12,15 +12,19 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from streamxf.descriptor import shorten
+from streamxf.errors import ParameterError
 from streamxf.objects import calls
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
-from streamxf.objects.unpickle import chosen
+from streamxf.stream.source import ForkLock
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes
@@ -30,6 +34,58 @@ _PROTOCOL = 2
 _BLOCKED = ("sys", "os", "posix", "nt")  # modules of which torch takes nothing, whatever is allowed
 _CONTAINERS = (list, dict, set, OrderedDict, Counter)
 _Unpickler: Any = pickle._Unpickler  # Python's own in Python, of which little is typed
+
+
+_lending = ForkLock()
+_lent: set[Any] = set()
+
+
+@contextmanager
+def lent(entries: Set[Any]) -> Iterator[None]:
+    """Have `entries` on the list for a while. Other loads wait, so that none gets what was lent to another; what is on
+    the list already stays there, which torch's own context manager would take off.
+    """
+    import torch
+
+    if not entries:
+        yield
+        return
+    with _lending.here():
+        new = entries - frozenset(torch.serialization.get_safe_globals())
+        _lent.update(new)
+        try:
+            with torch.serialization.safe_globals(list(new)):
+                yield
+        finally:
+            _lent.difference_update(new)
+
+
+def chosen() -> Set[str]:
+    """The names that were passed to ``torch.serialization.add_safe_globals``. What torch put there itself does not
+    count: importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return frozenset()
+    found = frozenset(torch.serialization.get_safe_globals()) - _lent
+    homes = {entry: getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in found}
+    return names_of(entry for entry, home in homes.items() if not f"{home}.".startswith("torch."))
+
+
+def names_of(entries: Iterable[Any]) -> Set[str]:
+    """The names by which pickles ask for what a list of ``safe_globals`` holds; raises ParameterError."""
+    return frozenset(map(_name_of, entries))
+
+
+@lru_cache(1024)
+def _name_of(entry: Any) -> str:
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
+        return entry[1]
+    if not callable(entry) or not hasattr(entry, "__qualname__"):
+        raise ParameterError(
+            f"safe_globals takes classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
+        )
+    return f"{entry.__module__}.{entry.__qualname__}"
 
 
 class _Stop(Exception): ...

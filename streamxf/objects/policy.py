@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.objects.calls import Unfinished
-from streamxf.objects.check import Check, shown
+from streamxf.objects.check import Check, chosen, lent, names_of, shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
-from streamxf.objects.unpickle import chosen, lent, names_of, unpickle
+from streamxf.objects.unpickle import unpickle
 from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 

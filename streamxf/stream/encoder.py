@@ -18,7 +18,7 @@ from streamxf.buffers import Scratch, ScratchPool
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
@@ -173,6 +173,15 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         return Encoded(index, last, head, payload, digest, scratch)
     finally:
         load.release()
+
+
+def block_log2_of(block_size: int) -> int:
+    log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
+    if not 16 <= log2 <= 24 or block_size != 1 << log2:
+        raise ParameterError(
+            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
+        )
+    return log2
 
 
 def encoding_facts(identity: Identity | None) -> tuple[str | None, str | None, int | None]:

@@ -41,7 +41,7 @@ from streamxf.keys.datakey import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
-from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.encoder import ContainerEncoder, block_log2_of
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
@@ -257,15 +257,6 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
 
 def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
     return pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))
-
-
-def block_log2_of(block_size: int) -> int:
-    log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
-    if not 16 <= log2 <= 24 or block_size != 1 << log2:
-        raise ParameterError(
-            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
-        )
-    return log2
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from streamxf.buffers import flat_view
 from streamxf.codec import BlockInfo, Codec, StreamInfo
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 
 BLOCK_SIZE = 1 << 16
 

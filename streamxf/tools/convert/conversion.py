@@ -19,8 +19,7 @@ from streamxf.checkpoint.opening import Wanted
 from streamxf.dcp.metadata import torch_properties
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.sources import Streamed
-from streamxf.format.items import Item, TensorItem
-from streamxf.format.tiling import MAX_RANK_CHUNKS
+from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.tools.convert.destination import Destination
 from streamxf.version import __version__
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from streamxf.chain import Chain
-from streamxf.checkpoint.commit import missing_folders, sync_names_of
+from streamxf.checkpoint.disk import missing_folders, sync_names_of
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.publishing import warn_unless_in_one_step
 from streamxf.errors import ContainerError, ParameterError
-from streamxf.stream.plain import block_log2_of
+from streamxf.stream.encoder import block_log2_of
 
 
 @dataclass(frozen=True)

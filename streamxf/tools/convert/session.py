@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 
 from torch.distributed.checkpoint.planner import WriteItem
 
-from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.publish import locked, remove_leftovers
 from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes

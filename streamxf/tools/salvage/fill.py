@@ -21,8 +21,7 @@ from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import MetadataError, UnsupportedError
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.format.tiling import check_tiles
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog

@@ -1,16 +1,117 @@
-"""One file replaced in one step, so that readers see the old one or the new one; and what has to reach the disk besides
-its bytes: the names in its folder, and the folder's own name.
+"""Local folders: on which file system they lie, files replaced in one step, so that readers see the old one or the new
+one, and names that have to reach the disk.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
+"""Mounted from the same source, they are the same on every host, and number their folders alike."""
+
+_OF_ONE_MACHINE = frozenset(
+    {
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "udf"),
+        *("tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk"),
+        *("hfs", "hfsplus", "apfs"),
+        "",  # where the system does not tell
+    }
+)
+
+_PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "exfat"})
+"""They store each byte of a file. Others may compress, or may lie on one that does."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Where a process finds a folder, in words that processes on other machines can compare: the type of the mounted
+    file system, what it was mounted from, and the folder's inode; "" for what is not known.
+    """
+
+    host: str
+    kind: str
+    source: str
+    inode: int
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> Mount:
+        facts = os.stat(folder)
+        return cls(socket.gethostname(), *mounted(facts.st_dev), facts.st_ino)
+
+    @property
+    def of_one_machine(self) -> bool:
+        """Whether no other machine has this folder. On network file systems a lock of a folder, too, is one machine's:
+        the kernel asks no server for it.
+        """
+        return self.kind in _OF_ONE_MACHINE
+
+    def is_other_than(self, other: Mount) -> bool:
+        """Whether these are surely two folders, though they may have one path."""
+        if self.host == other.host:
+            return False
+        if self.of_one_machine or other.of_one_machine:
+            return True
+        mount = self.kind, self.source
+        return self.kind in SHARED and mount == (other.kind, other.source) and self.inode != other.inode
+
+
+def mounted(device: int) -> tuple[str, str]:
+    """The type of a mounted file system and what it was mounted from, as Linux has it; "" for what is not known."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+            mount, _, system = line.partition(" - ")
+            if mount.split()[2:3] == [wanted] and len(system.split()) > 1:
+                kind, source = system.split()[:2]
+                return kind, source
+    return "", ""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A file system, as one process sees it.
+
+    - `name`: two processes that have the same write to the same file system. Not always the other way round.
+    - `free`: bytes that this process may still fill.
+    - `plain`: whether files take what they are long; if not, they may take less.
+    """
+
+    name: tuple[str, ...]
+    free: int
+    plain: bool
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> Volume | None:
+        if not hasattr(os, "statvfs"):  # Windows
+            return None
+        try:
+            facts, device = os.statvfs(folder), os.stat(folder).st_dev
+        except OSError:
+            return None
+        if not facts.f_blocks:  # a file system that has no size, and says 0 for all of it
+            return None
+        blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
+        kind, source = mounted(device)
+        name = (kind, source) if kind in SHARED else (_machine(), str(device))
+        return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
+
+
+def _machine() -> str:
+    """What no other running machine has: containers on several may have one host name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
 
 ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Storage where a put replaces an object in one step."""
