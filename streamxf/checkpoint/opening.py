@@ -174,7 +174,14 @@ class ItemOpener:
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
+        limit = wanted.max_size(self._object_limit)
+
+        def check(size: int) -> None:
+            if limit is not None and size > limit:
+                hint = "; weights_only=False lifts the limit for objects" if wanted.kind is Kind.OBJECT else ""
+                raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+
+        return check
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -305,12 +312,6 @@ def _shown(identity: Identity) -> str:
         f"the {identity.kind} {identity.name!r}, {identity.dtype} {list(identity.shape)} at {list(identity.offset)} of "
         f"{list(identity.tensor_shape)}"
     )
-
-
-def _check_size(limit: int | None, kind: Kind, size: int) -> None:
-    if limit is not None and size > limit:
-        hint = "; weights_only=False lifts the limit for objects" if kind is Kind.OBJECT else ""
-        raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
 
 def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:

@@ -6,7 +6,6 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -68,25 +67,24 @@ class BoxReader(abc.ABC):
         complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
         they are needed; a few of `BOX_BYTES` are in memory at a time.
         """
-        pipeline: Pipeline[_Waiting] = Pipeline()
-        waiting: deque[_Waiting] = deque()
+        pipeline: Pipeline[None] = Pipeline()
+        waiting: deque[tuple[Array, int]] = deque()  # each with the number of the last job that fills it
+        submitted = 0
         try:
             for box in boxes:
                 check_box(box)
                 array = empty_array(box.item, box.lengths)
-                entry = _Waiting(array)
-                waiting.append(entry)
                 for job, size in self.jobs(box, array):
                     if array.nbytes <= INLINE_BYTES:
                         job()
-                        continue
-                    entry.left += 1
-                    for done in pipeline.submit(partial(_then, job, entry), size):
-                        done.left -= 1
-                while len(waiting) > 1 and sum(each.array.nbytes for each in waiting) > 2 * BOX_BYTES:
-                    yield self._first(pipeline, waiting)
+                    else:
+                        pipeline.submit(job, size)
+                        submitted += 1
+                waiting.append((array, submitted))
+                while len(waiting) > 1 and sum(each.nbytes for each, _ in waiting) > 2 * BOX_BYTES:
+                    yield _first(pipeline, waiting, submitted)
             while waiting:
-                yield self._first(pipeline, waiting)
+                yield _first(pipeline, waiting, submitted)
         finally:
             pipeline.cancel()
 
@@ -136,22 +134,11 @@ class BoxReader(abc.ABC):
     ) -> None:
         self.close()
 
-    def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
-        while waiting[0].left:
-            for done in pipeline.narrow(len(pipeline) - 1):
-                done.left -= 1
-        return waiting.popleft().array
 
-
-@dataclass(eq=False)
-class _Waiting:
-    array: Array
-    left: int = field(default=0)
-
-
-def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
-    job()
-    return entry
+def _first(pipeline: Pipeline[None], waiting: deque[tuple[Array, int]], submitted: int) -> Array:
+    array, last = waiting.popleft()
+    pipeline.narrow(submitted - last)  # jobs end in their order, so only those of later boxes are left
+    return array
 
 
 def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:

@@ -44,10 +44,7 @@ class Kind(IntEnum):
     FRAMED = 3
 
     def __str__(self) -> str:
-        return _KIND_NAMES[self]
-
-
-_KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "framed tensor"}
+        return "framed tensor" if self is Kind.FRAMED else self.name.lower()
 
 
 class Identity(NamedTuple):

@@ -147,11 +147,9 @@ class StreamReader(io.RawIOBase):
             for index in range(first, last + 1):
                 begin = index * self._block_size
                 end = begin + self._blocks.size_of(index)
-                if begin < start or end > stop:
+                if begin < start or end > stop or index in self._cached:
                     from_, to = max(begin, start), min(end, stop)
                     self._copy_part(out[from_ - start : to - start], from_, index)
-                elif index in self._cached:
-                    self._copy_part(out[begin - start : end - start], begin, index)
                 else:
                     decode = partial(self._blocks.decoder(index), out[begin - start : end - start])
                     pipeline.submit(decode, self._block_size)
