@@ -11,10 +11,10 @@ from typing import Any
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle
-from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, metadata_name, no_file, read_metadata
+from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import OpenFiles, Storage, StoredFile
+from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.keys import KeysLike, TrustLike
@@ -122,7 +122,9 @@ class Checkpoint(BoxReader):
         self.framework = framework
         names = metadata_files(storage) if rank is None else [metadata_name(rank)]
         self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
-        self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
+        self._of_file = {
+            place.file: each for each in self.metadata for item in each.items.values() for place in item.places
+        }
         self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, local=storage.local is not None)
@@ -176,9 +178,17 @@ class Checkpoint(BoxReader):
         with file and item.
         """
         wanted = Wanted(item, chunk)
-        file = self.file(wanted.place.file)
+        name = wanted.place.file
+        try:
+            file = self._files[name]
+        except FileNotFoundError as error:
+            raise no_file(self.full(name)) from error
+        metadata = self._of_file[name]
+        if metadata.name not in self._openers:
+            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
+            self._openers[metadata.name] = opener
         with located(file=file.name, item=item.name):
-            return self.opener(wanted.place).open(file, wanted)
+            return self._openers[metadata.name].open(file, wanted)
 
     def load_object(self, name: str) -> Any:
         item = self.items[name]
@@ -189,27 +199,9 @@ class Checkpoint(BoxReader):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
-    def opener(self, place: Place) -> ItemOpener:
-        metadata = self._of_file[place.file]
-        if metadata.name not in self._openers:
-            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
-            self._openers[metadata.name] = opener
-        return self._openers[metadata.name]
-
-    def file(self, name: str) -> StoredFile:
-        """A data file, open; it may be closed when others are opened, but not while blocks of it are under way."""
-        try:
-            return self._files[name]
-        except FileNotFoundError as error:
-            raise no_file(self.storage.full(name)) from error
-
     def full(self, file: str) -> str:
         return self.storage.full(file)
 
     def close(self) -> None:
         self._last = None
         self._files.close()
-
-
-def _files_of(metadata: Metadata) -> list[str]:
-    return list(dict.fromkeys(place.file for item in metadata.items.values() for place in item.places))
