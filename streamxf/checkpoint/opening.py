@@ -4,7 +4,7 @@ before a block is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -94,6 +94,14 @@ class Wanted:
             return None
         size = elements_size(self.item.dtype, self.chunk.shape)
         return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
+
+
+def streams_of(item: Item) -> Iterator[Wanted]:
+    """All streams of an item: those of a tensor's chunks, or that of an object."""
+    if isinstance(item, TensorItem):
+        yield from (Wanted(item, chunk) for chunk in item.chunks)
+    else:
+        yield Wanted(item)
 
 
 class ItemOpener:

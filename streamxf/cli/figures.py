@@ -10,8 +10,7 @@ from streamxf.cli import show
 from streamxf.cli.values import HEADINGS, cells
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.summary import Summary, chain_text, ratio_of, ratio_text
-from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.summary import Summary, Tally, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 

@@ -14,7 +14,7 @@ from streamxf.errors import ParameterError
 from streamxf.wording import many, rate_text, size_text
 
 if TYPE_CHECKING:
-    from streamxf.tuning.recommendation import Recommendation
+    from streamxf.tuning.estimate import Recommendation
 
 EXAMPLES = (
     "streamxf tune model.safetensors --bandwidth 2GB/s",

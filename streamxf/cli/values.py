@@ -10,8 +10,7 @@ from streamxf.cli import show
 from streamxf.wording import many, printable
 
 if TYPE_CHECKING:
-    from streamxf.tools.inspect.summary import Summary
-    from streamxf.tools.inspect.values import Values
+    from streamxf.tools.inspect.summary import Summary, Values
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
 

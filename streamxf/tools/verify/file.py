@@ -1,8 +1,11 @@
-"""Files whose storage may fail in any way of its own, or hold far less than it says."""
+"""`Call`: a call of `verify`, whose files are opened so that their storage may fail in any way, or hold far less than
+it says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,91 +16,89 @@ from streamxf.engine import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.proportion import Budget, held_bytes
 from streamxf.stream.source import Counted, FileSlice, PositionalFile
-from streamxf.tools.verify.findings import Findings
+from streamxf.tools.verify.report import Findings
 
 _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
-
-
-@dataclass
-class Call:
-    """One call of `verify`, and its findings."""
-
-    storage: Storage
-    access: Access
-    max_expansion: int
-    progress: Progress | None
-    findings: Findings = field(default_factory=Findings)
-
-    def share(self, size: int) -> Share | None:
-        """The progress that a file of `size` bytes makes."""
-        if self.progress is None:
-            return None
-        self.progress.expect(size)
-        return Share(self.progress, size)
 
 
 class GivenUp(Exception):
     """The result is not wanted any more: another thread was interrupted, or failed."""
 
 
-class GuardedAccess:
-    """Reads by position that raise no errors but Python's and streamxf's, until `stopped` says that the result is no
-    longer wanted. `budget` pays for what is read: holes have no end.
+@dataclass
+class Call:
+    """One call of `verify`, and its findings in the order of the report.
+
+    `failures` are what ends the call, in any thread. `lock` is held while a chain is rebuilt, which may ask a service
+    for its key.
     """
 
-    def __init__(self, access: PositionalFile, name: str, budget: Budget, stopped: Callable[[], bool]) -> None:
-        self._access = access
+    storage: Storage
+    access: Access
+    max_expansion: int
+    progress: Progress | None
+    found: list[Findings] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def findings(self, file: str) -> Findings:
+        """A place for what is found in one more file."""
+        self.found.append(Findings(file))
+        return self.found[-1]
+
+    def share(self, size: int) -> Share:
+        """The progress that a file of `size` bytes makes."""
+        if self.progress is not None:
+            self.progress.expect(size)
+        return Share(self.progress, size)
+
+    @contextmanager
+    def open(self, label: str, storage: Storage | None = None, share: Share | None = None) -> Iterator[StoredFile]:
+        """Open the file `label` of the folder, or what `storage` is, which then has that name in errors; `share` is
+        told what is read. Raises FileNotFoundError, and OSError or StreamxfError if it cannot be opened or leads
+        elsewhere.
+        """
+        with ExitStack() as stack:
+            with storage_errors(label):
+                opened = (
+                    self.storage.open(label, step=_REMOTE_STEP) if storage is None else storage.open(step=_REMOTE_STEP)
+                )
+                file = stack.enter_context(opened)
+            access = file.access if share is None else Counted(file.access, share.advance)
+            yield StoredFile(
+                label, file.size, file.raw, GuardedAccess(self, access, label, held_bytes(file.raw, file.size))
+            )
+
+
+class GuardedAccess:
+    """Reads by position that raise no errors but Python's and streamxf's, as long as the call goes on. What may be read
+    is bounded by the bytes `held` in storage: holes have no end.
+    """
+
+    def __init__(self, call: Call, access: PositionalFile, name: str, held: int) -> None:
         self.name = name
-        self._budget = budget
-        self._stopped = stopped
         self.parallel = access.parallel
+        self._call = call
+        self._access = access
+        self._budget = Budget(call.max_expansion, held)
 
     def read_into(self, position: int, out: memoryview) -> int:
-        """Fill `out`, as far as the file goes.
-
-        Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes.
-        """
-        if self._stopped():
+        """Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes."""
+        if self._call.failures:
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
         with storage_errors(self.name):
             return self._access.read_into(position, out)
 
 
-@contextmanager
-def guarded(
-    storage: Storage,
-    label: str,
-    max_expansion: int,
-    stopped: Callable[[], bool] = bool,
-    share: Share | None = None,
-    *,
-    name: str = "",
-) -> Iterator[StoredFile]:
-    """Open the file `name` of a folder, or the file itself, for errors under the name `label`; `share` is told what is
-    read. Raises FileNotFoundError, and OSError or StreamxfError if it cannot be opened or leads elsewhere.
-    """
-    with ExitStack() as stack:
-        with storage_errors(label):
-            file = stack.enter_context(storage.open(name, step=_REMOTE_STEP))
-        budget = Budget(max_expansion, held_bytes(file.raw, file.size))
-        access = file.access if share is None else Counted(file.access, share.advance)
-        yield StoredFile(label, file.size, file.raw, GuardedAccess(access, label, budget, stopped))
-
-
 def pieces_of(source: FileSlice) -> Iterator[bytes]:
-    """A part of a file, piece by piece and in order, which workers read where several threads can; raises as reading
-    does.
-    """
-    places = ((at, min(_STEP, source.length - at)) for at in range(0, source.length, _STEP))
-    if not source.parallel:
-        yield from (source.read_at(*place) for place in places)
-        return
+    """A part of a file, piece by piece and in order, which workers read where several threads can."""
     pipeline: Pipeline[bytes] = Pipeline()
     try:
-        for at, size in places:
-            yield from pipeline.submit(partial(source.read_at, at, size), size)
+        for at in range(0, source.length, _STEP):
+            read = partial(source.read_at, at, min(_STEP, source.length - at))
+            yield from pipeline.submit(read, _STEP) if source.parallel else [read()]
         yield from pipeline.results()
     finally:
         pipeline.cancel()
