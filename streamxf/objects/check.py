@@ -88,9 +88,6 @@ def _name_of(entry: Any) -> str:
     return f"{entry.__module__}.{entry.__qualname__}"
 
 
-class _Stop(Exception): ...
-
-
 def mapped(module: str, name: str) -> str:
     """A name as torch looks it up, which a pickle has as Python 2 had it."""
     if (module, name) in NAME_MAPPING:
@@ -144,8 +141,8 @@ class Check(_Unpickler):  # type: ignore[misc]
             for step in range(self._limit):
                 self._step = step
                 actions[read(1)[0]](self)
-        except _Stop as stop:
-            return stop.args[0]
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
         except (TooMuch, MemoryError):
             raise
         except Exception as error:  # whatever a damaged pickle makes the unpickler raise
@@ -265,14 +262,9 @@ class Check(_Unpickler):  # type: ignore[misc]
         self.never = self.never or reason
 
 
-def _stop(check: Check) -> None:
-    raise _Stop(check.stack.pop())
-
-
 _ACTIONS: dict[int, Callable[[Check], None]] = {
-    **{opcode: _Unpickler.dispatch[opcode] for opcode in b"(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
+    **{opcode: _Unpickler.dispatch[opcode] for opcode in b".(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
     pickle.PROTO[0]: Check._proto,
-    pickle.STOP[0]: _stop,
     pickle.LONG4[0]: Check._long4,
     pickle.APPEND[0]: lambda check: check._fill_list([check.stack.pop()]),
     pickle.APPENDS[0]: lambda check: check._fill_list(check.pop_mark()),

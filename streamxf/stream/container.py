@@ -65,8 +65,6 @@ class BlockReader:
         self._coder = coder
         self.header = header
         self.block_size = header.block_size
-        self.stored_size = source.length
-        self.parallel = source.parallel
         footer, self._table = self._read_tail(check_size)
         self.size = footer.raw_size
         self.count = footer.blocks
@@ -106,49 +104,38 @@ class BlockReader:
         return min(self.block_size, self.size - index * self.block_size)
 
     def stored_size_of(self, index: int) -> int:
-        return self._table.ends[index] - self.begin_of(index)
-
-    def begin_of(self, index: int) -> int:
-        """Where block `index` begins in the container; for `count`, where the last one ends."""
-        return self._table.ends[index - 1] if index else self.header.size
+        return self._table.ends[index] - self._begin_of(index)
 
     def decode(self, index: int, out: memoryview) -> None:
         """Decode block `index` into `out`, which has exactly its size. Raises BlockError, CodecError,
         AuthenticationError if it is not as it was stored; what `out` then holds must not be used.
         """
         scratch = _scratch.take()
-        self.decode_stored(index, self.read(index, scratch), scratch, out)
-        _scratch.give(scratch)
+        self.decode_stored(index, self._read(index, scratch), scratch, out)
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """A `decode` of block `index` that some thread may call, once. Where several threads cannot read at the same
         time, the block is read here: files that fetch what lies ahead are best read in order.
         """
-        if self.parallel:
+        if self._source.parallel:
             return partial(self.decode, index)
         scratch = _scratch.take()
-        return partial(self._decode_and_give, index, self.read(index, scratch), scratch)
+        return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
-    def _decode_and_give(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
-        self.decode_stored(index, stored, scratch, out)
-        _scratch.give(scratch)
-
-    def read(self, index: int, scratch: Scratch) -> memoryview:
-        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already."""
-        return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
-
-    def decode_stored(
-        self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None = None
-    ) -> memoryview:
-        """Decode block `index`, which `read` gave; raises as `decode`. Without `out`, which has exactly its size, the
-        result lies in `scratch` or `stored`. Where there is no coder it is empty.
-        """
+    def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
+        """The same, of a block that was read; gives `scratch` back."""
         last = index == self.count - 1
         digest = self._table.hashes[index] if self.header.hashed else None
         payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
-        if self._coder is None:
-            return memoryview(b"")
-        return self._coder.decode(payload, index, last, scratch, out)
+        if self._coder is not None:
+            self._coder.decode(payload, index, last, scratch, out)
+        _scratch.give(scratch)
+
+    def _begin_of(self, index: int) -> int:
+        return self._table.ends[index - 1] if index else self.header.size
+
+    def _read(self, index: int, scratch: Scratch) -> memoryview:
+        return self._source.view(self._begin_of(index), self.stored_size_of(index), scratch)
 
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
