@@ -17,7 +17,7 @@ from streamxf.format.container import Footer, Table, check_stored
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.stream.source import FileSlice

@@ -248,9 +248,6 @@ class BareBlocks:
             return partial(self._source.read_into, start)
         return partial(_copy, self._source.read_at(start, stop - start))
 
-    def part(self, start: int, size: int) -> BareBlocks:
-        return BareBlocks(self._source.slice(start, start + size))
-
 
 class MemoryBlocks:
     def __init__(self, data: memoryview) -> None:
