@@ -12,7 +12,7 @@ from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ContainerError, IdentityError
+from streamxf.errors import CodecError, ContainerError, IdentityError
 from streamxf.format.container import Footer, Table, check_stored
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
@@ -46,7 +46,7 @@ class BlockReader:
     vouched for.
 
     - `header`: identity and chain were checked by the caller.
-    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
+    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.
     - `table_digest`: T of the format, if it was vouched for.
     - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; may raise.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
@@ -106,14 +106,15 @@ class BlockReader:
     def stored_size_of(self, index: int) -> int:
         return self._table.ends[index] - self._begin_of(index)
 
-    def decode(self, index: int, out: memoryview) -> None:
-        """Decode block `index` into `out`, which has exactly its size. Raises BlockError, CodecError,
-        AuthenticationError if it is not as it was stored; what `out` then holds must not be used.
+    def decode(self, index: int, out: memoryview | None) -> None:
+        """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact. Raises
+        BlockError, CodecError, AuthenticationError if it is not as it was stored; what `out` then holds must not be
+        used.
         """
         scratch = _scratch.take()
         self.decode_stored(index, self._read(index, scratch), scratch, out)
 
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
+    def decoder(self, index: int) -> Callable[[memoryview | None], None]:
         """A `decode` of block `index` that some thread may call, once. Where several threads cannot read at the same
         time, the block is read here: files that fetch what lies ahead are best read in order.
         """
@@ -122,13 +123,15 @@ class BlockReader:
         scratch = _scratch.take()
         return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
-    def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
+    def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
         """The same, of a block that was read; gives `scratch` back."""
-        last = index == self.count - 1
+        last, size = index == self.count - 1, self.size_of(index)
         digest = self._table.hashes[index] if self.header.hashed else None
         payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
         if self._coder is not None:
-            self._coder.decode(payload, index, last, scratch, out)
+            decoded = self._coder.decode(payload, index, last, scratch, out)
+            if len(decoded) != size:
+                raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
         _scratch.give(scratch)
 
     def _begin_of(self, index: int) -> int:
