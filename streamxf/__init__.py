@@ -13,246 +13,127 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamxf import errors, keys
-    from streamxf.bar import ProgressBar
-    from streamxf.chain import Chain
-    from streamxf.checkpoint.checkpoint import Checkpoint
-    from streamxf.checkpoint.handles import ObjectHandle, TensorHandle
-    from streamxf.codec import BlockInfo, Codec, StreamInfo
-    from streamxf.codecs.checksum import Checksum
-    from streamxf.codecs.encrypt import Encrypt
-    from streamxf.codecs.floatzip import FloatZip
-    from streamxf.codecs.lz4 import LZ4
-    from streamxf.codecs.zstd import ZStandard
-    from streamxf.dcp.attach import attach
-    from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
-    from streamxf.dcp.reader import FileSystemReader
-    from streamxf.dcp.registry import Registry
-    from streamxf.dcp.writer import FileSystemWriter
-    from streamxf.errors import StreamxfError
-    from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
-    from streamxf.formats.complete import is_complete, latest
-    from streamxf.formats.contents import Contents, Format
+    from streamxf import errors as errors, keys as keys
+    from streamxf.bar import ProgressBar as ProgressBar
+    from streamxf.chain import Chain as Chain
+    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from streamxf.checkpoint.handles import ObjectHandle as ObjectHandle, TensorHandle as TensorHandle
+    from streamxf.codec import BlockInfo as BlockInfo, Codec as Codec, StreamInfo as StreamInfo
+    from streamxf.codecs.checksum import Checksum as Checksum
+    from streamxf.codecs.encrypt import Encrypt as Encrypt
+    from streamxf.codecs.floatzip import FloatZip as FloatZip
+    from streamxf.codecs.lz4 import LZ4 as LZ4
+    from streamxf.codecs.zstd import ZStandard as ZStandard
+    from streamxf.dcp.attach import attach as attach
+    from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
+    from streamxf.dcp.reader import FileSystemReader as FileSystemReader
+    from streamxf.dcp.registry import Registry as Registry
+    from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
+    from streamxf.errors import StreamxfError as StreamxfError
+    from streamxf.format.items import Chunk as Chunk, ObjectItem as ObjectItem, Place as Place, TensorItem as TensorItem
+    from streamxf.formats.complete import is_complete as is_complete, latest as latest
+    from streamxf.formats.contents import Contents as Contents, Format as Format
     from streamxf.keys import (
-        AwsKms,
-        Key,
-        KeyProvider,
-        KeyRing,
-        PrivateKey,
-        PublicKey,
-        SigningKey,
-        VerifyKey,
-        public_id,
-        read_environment,
-        read_key,
-        write_key,
+        AwsKms as AwsKms,
+        Key as Key,
+        KeyProvider as KeyProvider,
+        KeyRing as KeyRing,
+        PrivateKey as PrivateKey,
+        PublicKey as PublicKey,
+        SigningKey as SigningKey,
+        VerifyKey as VerifyKey,
+        public_id as public_id,
+        read_environment as read_environment,
+        read_key as read_key,
+        write_key as write_key,
     )
-    from streamxf.progress import Progress
-    from streamxf.registry import CodecRegistry
-    from streamxf.report import LoadReport, Report, SaveReport
-    from streamxf.stream import decode, encode
-    from streamxf.stream import open as open  # exported by its name alone
-    from streamxf.tools.clean import CleanReport, clean
-    from streamxf.tools.convert.pack import pack
-    from streamxf.tools.convert.result import Converted, Unpacked
-    from streamxf.tools.convert.transcode import transcode
-    from streamxf.tools.convert.unpack import unpack
-    from streamxf.tools.diff.diff import diff
-    from streamxf.tools.diff.difference import Change, Difference
-    from streamxf.tools.diff.distance import Distance
-    from streamxf.tools.inspect.inspect import inspect
-    from streamxf.tools.inspect.page.page import page_of
-    from streamxf.tools.inspect.summary import Summary
-    from streamxf.tools.inspect.tally import Tally
-    from streamxf.tools.inspect.values import Values
-    from streamxf.tools.rekey.recipients import Recipient, Recipients
-    from streamxf.tools.rekey.rekey import add_recipient, recipients, rekey, remove_recipient
-    from streamxf.tools.salvage.result import Lost, Salvaged
-    from streamxf.tools.salvage.salvage import salvage
-    from streamxf.tools.unsafe_globals import UnsafeGlobals, unsafe_globals
-    from streamxf.tools.values.histogram import Histogram
-    from streamxf.tools.values.statistics import Statistics
-    from streamxf.tools.verify.report import Damage, VerifyReport
-    from streamxf.tuning.estimate import Estimate
-    from streamxf.tuning.recommendation import Recommendation
-    from streamxf.tuning.tuner import tune
-    from streamxf.version import __version__
+    from streamxf.progress import Progress as Progress
+    from streamxf.registry import CodecRegistry as CodecRegistry
+    from streamxf.report import LoadReport as LoadReport, Report as Report, SaveReport as SaveReport
+    from streamxf.stream import decode as decode, encode as encode, open as open
+    from streamxf.tools.clean import CleanReport as CleanReport, clean as clean
+    from streamxf.tools.convert.pack import pack as pack
+    from streamxf.tools.convert.result import Converted as Converted, Unpacked as Unpacked
+    from streamxf.tools.convert.transcode import transcode as transcode
+    from streamxf.tools.convert.unpack import unpack as unpack
+    from streamxf.tools.diff.diff import diff as diff
+    from streamxf.tools.diff.difference import Change as Change, Difference as Difference
+    from streamxf.tools.diff.distance import Distance as Distance
+    from streamxf.tools.inspect.inspect import inspect as inspect
+    from streamxf.tools.inspect.page.page import page_of as page_of
+    from streamxf.tools.inspect.summary import Summary as Summary, Tally as Tally, Values as Values
+    from streamxf.tools.rekey.recipients import Recipient as Recipient, Recipients as Recipients
+    from streamxf.tools.rekey.rekey import (
+        add_recipient as add_recipient,
+        recipients as recipients,
+        rekey as rekey,
+        remove_recipient as remove_recipient,
+    )
+    from streamxf.tools.salvage.result import Lost as Lost, Salvaged as Salvaged
+    from streamxf.tools.salvage.salvage import salvage as salvage
+    from streamxf.tools.unsafe_globals import UnsafeGlobals as UnsafeGlobals, unsafe_globals as unsafe_globals
+    from streamxf.tools.values.histogram import Histogram as Histogram
+    from streamxf.tools.values.statistics import Statistics as Statistics
+    from streamxf.tools.verify.report import Damage as Damage, VerifyReport as VerifyReport
+    from streamxf.tools.verify.verify import verify as verify
+    from streamxf.tuning.estimate import Estimate as Estimate, Recommendation as Recommendation
+    from streamxf.tuning.tuner import tune as tune
+    from streamxf.version import __version__ as __version__
 
-_HOME = {
-    "AwsKms": "streamxf.keys",
-    "BlockInfo": "streamxf.codec",
-    "Chain": "streamxf.chain",
-    "Change": "streamxf.tools.diff.difference",
-    "Checkpoint": "streamxf.checkpoint.checkpoint",
-    "Checksum": "streamxf.codecs.checksum",
-    "Chunk": "streamxf.format.items",
-    "CleanReport": "streamxf.tools.clean",
-    "Codec": "streamxf.codec",
-    "CodecRegistry": "streamxf.registry",
-    "Contents": "streamxf.formats.contents",
-    "Converted": "streamxf.tools.convert.result",
-    "Damage": "streamxf.tools.verify.report",
-    "Difference": "streamxf.tools.diff.difference",
-    "Distance": "streamxf.tools.diff.distance",
-    "Encrypt": "streamxf.codecs.encrypt",
-    "Estimate": "streamxf.tuning.estimate",
-    "FileSystemReader": "streamxf.dcp.reader",
-    "FileSystemWriter": "streamxf.dcp.writer",
-    "FloatZip": "streamxf.codecs.floatzip",
-    "Format": "streamxf.formats.contents",
-    "FsspecReader": "streamxf.dcp.fsspec",
-    "FsspecWriter": "streamxf.dcp.fsspec",
-    "Histogram": "streamxf.tools.values.histogram",
-    "Key": "streamxf.keys",
-    "KeyProvider": "streamxf.keys",
-    "KeyRing": "streamxf.keys",
-    "LZ4": "streamxf.codecs.lz4",
-    "LoadReport": "streamxf.report",
-    "Lost": "streamxf.tools.salvage.result",
-    "ObjectHandle": "streamxf.checkpoint.handles",
-    "ObjectItem": "streamxf.format.items",
-    "Place": "streamxf.format.items",
-    "PrivateKey": "streamxf.keys",
-    "Progress": "streamxf.progress",
-    "ProgressBar": "streamxf.bar",
-    "PublicKey": "streamxf.keys",
-    "Recipient": "streamxf.tools.rekey.recipients",
-    "Recipients": "streamxf.tools.rekey.recipients",
-    "Recommendation": "streamxf.tuning.recommendation",
-    "Registry": "streamxf.dcp.registry",
-    "Report": "streamxf.report",
-    "Salvaged": "streamxf.tools.salvage.result",
-    "SaveReport": "streamxf.report",
-    "SigningKey": "streamxf.keys",
-    "Statistics": "streamxf.tools.values.statistics",
-    "StreamInfo": "streamxf.codec",
-    "StreamxfError": "streamxf.errors",
-    "Summary": "streamxf.tools.inspect.summary",
-    "Tally": "streamxf.tools.inspect.tally",
-    "TensorHandle": "streamxf.checkpoint.handles",
-    "TensorItem": "streamxf.format.items",
-    "Unpacked": "streamxf.tools.convert.result",
-    "UnsafeGlobals": "streamxf.tools.unsafe_globals",
-    "Values": "streamxf.tools.inspect.values",
-    "VerifyKey": "streamxf.keys",
-    "VerifyReport": "streamxf.tools.verify.report",
-    "ZStandard": "streamxf.codecs.zstd",
-    "__version__": "streamxf.version",
-    "add_recipient": "streamxf.tools.rekey.rekey",
-    "attach": "streamxf.dcp.attach",
-    "clean": "streamxf.tools.clean",
-    "decode": "streamxf.stream",
-    "diff": "streamxf.tools.diff.diff",
-    "encode": "streamxf.stream",
-    "inspect": "streamxf.tools.inspect.inspect",
-    "is_complete": "streamxf.formats.complete",
-    "latest": "streamxf.formats.complete",
-    "open": "streamxf.stream",
-    "pack": "streamxf.tools.convert.pack",
-    "page_of": "streamxf.tools.inspect.page.page",
-    "public_id": "streamxf.keys",
-    "read_environment": "streamxf.keys",
-    "read_key": "streamxf.keys",
-    "recipients": "streamxf.tools.rekey.rekey",
-    "rekey": "streamxf.tools.rekey.rekey",
-    "remove_recipient": "streamxf.tools.rekey.rekey",
-    "salvage": "streamxf.tools.salvage.salvage",
-    "transcode": "streamxf.tools.convert.transcode",
-    "tune": "streamxf.tuning.tuner",
-    "unpack": "streamxf.tools.convert.unpack",
-    "unsafe_globals": "streamxf.tools.unsafe_globals",
-    "verify": "streamxf.tools.verify.verify",
-    "write_key": "streamxf.keys",
+_NAMES = {
+    "bar": "ProgressBar",
+    "chain": "Chain",
+    "checkpoint.checkpoint": "Checkpoint",
+    "checkpoint.handles": "ObjectHandle TensorHandle",
+    "codec": "BlockInfo Codec StreamInfo",
+    "codecs.checksum": "Checksum",
+    "codecs.encrypt": "Encrypt",
+    "codecs.floatzip": "FloatZip",
+    "codecs.lz4": "LZ4",
+    "codecs.zstd": "ZStandard",
+    "dcp.attach": "attach",
+    "dcp.fsspec": "FsspecReader FsspecWriter",
+    "dcp.reader": "FileSystemReader",
+    "dcp.registry": "Registry",
+    "dcp.writer": "FileSystemWriter",
+    "errors": "StreamxfError",
+    "format.items": "Chunk ObjectItem Place TensorItem",
+    "formats.complete": "is_complete latest",
+    "formats.contents": "Contents Format",
+    "keys": "AwsKms Key KeyProvider KeyRing PrivateKey PublicKey SigningKey VerifyKey public_id "
+    "read_environment read_key write_key",
+    "progress": "Progress",
+    "registry": "CodecRegistry",
+    "report": "LoadReport Report SaveReport",
+    "stream": "decode encode open",
+    "tools.clean": "CleanReport clean",
+    "tools.convert.pack": "pack",
+    "tools.convert.result": "Converted Unpacked",
+    "tools.convert.transcode": "transcode",
+    "tools.convert.unpack": "unpack",
+    "tools.diff.diff": "diff",
+    "tools.diff.difference": "Change Difference",
+    "tools.diff.distance": "Distance",
+    "tools.inspect.inspect": "inspect",
+    "tools.inspect.page.page": "page_of",
+    "tools.inspect.summary": "Summary Tally Values",
+    "tools.rekey.recipients": "Recipient Recipients",
+    "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
+    "tools.salvage.result": "Lost Salvaged",
+    "tools.salvage.salvage": "salvage",
+    "tools.unsafe_globals": "UnsafeGlobals unsafe_globals",
+    "tools.values.histogram": "Histogram",
+    "tools.values.statistics": "Statistics",
+    "tools.verify.report": "Damage VerifyReport",
+    "tools.verify.verify": "verify",
+    "tuning.estimate": "Estimate Recommendation",
+    "tuning.tuner": "tune",
+    "version": "__version__",
 }
+_HOME = {name: f"streamxf.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 # without `open`: a star import would replace the builtin function
-__all__ = [
-    "AwsKms",
-    "BlockInfo",
-    "Chain",
-    "Change",
-    "Checkpoint",
-    "Checksum",
-    "Chunk",
-    "CleanReport",
-    "Codec",
-    "CodecRegistry",
-    "Contents",
-    "Converted",
-    "Damage",
-    "Difference",
-    "Distance",
-    "Encrypt",
-    "Estimate",
-    "FileSystemReader",
-    "FileSystemWriter",
-    "FloatZip",
-    "Format",
-    "FsspecReader",
-    "FsspecWriter",
-    "Histogram",
-    "Key",
-    "KeyProvider",
-    "KeyRing",
-    "LZ4",
-    "LoadReport",
-    "Lost",
-    "ObjectHandle",
-    "ObjectItem",
-    "Place",
-    "PrivateKey",
-    "Progress",
-    "ProgressBar",
-    "PublicKey",
-    "Recipient",
-    "Recipients",
-    "Recommendation",
-    "Registry",
-    "Report",
-    "Salvaged",
-    "SaveReport",
-    "SigningKey",
-    "Statistics",
-    "StreamInfo",
-    "StreamxfError",
-    "Summary",
-    "Tally",
-    "TensorHandle",
-    "TensorItem",
-    "Unpacked",
-    "UnsafeGlobals",
-    "Values",
-    "VerifyKey",
-    "VerifyReport",
-    "ZStandard",
-    "__version__",
-    "add_recipient",
-    "attach",
-    "clean",
-    "decode",
-    "diff",
-    "encode",
-    "errors",
-    "inspect",
-    "is_complete",
-    "keys",
-    "latest",
-    "pack",
-    "page_of",
-    "public_id",
-    "read_environment",
-    "read_key",
-    "recipients",
-    "rekey",
-    "remove_recipient",
-    "salvage",
-    "transcode",
-    "tune",
-    "unpack",
-    "unsafe_globals",
-    "verify",
-    "write_key",
-]
+__all__ = sorted({*_HOME, "errors", "keys"} - {"open"})
 
 
 def __getattr__(name: str) -> Any:

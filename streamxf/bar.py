@@ -1,7 +1,7 @@
 """`ProgressBar`: progress on the terminal.
 
-Working threads only count, each in a cell of its own. The bar's own thread reads the sums from time to time and draws,
-so the work never waits for the terminal, and operations of less than a second never even import rich.
+Working threads only count. The bar's own thread reads the counts from time to time and draws, so the work never waits
+for the terminal, and operations of less than a second never even import rich.
 """
 
 from __future__ import annotations
@@ -26,30 +26,20 @@ _drawing = threading.Lock()  # two bars would write over each other; the second 
 
 
 class ProgressBar:
-    """A `Progress` for people: bytes, rate and time left, on stderr.
+    """A `Progress` for people: bytes, rate and time left, on stderr. Raises UnsupportedError if rich is not installed.
 
     It appears after a second, and only if stderr is a terminal. One line stays after success, and nothing after an
     exception. Any number of threads may report to it.
 
         with ProgressBar("Verifying") as bar:
             report = streamxf.verify(path, progress=bar)
-
-    Parameters
-    ----------
-    title : str
-        What is being done: ``"Saving"``.
-
-    Raises
-    ------
-    UnsupportedError
-        If rich, which draws it, is not installed.
     """
 
     def __init__(self, title: str) -> None:
         check_installed()
         self._title = title
-        self._local = threading.local()
-        self._cells: list[_Cell] = []
+        self._counting = threading.RLock()  # reentrant: a signal's handler may count, too
+        self._done = self._expected = 0
         self._over = threading.Event()
         self._failed = False
         self._thread: threading.Thread | None = None
@@ -57,19 +47,13 @@ class ProgressBar:
 
     def expect(self, count: int) -> None:
         """Say that there are `count` bytes to do, besides those that were expected before."""
-        self._cell().expected += count
+        with self._counting:
+            self._expected += count
 
     def advance(self, count: int) -> None:
         """Say that `count` bytes are done."""
-        self._cell().done += count
-
-    def _cell(self) -> _Cell:
-        try:
-            cell: _Cell = self._local.cell
-        except AttributeError:
-            cell = self._local.cell = _Cell()
-            self._cells.append(cell)
-        return cell
+        with self._counting:
+            self._done += count
 
     def __enter__(self) -> ProgressBar:
         self._begin = monotonic()
@@ -136,28 +120,13 @@ class ProgressBar:
             progress.live.transient = self._failed
 
     def _update(self, progress: Progress, task: Task, *, over: bool = False) -> None:
-        done, expected = self._sums()
+        done, expected = self._done, self._expected
         if over and not expected:
             expected = done
         amount = f"{size_text(done)} of {size_text(expected)}" if expected else size_text(done)
         average = done / (monotonic() - self._begin)
         rate = average if over else task.speed or average
         progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=rate_text(rate))
-
-    def _sums(self) -> tuple[int, int]:
-        cells = list(self._cells)
-        done, expected = sum(cell.done for cell in cells), sum(cell.expected for cell in cells)
-        return done, expected
-
-
-class _Cell:
-    """The counts of one thread."""
-
-    __slots__ = ("done", "expected")
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.expected = 0
 
 
 def check_installed() -> None:

@@ -62,30 +62,22 @@ class Scratch:
         self._buffers: dict[int, bytearray] = {}
 
     def take(self, step: int, size: int) -> memoryview:
-        """Return `size` writable bytes for `step`, valid until the block has left the chain.
-
-        Their contents are undefined.
-        """
+        """Return `size` writable bytes of undefined contents for `step`, valid until the block has left the chain."""
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[step] = bytearray(size + ROOM)
         return memoryview(buffer)[:size]
 
     def extended(self, block: memoryview, size: int) -> memoryview | None:
-        """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough; else
-        None.
-        """
+        """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough."""
         buffer = block.obj
         if not isinstance(buffer, bytearray) or not any(buffer is own for own in self._buffers.values()):
             return None
         if not len(block) or block.readonly or len(block) + size > len(buffer):
             return None
         whole = memoryview(buffer)
-        return whole[: len(block) + size] if _address(block) == _address(whole) else None
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+        start, own = (ctypes.addressof(ctypes.c_char.from_buffer(view)) for view in (block, whole))
+        return whole[: len(block) + size] if start == own else None
 
 
 class ScratchPool:

@@ -23,18 +23,9 @@ ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
 
 @dataclass(frozen=True)
 class Chain:
-    """A frozen tuple of codecs.
-
-    Parameters
-    ----------
-    codecs : sequence of Codec
-        In the order in which data flows through them on save: ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses,
-        then checks, then encrypts. At most 8.
-
-    Raises
-    ------
-    ChainError
-        If the codecs break a rule of order; the message gives the reason.
+    """A frozen tuple of at most 8 codecs, in the order in which data flows through them on save:
+    ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses, then checks, then encrypts. Raises ChainError, with the
+    reason, if they break a rule of order.
     """
 
     codecs: tuple[Codec, ...]
@@ -61,14 +52,8 @@ class Chain:
     def chosen(
         cls, chain: ChainLike | None, default: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None
     ) -> Chain:
-        """Make the chain of a writer that was given `chain` and `keys`: `default` where there is none.
-
-        Raises
-        ------
-        ParameterError
-            If there are keys, and the chain does not encrypt.
-        ChainError, UnknownCodecError
-            As `parse`.
+        """Make the chain of a writer that was given `chain` and `keys`: `default` where there is none. Raises as
+        `parse`; also ParameterError if there are keys, and the chain does not encrypt.
         """
         made = cls.of(default if chain is None else chain, keys, registry)
         if len(KeyRing.of(keys)) and made.encryption is None:
@@ -108,12 +93,11 @@ class Chain:
 
     @cached_property
     def bound(self) -> tuple[str, ...]:
-        """The codecs' descriptors in save order without their fragments, as a container's header records them."""
+        """The codecs' descriptors without their fragments, as a container's header records them."""
         return tuple(descriptor.bound for descriptor in self.descriptors)
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
-        """The codecs' descriptors in save order."""
         return tuple(codec.descriptor() for codec in self.codecs)
 
     def renew(self) -> Chain:
@@ -122,7 +106,6 @@ class Chain:
 
     @cached_property
     def encryption(self) -> Encrypt | None:
-        """The chain's Encrypt codec, or None."""
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
 
 

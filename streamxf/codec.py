@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
@@ -21,7 +22,7 @@ from streamxf.errors import DescriptorError
 
 if TYPE_CHECKING:
     from streamxf.keys import KeyRing
-    from streamxf.keys.datakey import DataKey
+    from streamxf.keys.envelope import DataKey
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
@@ -30,20 +31,12 @@ Role = Literal["transform", "compression", "checksum", "encryption"]
 class StreamInfo:
     """Facts about a stream, the same for all of its blocks.
 
-    Attributes
-    ----------
-    block_size : int
-        Bytes in every block but the last.
-    salt : bytes
-        32 random bytes, fresh for this stream.
-    header_digest : bytes
-        SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
-    item : str or None
-        The item's name in the state dict, when known.
-    dtype : str or None
-        The name of the item's torch dtype (``"bfloat16"``), when known; on encoding only.
-    row : int or None
-        How many elements a row of the item has, when it is a matrix and that is known; on encoding only.
+    - `block_size`: bytes in every block but the last.
+    - `salt`: 32 random bytes, fresh for this stream.
+    - `header_digest`: SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
+    - `item`: the item's name in the state dict, when known.
+    - `dtype`, `row`: when known, and on encoding only: the name of the item's torch dtype (``"bfloat16"``), and how
+      many elements a row of it has, if it is a matrix.
     """
 
     block_size: int
@@ -58,25 +51,14 @@ class StreamInfo:
 class BlockInfo:
     """Facts about one block on its way through one codec.
 
-    Attributes
-    ----------
-    index : int
-        Number of the block in its stream, from 0.
-    last : bool
-        Whether it is the stream's last block.
-    limit : int
-        The most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it takes
-        memory for it.
-    state : Any
-        What the codec's own `Codec.start` returned for this stream.
-    stream : StreamInfo
-        Facts about the stream.
-    scratch : callable
-        ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the chain. A
-        codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the same
-        memory.
-    memory : Scratch or None
-        All scratch memory of the block; `extend` uses it.
+    - `index`, `last`: the block's number in its stream, from 0, and whether it is the last one.
+    - `limit`: the most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it
+      takes memory for it.
+    - `state`: what the codec's own `Codec.start` returned for this stream.
+    - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
+      chain. A codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the
+      same memory.
+    - `memory`: all scratch memory of the block; `extend` uses it.
     """
 
     index: int
@@ -88,18 +70,12 @@ class BlockInfo:
     memory: Scratch | None = dataclasses.field(default=None, repr=False)
 
     def extend(self, block: memoryview, size: int) -> memoryview:
-        """Return writable memory that begins with `block` and goes on for `size` more bytes.
+        """Return writable memory that begins with `block` and goes on for `size` more bytes, whose contents are
+        undefined.
 
         Nothing is copied if the codec before left the block at the start of the chain's own scratch memory, as most
         codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to append
         something to a block.
-
-        Parameters
-        ----------
-        block : memoryview
-            As the codec got it.
-        size : int
-            In bytes. What they hold is undefined.
         """
         out = self.memory.extended(block, size) if self.memory is not None else None
         if out is None:
@@ -118,20 +94,20 @@ class Codec(abc.ABC):
 
     ``streamxf.testing`` holds the suite that every codec must pass; docs/writing-a-codec.md walks through an example.
 
-    Attributes
-    ----------
-    name : str
-        The name in descriptors and of the entry point, such as ``acme.delta``.
-    version : int
-        Increased whenever the meaning of the encoded bytes changes.
-    role : str
-        ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the codec.
-        Only a checksum may follow encryption.
+    - `name`: the name in descriptors and of the entry point, such as ``acme.delta``.
+    - `version`: increased whenever the meaning of the encoded bytes changes.
+    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the
+      codec. Only a checksum may follow encryption.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     role: ClassVar[Role] = "transform"
+
+    @classmethod
+    def implementation(cls) -> str | None:
+        """Which of several implementations runs in this process, in a word for reports; None if there is only one."""
+        return None
 
     @abc.abstractmethod
     def encode(self, block: memoryview, info: BlockInfo) -> Buffer:
@@ -146,16 +122,11 @@ class Codec(abc.ABC):
         """
 
     def start(self, stream: StreamInfo) -> Any:
-        """Prepare what all blocks of one stream share; it comes back as ``info.state``. Threads share it, so it must
-        not change.
-        """
+        """Prepare what all blocks of one stream share, and all threads, so it must not change: ``info.state``."""
         return None
 
     def renew(self) -> Self:
-        """Return the codec for one save.
-
-        Only a codec that draws something at random for each save returns another object.
-        """
+        """Return the codec for one save: another object only if it draws something at random for each save."""
         return self
 
     # -- descriptor --------------------------------------------------------------------------------
@@ -195,20 +166,8 @@ class Codec(abc.ABC):
 
     @classmethod
     def rebuild(cls, descriptor: Descriptor, keys: KeyRing | DataKey | None = None) -> Self:
-        """Make the codec that a descriptor describes.
-
-        Parameters
-        ----------
-        descriptor : Descriptor
-        keys : KeyRing or DataKey, optional
-            For a codec that encrypts: keys that may open its data key, or that data key.
-
-        Raises
-        ------
-        DescriptorError
-            If the descriptor is not one that this codec writes.
-        ParameterError
-            If a value is out of range.
+        """Make the codec that a descriptor describes; `keys` are, for a codec that encrypts, keys that may open its
+        data key, or that data key. Raises as `from_parameters`; also if the codec does not write such a descriptor.
         """
         made = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
         own = made.descriptor()
@@ -223,49 +182,37 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
-        """Make the codec for a chain's text form, ``zstd:level=3``.
-
-        Parameters
-        ----------
-        parameters : mapping of str to str
-        keys : KeyRing
-            The keys given with the text, for a codec that encrypts.
-
-        Raises
-        ------
-        DescriptorError, ParameterError
-            As `from_parameters`.
+        """Make the codec for a chain's text form, ``zstd:level=3``, as `from_parameters`. `keys` are those given with
+        the text, for a codec that encrypts.
         """
         return cls.from_parameters(parameters)
 
     # -- torch's extension interface ---------------------------------------------------------------
-    # Torch's own writers and readers call these. The streams are made in streamxf.dcp, which is imported only then:
-    # this module stays free of torch.
+    # Torch's own writers, readers and ExtensionRegistry call these. The streams are made in streamxf.dcp, which is
+    # imported only then: this module stays free of torch.
 
     @classmethod
     def registry_name(cls) -> str:
-        """The codec's name, as torch's ``ExtensionRegistry`` asks for it."""
+        """The codec's name."""
         return cls.name
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what follows the name's slash in a descriptor, as torch's ``ExtensionRegistry`` asks
-        for it.
-        """
+        """Make the codec from what follows the name's slash in a descriptor."""
         return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
 
     def get_descriptor(self) -> str:
-        """The descriptor's text, as torch's writers ask for it."""
+        """The descriptor's text."""
         return str(self.descriptor())
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Wrap a stream on save, for torch's own writers. Neighbouring codecs join one container."""
+        """Wrap a stream on save. Neighbouring codecs join one container."""
         from streamxf.dcp.stock import save_stream
 
         return save_stream(self, output)
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:
-        """Wrap a stream on load, for torch's own readers. The codecs of a chain join again."""
+        """Wrap a stream on load. The codecs of a chain join again."""
         from streamxf.dcp.stock import load_stream
 
         return load_stream(self, input)
@@ -292,10 +239,7 @@ def _from_text(name: str, key: str, text: str, kind: object) -> int | str | bool
     if kind is bool and text in ("true", "false"):
         return text == "true"
     if kind is int and len(text) <= 20:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is not None and str(value) == text:
-            return value
+        with suppress(ValueError):
+            if str(value := int(text)) == text:
+                return value
     raise DescriptorError(f"codec {name}: {key}={shorten(text)!r} is not {getattr(kind, '__name__', kind)}")

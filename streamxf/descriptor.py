@@ -28,17 +28,11 @@ Parameters = tuple[tuple[str, str], ...]
 class Descriptor:
     """A codec's name, version and parameters.
 
-    Attributes
-    ----------
-    name : str
-        Such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
-    version : int
-        1 to 65535.
-    parameters : tuple of (str, str)
-        What a decoder needs; sorted by key, without those that equal their defaults.
-    fragment : tuple of (str, str)
-        What may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of torch's
-        writers. Never bound to the data.
+    - `name`: such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
+    - `version`: 1 to 65535.
+    - `parameters`: what a decoder needs; sorted by key, without those that equal their defaults.
+    - `fragment`: what may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of
+      torch's writers. Never bound to the data.
     """
 
     name: str
@@ -56,9 +50,7 @@ class Descriptor:
 
     @classmethod
     def parse(cls, text: str) -> Descriptor:
-        """Read a descriptor. Raises DescriptorError if `text` is not a descriptor, or is longer than the format
-        allows.
-        """
+        """Read a descriptor. Raises DescriptorError if it is not well formed, or longer than the format allows."""
         bound, marker, fragment = text.partition("#")
         if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
             raise DescriptorError(f"descriptor of {len(text)} characters is longer than the format allows")
@@ -98,14 +90,10 @@ def format_parameters(parameters: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
-    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError if `text` is not well
-    formed.
-    """
-    if not text:
-        return ()
+    """Read ``k=v&k=v``; a key is given once, except those in `repeatable`. Raises DescriptorError otherwise."""
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
-    for part in text.split("&"):
+    for part in text.split("&") if text else ():
         key, equals, value = part.partition("=")
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise DescriptorError(f"descriptor parameter {shorten(part)!r} is not of the form key=value")

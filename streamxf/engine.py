@@ -33,9 +33,7 @@ MAX_BYTES_IN_FLIGHT = 64 * 2**20
 
 def usable_cpus() -> int:
     """The CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Job(Generic[T]):
@@ -88,9 +86,7 @@ class Job(Generic[T]):
             self._over.acquire()
 
     def result(self, timeout: float = -1) -> T:
-        """Wait for the call, and return or raise what it did. Raises TimeoutError if it is not over after `timeout`
-        seconds.
-        """
+        """Wait for the call at most `timeout` seconds, and return or raise what it did; or TimeoutError."""
         if not self.finished and not self._over.acquire(timeout=timeout):
             raise TimeoutError(f"the job did not end within {timeout} s")
         error, self._error = self._error, None  # its traceback is about to refer back to here
@@ -104,10 +100,7 @@ class Job(Generic[T]):
 
 
 class _Tally:
-    """What jobs hold of one thing, by job.
-
-    Each change is one call into C. An entry goes by itself when its job is no more.
-    """
+    """What jobs hold of one thing. Each change is one call into C; an entry goes by itself when its job is no more."""
 
     def __init__(self) -> None:
         self._held: dict[ref[Job[Any]], int] = {}
@@ -145,12 +138,12 @@ class JobBudget:
 
     @property
     def jobs(self) -> int:
-        """Jobs that wait or run."""
+        """How many wait or run."""
         return len(self._unfinished)
 
     @property
     def bytes(self) -> int:
-        """Bytes that jobs and their results hold."""
+        """What jobs and their results hold."""
         return self._held.total()
 
     def take(self, job: Job[Any], *, always: bool) -> bool:
@@ -166,7 +159,6 @@ class JobBudget:
             return True
 
     def finished(self, job: Job[Any]) -> None:
-        """Count `job` as finished."""
         self._unfinished.remove(job)
 
     def give(self, job: Job[Any]) -> None:
@@ -175,7 +167,6 @@ class JobBudget:
         self._held.remove(job)
 
     def reset_peak(self) -> None:
-        """Reset the peaks."""
         with self._lock:
             self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
 
@@ -197,10 +188,8 @@ class Engine:
         self._starting = threading.RLock()
 
     def submit(self, job: Job[T]) -> Job[T]:
-        """Run `job` in a worker.
-
-        Or run it here: where no thread can be started, and inside of a worker, which could otherwise wait for itself (a
-        codec may use a stream of its own).
+        """Run `job` in a worker; or here, where no thread can be started, and inside of a worker, which could otherwise
+        wait for itself (a codec may use a stream of its own).
         """
         if in_worker() or not self._start_workers():
             job.run(self.budget.finished)
@@ -227,7 +216,6 @@ _here = threading.local()
 
 
 def in_worker() -> bool:
-    """Whether this thread is a worker."""
     return getattr(_here, "worker", False)
 
 
@@ -276,10 +264,10 @@ class Pipeline(Generic[T]):
         self.peak_jobs = 0
 
     def submit(self, call: Callable[[], T], size: int) -> list[T]:
-        """Make `call`, which holds about `size` bytes, in a worker.
+        """Make `call`, which holds about `size` bytes, in a worker. Returns the results of earlier jobs: those that are
+        there, and those that had to be waited for until there was room.
 
-        Returns the results of earlier jobs: those that are there, and those that had to be waited for until there was
-        room. Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
+        Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
         AbortedError after a fork.
         """
         if self._engine.pid != os.getpid():
@@ -289,16 +277,14 @@ class Pipeline(Generic[T]):
         return results
 
     def put(self, result: T, size: int) -> list[T]:
-        """Let a result take its turn that is there already, and holds about `size` bytes; as `submit`.
-
-        For what is so small that waking a worker would take longer.
+        """Let a result take its turn that is there already, and holds about `size` bytes; as `submit`. For what is so
+        small that waking a worker would take longer.
         """
         if not self._flying:
             return [result]
         return self._enter(Job(lambda: result, size), lambda job: job.run(self._engine.budget.finished))
 
     def _enter(self, job: Job[T], start: Callable[[Job[T]], object]) -> list[T]:
-        """Start a job once there is room for it, and give the results that had to be taken out."""
         try:
             results = self.collect()
             self._flying.append(job)  # from here on whoever cancels returns its room
@@ -333,7 +319,6 @@ class Pipeline(Generic[T]):
             yield result
 
     def __len__(self) -> int:
-        """Jobs whose results were not handed out."""
         return len(self._flying)
 
     def cancel(self) -> None:
@@ -356,10 +341,7 @@ class Pipeline(Generic[T]):
             raise interrupt
 
     def abandon(self) -> None:
-        """Drop all jobs without waiting for those that run.
-
-        For the garbage collector, which may call from within one of them.
-        """
+        """Drop all jobs without waiting; for the garbage collector, which may call from within one of them."""
         for job in list(self._flying):
             job.cancel()
         self._flying.clear()  # their room is returned as each one goes

@@ -21,16 +21,10 @@ def escaped(text: str) -> str:
 
 
 class StreamxfError(Exception):
-    """Base class of everything streamxf raises on purpose.
+    """Base class of everything streamxf raises on purpose: what is wrong, and what to do about it.
 
-    Parameters
-    ----------
-    message : str
-        What is wrong, and what to do about it.
-    file, item : str, optional
-        Where: the file's path, and the item's name in the state dict.
-    block : int, optional
-        The number of the block inside the item's stream, from 0.
+    - `file`, `item`, `block`: where, as far as it is known: the file's path, the item's name in the state dict, and the
+      number of the block inside the item's stream, from 0.
     """
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
@@ -155,6 +149,10 @@ class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 
 
+NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError)
+"""What says something about keys, or about what is required, and nothing about whether data is intact."""
+
+
 class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""
 
@@ -168,6 +166,4 @@ class ForeignError(StreamxfError):
 class NoSpaceError(StreamxfError, OSError):
     """The save does not fit on the disk; raised before anything is written. ``errno`` is ``ENOSPC``."""
 
-    def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
-        super().__init__(message, file=file, item=item, block=block)
-        self.errno = errno.ENOSPC
+    errno = errno.ENOSPC

@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 
+@dataclass(slots=True)
 class Cell:
-    """What one thread has counted.
+    """What one thread has counted."""
 
-    - `items`, `raw_bytes`, `stored_bytes`: items that are done, their bytes before the chain, and in storage.
-    - `io_seconds`: spent in reads, or in writes, flushes and syncs.
-    - `peak_blocks`: the most blocks that were in flight at a time.
-    - `busy`: seconds spent in each codec, by its name.
-    """
-
-    __slots__ = ("busy", "io_seconds", "items", "peak_blocks", "raw_bytes", "stored_bytes")
-
-    def __init__(self) -> None:
-        self.items = 0
-        self.raw_bytes = 0
-        self.stored_bytes = 0
-        self.io_seconds = 0.0
-        self.peak_blocks = 0
-        self.busy: defaultdict[str, float] = defaultdict(float)
+    items: int = 0  # that are done
+    raw_bytes: int = 0  # of them, before the chain
+    stored_bytes: int = 0
+    io_seconds: float = 0.0  # spent in reads, or in writes, flushes and syncs
+    peak_blocks: int = 0  # the most that were in flight at a time
+    busy: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by the codec's name
 
 
 class Meter:
-    """One accumulator for a save or load; any thread may add to it.
-
-    The totals are exact once every thread that adds has been waited for.
+    """One accumulator for a save or load; any thread may add to it. Its totals are exact once all have been waited
+    for.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._cells: list[Cell] = []
+        self.implementations: dict[str, str] = {}  # which one runs of a codec that has several, by the codec's name
 
     @property
     def cell(self) -> Cell:
@@ -50,22 +43,18 @@ class Meter:
         return cell
 
     def codec(self, name: str, seconds: float) -> None:
-        """Add time that a codec took for one block."""
         self.cell.busy[name] += seconds
 
     def io(self, seconds: float) -> None:
-        """Add time that reading or writing took."""
         self.cell.io_seconds += seconds
 
     def item(self, raw_bytes: int, stored_bytes: int) -> None:
-        """Count an item that is done: its bytes before the chain, and in storage."""
         cell = self.cell
         cell.items += 1
         cell.raw_bytes += raw_bytes
         cell.stored_bytes += stored_bytes
 
     def blocks(self, in_flight: int) -> None:
-        """Note how many blocks were in flight at a time."""
         cell = self.cell
         cell.peak_blocks = max(cell.peak_blocks, in_flight)
 

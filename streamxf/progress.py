@@ -18,29 +18,25 @@ class Progress(Protocol):
 
 
 class Share:
-    """The share of one item in a `Progress`, which expects `size` already: in the end exactly `size`, however often
-    parts of it are read, and however much is read around them. Any thread may call it.
+    """The share of one item in a `Progress`, if there is one, which expects `size` already: in the end exactly `size`,
+    however often parts of it are read, and however much is read around them. Any thread may call it.
     """
 
     __slots__ = ("_left", "_lock", "_progress")
 
-    def __init__(self, progress: Progress, size: int) -> None:
+    def __init__(self, progress: Progress | None, size: int) -> None:
         self._progress = progress
         self._left = size
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """Say that `count` bytes more are done."""
         with self._lock:
-            left = self._left
-            if count > left:
-                count = left
-            self._left = left - count
-        if count:
+            count = min(count, self._left)
+            self._left -= count
+        if count and self._progress is not None:
             self._progress.advance(count)
 
     def finish(self) -> None:
-        """Say that all of it is done."""
         if self._left:
             self.advance(self._left)
 
@@ -48,14 +44,15 @@ class Share:
 class Shares:
     """The shares of items that are processed one after the other. `sizes`, by item, is used up."""
 
-    def __init__(self, progress: Progress, sizes: dict[Hashable, int]) -> None:
+    def __init__(self, progress: Progress | None, sizes: dict[Hashable, int]) -> None:
         self._progress = progress
         self._left = sizes
         self._current = Share(progress, 0)
-        progress.expect(sum(sizes.values()))
+        if progress is not None:
+            progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
-        """Begin an item: the previous one is done except for what is under way, and an item that comes again counts for
+        """Begin an item: the previous one is done but for what is under way, and one that comes again counts for
         nothing.
         """
         self._current.finish()

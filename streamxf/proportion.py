@@ -62,7 +62,6 @@ class Budget:
         self._known: set[Hashable] = set()
 
     def add(self, stored: int) -> None:
-        """Count more bytes as stored."""
         self._stored += stored
 
     def renewed(self) -> Budget:
@@ -70,12 +69,8 @@ class Budget:
         return Budget(self.times, self._stored)
 
     def spend(self, size: int, what: str, *, file: str | None = None, item: str | None = None) -> None:
-        """Take `size` bytes for `what`, which begins a sentence; `file` and `item` are where.
-
-        Raises
-        ------
-        PolicyError
-            If that is too much. Nothing was taken then.
+        """Take `size` bytes for `what`, which begins a sentence; `file` and `item` are where. Raises PolicyError if
+        that is too much, and takes nothing then.
         """
         if self._spent + size > most(self._stored, self.times):
             besides = f" besides the {size_text(self._spent)} before it" if self._spent else ""
@@ -98,12 +93,8 @@ class Budget:
 
 
 def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
-    """Check that `length` bytes of a file of `size` bytes may be read into memory, whatever they are.
-
-    Raises
-    ------
-    StreamxfError
-        An `error`, if hardly any of the file is stored.
+    """Check that `length` bytes of a file of `size` bytes may be read into memory, whatever they are; raises an `error`
+    if hardly any of the file is stored.
     """
     if length > FREE_WHOLE and length > MAX_EXPANSION * (held := held_bytes(file, size)):
         raise error(
@@ -114,12 +105,7 @@ def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfErr
 
 def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
     """Check that `length` bytes of a file of `size` bytes may describe the rest: parsed, they take many times as much
-    memory, and time.
-
-    Raises
-    ------
-    StreamxfError
-        An `error`, if the file does not hold `MAX_EXPANSION` times as much.
+    memory, and time. Raises an `error` if the file does not hold `MAX_EXPANSION` times as much.
     """
     if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
         raise error(
@@ -129,9 +115,8 @@ def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfErro
 
 
 def held_bytes(file: Any, size: int) -> int:
-    """How many of a file's `size` bytes its storage holds: all but the holes in it, which read as zeros.
-
-    Where nothing tells, as of an object in a bucket, all of them.
+    """How many of a file's `size` bytes its storage holds: all but the holes in it, which read as zeros; where nothing
+    tells, as of an object in a bucket, all of them.
     """
     try:
         descriptor: int = file.fileno()
@@ -163,9 +148,7 @@ def _allocated(facts: os.stat_result) -> int | None:
 
 def _data_in(descriptor: int, size: int) -> int:
     """Bytes that are in no hole. A file system that compresses, or has not written yet what it was given, allocates
-    fewer than these.
-
-    Each step goes past data, so their number is bounded by what is stored.
+    fewer than these. Each step goes past data, so their number is bounded by what is stored.
     """
     if not hasattr(os, "SEEK_DATA"):
         return size

@@ -14,7 +14,7 @@ from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor, check_name
 from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
 NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
@@ -53,12 +53,8 @@ class Provider:
 
 
 class CodecRegistry:
-    """Finds codec classes by name.
-
-    Parameters
-    ----------
-    allow : iterable of str, optional
-        Names of the third-party codecs that may be used; the built-in ones always may. None allows every installed one.
+    """Finds codec classes by name. `allow` names the third-party codecs that may be used; None allows every installed
+    one, and the built-in ones always may.
     """
 
     def __init__(self, allow: Iterable[str] | None = None) -> None:
@@ -78,12 +74,8 @@ class CodecRegistry:
         return found
 
     def register(self, cls: type[Codec]) -> None:
-        """Add a codec class that no entry point names.
-
-        Raises
-        ------
-        DuplicateCodecError
-            If another class or package has the name already.
+        """Add a codec class that no entry point names. Raises DuplicateCodecError if another class or package has the
+        name already.
         """
         name = check_name(cls.name)
         if self._registered.get(name) is cls:
@@ -109,14 +101,8 @@ class CodecRegistry:
         return [_package(point) for point in points]
 
     def find(self, name: str, providers: Iterable[Provider] = ()) -> type[Codec]:
-        """Return the class for `name`, importing only that one.
-
-        Parameters
-        ----------
-        name : str
-            As in a descriptor.
-        providers : iterable of Provider
-            What the checkpoint says about the packages that provided its codecs, for the error.
+        """Return the class for `name`, as in a descriptor, importing only that one. `providers` is what the checkpoint
+        says about the packages that provided its codecs, for the error.
 
         Raises
         ------
@@ -146,16 +132,8 @@ class CodecRegistry:
     def build(
         self, descriptor: Descriptor, keys: KeyRing | DataKey | None = None, providers: Iterable[Provider] = ()
     ) -> Codec:
-        """Make the codec that a descriptor describes; `keys` as for `Codec.rebuild`.
-
-        Raises
-        ------
-        UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
-            As `find`; also for a version that the installed codec does not know.
-        DescriptorError, ParameterError
-            If the codec does not take the parameters.
-        KeyMissingError, WrongKeyError, PolicyError, KeyServiceError
-            If it encrypts, and `keys` do not open its data key.
+        """Make the codec that a descriptor describes; `keys` as for `Codec.rebuild`. Raises as that and `find`; also
+        UnknownCodecError for a version that the installed codec does not know.
         """
         cls = self.find(descriptor.name, providers)
         if descriptor.version != cls.version:
@@ -169,9 +147,8 @@ class CodecRegistry:
         """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
         it provides it.
         """
-        points = [] if codec.name in BUILTINS else self._entry_points.get(codec.name, [])
-        package = _package(points[0]) if len(points) == 1 else ""
-        return Provider.parse(f"{codec.name}={package}") if package else None
+        packages = self.packages(codec.name)
+        return Provider.parse(f"{codec.name}={packages[0]}") if len(packages) == 1 else None
 
 
 def _load(point: EntryPoint) -> type[Codec]:

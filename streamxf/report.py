@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from streamxf.meter import Meter
@@ -14,25 +14,18 @@ from streamxf.wording import rate_text, size_text
 class Report:
     """What this process did; other ranks have reports of their own.
 
-    Attributes
-    ----------
-    items : int
-        For a load, what was asked for: several parts of one tensor count as several.
-    raw_bytes : int
-        The items' bytes before the chain: the elements of tensors, and what ``torch.save`` writes of everything else.
-        With an empty chain or stream transforms that is what it writes of tensors, too.
-    stored_bytes : int
-        What they take in storage; of a part of a tensor in proportion.
-    wall_seconds : float
-        From the first item to the last byte.
-    codec_seconds : mapping of str to float
-        Seconds spent in each codec, by its name, summed over all threads. With several workers the sum may exceed
-        `wall_seconds`.
-    io_seconds : float
-        Seconds spent in calls of the file system, summed over all threads.
-    peak_blocks : int
-        The most blocks that one file of a save, or a load, had in flight at a time. Items that are so small that they
-        are done on the spot do not count.
+    - `items`: for a load, what was asked for: several parts of one tensor count as several.
+    - `raw_bytes`: the items' bytes before the chain: the elements of tensors, and what ``torch.save`` writes of
+      everything else. With an empty chain or stream transforms that is what it writes of tensors, too.
+    - `stored_bytes`: what they take in storage; of a part of a tensor in proportion.
+    - `wall_seconds`: from the first item to the last byte.
+    - `codec_seconds`: seconds spent in each codec, by its name, summed over all threads. With several workers the sum
+      may exceed `wall_seconds`.
+    - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
+    - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
+      small that they are done on the spot do not count.
+    - `implementations`: of the codecs that have several, which one ran, by the codec's name: of `FloatZip`
+      ``"compiled"`` or ``"numpy"``.
     """
 
     items: int
@@ -42,6 +35,7 @@ class Report:
     codec_seconds: Mapping[str, float]
     io_seconds: float
     peak_blocks: int
+    implementations: Mapping[str, str] = field(default_factory=dict)
 
     what: ClassVar[str]
 
@@ -49,15 +43,9 @@ class Report:
     def of(cls, meter: Meter, wall_seconds: float) -> Self:
         """The report of a save or load that is over."""
         total = meter.total()
-        return cls(
-            total.items,
-            total.raw_bytes,
-            total.stored_bytes,
-            wall_seconds,
-            dict(total.busy),
-            total.io_seconds,
-            total.peak_blocks,
-        )
+        counts = total.items, total.raw_bytes, total.stored_bytes
+        ran = dict(meter.implementations)
+        return cls(*counts, wall_seconds, dict(total.busy), total.io_seconds, total.peak_blocks, ran)
 
     @property
     def ratio(self) -> float:
@@ -88,9 +76,12 @@ class Report:
             ("items", f"{self.items:,}", ""),
             ("raw", size_text(self.raw_bytes), ""),
             ("stored", size_text(self.stored_bytes), f"{self.ratio:.3f} of raw"),
-            ("wall", _time(self.wall_seconds), f"{rate_text(self.throughput)} of raw"),
-            *((f"busy in {name}", _time(seconds), "") for name, seconds in self.codec_seconds.items()),
-            ("busy in I/O", _time(self.io_seconds), ""),
+            ("wall", f"{self.wall_seconds:,.3f} s", f"{rate_text(self.throughput)} of raw"),
+            *(
+                (f"busy in {name}", f"{seconds:,.3f} s", self.implementations.get(name, ""))
+                for name, seconds in self.codec_seconds.items()
+            ),
+            ("busy in I/O", f"{self.io_seconds:,.3f} s", ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
         ]
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -110,7 +101,3 @@ class LoadReport(Report):
     """What a load did in this process; the attributes are those of `Report`."""
 
     what: ClassVar[str] = "Load"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:,.3f} s"

@@ -16,7 +16,7 @@ from dcp.helpers import assert_same, blank, load, refused, save
 import streamxf
 from streamxf import ZStandard
 from streamxf.errors import PolicyError
-from streamxf.tools.salvage.copying import salvage_to
+from streamxf.tools.salvage.salvage import salvage_to
 
 STATE = {"zeros": torch.zeros(1000, 1000), "ones": torch.ones(3)}
 ENOUGH = 10**6

@@ -20,8 +20,7 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
 
@@ -103,6 +102,12 @@ def rank_of(name: str) -> int | None:
 def is_metadata_name(name: str) -> bool:
     """Whether a file of this name is a checkpoint's metadata."""
     return name == GLOBAL or _RANK.fullmatch(name) is not None
+
+
+def metadata_among(names: Collection[str]) -> list[str]:
+    """The metadata files that describe the checkpoint: that of all ranks, or those of single ranks in their order."""
+    ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
+    return [GLOBAL] if GLOBAL in names else sorted(ranks, key=lambda name: ranks[name])
 
 
 @dataclass(frozen=True)
@@ -284,12 +289,10 @@ def metadata_files(storage: Storage) -> list[str]:
         names = storage.names()
     except NotADirectoryError:
         raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
-    if GLOBAL in names:
-        return [GLOBAL]
-    ranks = sorted((name for name in names if rank_of(name) is not None), key=lambda name: rank_of(name) or 0)
-    if not ranks:
+    found = metadata_among(names)
+    if not found:
         raise no_metadata(names, os.fspath(storage.given))
-    return ranks
+    return found
 
 
 _Each = tuple[int | None, Item]

@@ -4,7 +4,7 @@ before a block is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -26,7 +26,7 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in
@@ -103,6 +103,14 @@ class Wanted:
             return None
         size = elements_size(self.item.dtype, self.chunk.shape)
         return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
+
+
+def streams_of(item: Item) -> Iterator[Wanted]:
+    """All streams of an item: those of a tensor's chunks, or that of an object."""
+    if isinstance(item, TensorItem):
+        yield from (Wanted(item, chunk) for chunk in item.chunks)
+    else:
+        yield Wanted(item)
 
 
 class ItemOpener:

@@ -67,7 +67,7 @@ def salvage(
     Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
     memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
     """
-    from streamxf.tools.salvage.copying import salvage_to
+    from streamxf.tools.salvage.salvage import salvage_to
 
     if writer_id and not without_metadata:
         raise ParameterError(

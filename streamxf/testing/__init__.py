@@ -19,8 +19,7 @@ except ImportError as error:
         "streamxf.testing needs hypothesis, which is not installed: pip install 'streamxf[testing]'"
     ) from error
 
-from streamxf.testing.check import PROPERTIES, check_codec, check_property
-from streamxf.testing.conformance import CodecConformance
-from streamxf.testing.failure import ConformanceError
+from streamxf.testing.case import ConformanceError
+from streamxf.testing.check import PROPERTIES, CodecConformance, check_codec, check_property
 
 __all__ = ["PROPERTIES", "CodecConformance", "ConformanceError", "check_codec", "check_property"]

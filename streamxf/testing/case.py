@@ -1,19 +1,51 @@
-"""`Case`: a codec under test, with what a reader of its data would have."""
+"""`Case`, a codec under test with what a reader of its data would have; `Stream`, the codec at work on one stream; and
+how a property is said not to hold.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from streamxf.codec import Codec, parameter_fields
+from streamxf.buffers import flat_view
+from streamxf.codec import BlockInfo, Codec, StreamInfo, parameter_fields
 from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.format.limits import stage_limit
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
-from streamxf.testing.failure import require
+
+BLOCK_SIZE = 1 << 16
+
+Data = bytes | bytearray | memoryview
+
+
+class ConformanceError(AssertionError):
+    """A codec lacks a property that every codec must have; the message names property and rule, and what was seen."""
+
+
+def require(condition: bool, message: str | Callable[[], str]) -> None:
+    """Raise `ConformanceError` unless `condition` holds; a bare ``assert`` would vanish under ``python -O``. A message
+    that is costly to put together is given as a callable.
+    """
+    if not condition:
+        raise ConformanceError(message if isinstance(message, str) else message())
+
+
+def difference(expected: Data, found: Data) -> str:
+    """Where two runs of bytes part, in words short enough for a message of any data."""
+    if len(expected) != len(found):
+        return f"{len(found)} bytes where {len(expected)} belong"
+    pairs = zip(expected, found, strict=True)
+    place = next((index for index, (left, right) in enumerate(pairs) if left != right), None)
+    if place is None:
+        return "equal bytes"
+    return f"byte {place} of {len(expected)} is {found[place]:#04x} where {expected[place]:#04x} belongs"
 
 
 class Case:
@@ -24,10 +56,8 @@ class Case:
     ) -> None:
         if not isinstance(codec, Codec):
             raise TypeError(f"the conformance suite tests a streamxf.Codec, not {codec!r}")
-        self.codec = codec
-        self.keys = KeyRing.of(keys)
-        self.examples = examples
-        self.patience = patience
+        self.codec, self.keys = codec, KeyRing.of(keys)
+        self.examples, self.patience = examples, patience
 
     def __str__(self) -> str:
         cls = type(self.codec)
@@ -53,7 +83,6 @@ class Case:
         return registry
 
     def rebuild(self, descriptor: str) -> Codec:
-        """The codec that a reader makes of a descriptor."""
         return self.registry.build(Descriptor.parse(descriptor), self.keys)
 
     def for_all(self, property: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
@@ -64,3 +93,50 @@ class Case:
             changes["max_examples"] = self.examples
         configured = settings(**changes, suppress_health_check=list(HealthCheck))
         configured(given(*strategies)(property))()
+
+
+class Stream:
+    """One stream through one codec; streams of different numbers have different salts and headers."""
+
+    def __init__(self, codec: Codec, number: int = 0, block_size: int = BLOCK_SIZE) -> None:
+        seed = number.to_bytes(8, "little")
+        salt, header_digest = hashlib.sha256(b"salt" + seed).digest(), hashlib.sha256(b"header" + seed).digest()
+        self.limit = stage_limit(block_size)
+        # only a writer knows the dtype, so a codec that leans on it to decode fails
+        self._writing = StreamInfo(block_size, salt, header_digest, "layer.weight", "bfloat16")
+        self._reading = replace(self._writing, dtype=None)
+        self._encoder = codec
+        self._encode_state = codec.start(self._writing)
+        self.read_with(codec)
+
+    def read_with(self, codec: Codec) -> Stream:
+        """Decode with another codec object from here on, as a reader does; returns the stream itself."""
+        self._decoder = codec
+        self._decode_state = codec.start(self._reading)
+        return self
+
+    def encode(self, block: Data, index: int = 0, last: bool = True, fill: int = 0xA5) -> memoryview:
+        """Encode a block. The result is what the codec gave, not a copy."""
+        info = BlockInfo(index, last, self.limit, self._encode_state, self._writing, _scratch(fill))
+        return flat_view(self._encoder.encode(flat_view(block), info))
+
+    def decode(
+        self, stored: Data, index: int = 0, last: bool = True, fill: int = 0xA5, limit: int | None = None
+    ) -> memoryview:
+        """Decode a stored block; `limit` is by default what a codec that follows another one may return."""
+        limit = self.limit if limit is None else limit
+        info = BlockInfo(index, last, limit, self._decode_state, self._reading, _scratch(fill))
+        return flat_view(self._decoder.decode(flat_view(stored), info))
+
+
+def _scratch(fill: int) -> Callable[[int], memoryview]:
+    """Scratch memory full of `fill`, and the same memory at every call for one block, as in a chain."""
+    memory = bytearray()
+
+    def take(size: int) -> memoryview:
+        nonlocal memory
+        if len(memory) < size:
+            memory = bytearray([fill]) * size
+        return memoryview(memory)[:size]
+
+    return take

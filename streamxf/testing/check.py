@@ -1,18 +1,16 @@
-"""The properties by name, and the two functions that check them."""
+"""The properties by name, the two functions that check them, and the suite as a pytest class."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 from streamxf.codec import Codec
 from streamxf.keys import KeysLike
-from streamxf.testing import configuration, damage, limits, purity, roundtrip
-from streamxf.testing.case import Case
-from streamxf.testing.failure import ConformanceError
+from streamxf.testing import configuration, hostile, purity, roundtrip
+from streamxf.testing.case import Case, ConformanceError
 
-Property = Callable[[Case], None]
-
-_ALL: tuple[Property, ...] = (
+_ALL: tuple[Callable[[Case], None], ...] = (
     configuration.name_and_version,
     configuration.frozen,
     configuration.pickling,
@@ -21,22 +19,22 @@ _ALL: tuple[Property, ...] = (
     roundtrip.block_edges,
     roundtrip.large_block,
     roundtrip.container,
-    limits.encoded_size,
-    limits.decoded_size,
-    limits.hostile_bytes,
-    limits.hostile_sizes,
-    damage.truncation,
-    damage.trailing_bytes,
+    hostile.encoded_size,
+    hostile.decoded_size,
+    hostile.hostile_bytes,
+    hostile.hostile_sizes,
+    hostile.truncation,
+    hostile.trailing_bytes,
     purity.input_unchanged,
     purity.scratch_contents,
     purity.stateless,
     purity.threads,
 )
 
-PROPERTIES: dict[str, str] = {property.__name__: " ".join((property.__doc__ or "").split()) for property in _ALL}
-"""The properties by name, each with its rule."""
-
 _FUNCTIONS = {property.__name__: property for property in _ALL}
+
+PROPERTIES: dict[str, str] = {name: " ".join((check.__doc__ or "").split()) for name, check in _FUNCTIONS.items()}
+"""The properties by name, each with its rule."""
 
 
 def check_codec(
@@ -87,3 +85,45 @@ def check_property(name: str, case: Case) -> None:
     except Exception as error:
         seen = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
         raise ConformanceError(f"{case} fails {name}: {seen}. The rule: {PROPERTIES[name]}") from error
+
+
+class CodecConformance:
+    """The conformance suite; derive a test class from it.
+
+    ::
+
+        class TestDelta(CodecConformance):
+            def codecs(self):
+                return [Delta(), Delta(stride=2)]
+
+    - `codec`: the codec to test, unless `codecs` is overridden.
+    - `keys`, `examples`: as for `check_codec`.
+    """
+
+    codec: ClassVar[Codec | None] = None
+    keys: ClassVar[KeysLike] = None
+    examples: ClassVar[int | None] = None
+
+    def codecs(self) -> Sequence[Codec]:
+        """The codecs to test: one for each set of parameters that matters."""
+        if self.codec is None:
+            raise TypeError(f"{type(self).__name__} must set codec = ..., or define codecs() that returns a list")
+        return [self.codec]
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Called by pytest: run each test for each codec."""
+        if "conformance_case" in metafunc.fixturenames:
+            cases = [Case(codec, self.keys, examples=self.examples) for codec in self.codecs()]
+            metafunc.parametrize("conformance_case", cases, ids=str)
+
+
+def _test_of(name: str) -> Callable[[CodecConformance, Case], None]:
+    def test(self: CodecConformance, conformance_case: Case) -> None:
+        check_property(name, conformance_case)
+
+    test.__doc__ = PROPERTIES[name]
+    return test
+
+
+for _name in PROPERTIES:
+    setattr(CodecConformance, f"test_{_name}", _test_of(_name))

@@ -8,18 +8,19 @@ import struct
 import numpy as np
 from hypothesis import strategies as st
 
-from streamxf.testing.stream import BLOCK_SIZE
+from streamxf.testing.case import BLOCK_SIZE
 
 MAX_DRAWN = 2048
+MEBIBYTE = 1 << 20
 
 
-def blocks(max_size: int = MAX_DRAWN) -> st.SearchStrategy[bytes]:
-    """Draw blocks of up to `max_size` bytes: any bytes, constant and repetitive ones, floats, and a model's weights."""
-    sizes = st.integers(0, max_size)
+def blocks() -> st.SearchStrategy[bytes]:
+    """Draw blocks: any bytes, constant and repetitive ones, floats, and a model's weights."""
+    sizes = st.integers(0, MAX_DRAWN)
     repeated = st.builds(lambda unit, size: (unit * size)[:size], st.binary(min_size=1, max_size=16), sizes)
-    floats = st.lists(st.floats(width=32), max_size=min(64, max_size // 4))
+    floats = st.lists(st.floats(width=32), max_size=64)
     return st.one_of(
-        st.binary(max_size=min(256, max_size)),
+        st.binary(max_size=256),
         st.builds(noise, sizes, st.integers(0, 2**32 - 1)),
         st.builds(lambda byte, size: bytes([byte]) * size, st.integers(0, 255), sizes),
         repeated,
@@ -29,7 +30,6 @@ def blocks(max_size: int = MAX_DRAWN) -> st.SearchStrategy[bytes]:
 
 
 def noise(size: int, seed: int = 0) -> bytes:
-    """`size` random bytes, which nothing compresses."""
     return random.Random(seed).randbytes(size)
 
 
@@ -54,5 +54,4 @@ EDGE_SIZES = (BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1)
 
 
 def samples() -> list[bytes]:
-    """A few short blocks of each kind."""
     return [block for size in SMALL_SIZES for block in contents(size).values()]

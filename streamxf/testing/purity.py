@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
-from streamxf.testing.case import Case
+from streamxf.testing.case import Case, Stream, difference, require
 from streamxf.testing.data import blocks, contents, noise, samples, weights
-from streamxf.testing.failure import difference, require
-from streamxf.testing.stream import Stream
 
 FILLS = (0x00, 0xA5, 0xFF)
 THREADS = 8
@@ -22,17 +18,15 @@ def input_unchanged(case: Case) -> None:
     stream = Stream(case.codec)
 
     def check(block: bytes) -> None:
-        stored = bytes(_untouched(stream.encode, block, "encode"))
-        _untouched(stream.decode, stored, "decode")
+        data = block
+        for step in (stream.encode, stream.decode):
+            given = bytearray(data)
+            result = bytes(step(given))
+            where = difference(data, given) if given != data else ""
+            require(not where, f"{step.__name__} changed its input: {where}")
+            data = result
 
     case.for_all(check, blocks())
-
-
-def _untouched(step: Callable[[bytearray], memoryview], data: bytes, what: str) -> memoryview:
-    given = bytearray(data)
-    result = bytes(step(given))
-    require(given == data, lambda: f"{what} changed its input: {difference(data, bytes(given))}")
-    return memoryview(result)
 
 
 def scratch_contents(case: Case) -> None:
@@ -42,14 +36,12 @@ def scratch_contents(case: Case) -> None:
         stored = [bytes(stream.encode(block, fill=fill)) for fill in FILLS]
         # an encoder that draws at random may differ between calls; one that does not has no reason to differ
         if bytes(stream.encode(block, fill=FILLS[0])) == stored[0]:
-            require(
-                len(set(stored)) == 1, f"encode gives other bytes where scratch memory does, for {len(block)} bytes"
-            )
+            require(len(set(stored)) == 1, f"encode gives other bytes where scratch memory does, of {len(block)} bytes")
         for data in stored:
             for fill in FILLS:
                 found = bytes(stream.decode(data, fill=fill))
-                if found != block:
-                    require(False, f"decode depends on what scratch memory holds: {difference(block, found)}")
+                where = difference(block, found) if found != block else ""
+                require(not where, f"decode depends on what scratch memory holds: {where}")
 
 
 def stateless(case: Case) -> None:
@@ -61,9 +53,8 @@ def stateless(case: Case) -> None:
     for index, block in enumerate(given):
         found = bytes(stream.decode(bytes(live[index]), index))
         require(found == block, f"the encoded block {index} changed while later blocks were encoded")
-    views = []
-    for index in (*reversed(range(len(given))), *range(len(given))):
-        views.append((index, stream.decode(stored[index], index)))
+    order = (*reversed(range(len(given))), *range(len(given)))
+    views = [(index, stream.decode(stored[index], index)) for index in order]
     for index, view in views:
         require(bytes(view) == given[index], f"block {index} of {len(given)}, decoded out of order, is not itself")
 
@@ -83,16 +74,11 @@ def threads(case: Case) -> None:
                 return f"block {index} of thread {number}: {difference(block, found)}"
         return None
 
-    with _switching_often(), ThreadPoolExecutor(THREADS) as pool:
-        for wrong in pool.map(work, range(THREADS)):
-            require(wrong is None, f"with {THREADS} threads at work, {wrong}")
-
-
-@contextmanager
-def _switching_often() -> Iterator[None]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        yield
+        with ThreadPoolExecutor(THREADS) as pool:
+            for wrong in pool.map(work, range(THREADS)):
+                require(wrong is None, f"with {THREADS} threads at work, {wrong}")
     finally:
         sys.setswitchinterval(interval)

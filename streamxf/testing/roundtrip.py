@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf.codec import Codec
-from streamxf.testing.case import Case
-from streamxf.testing.data import EDGE_SIZES, blocks, contents
-from streamxf.testing.failure import difference, require
-from streamxf.testing.stream import BLOCK_SIZE, Stream
-
-MEBIBYTE = 1 << 20
+from streamxf.testing.case import BLOCK_SIZE, Case, Stream, difference, require
+from streamxf.testing.data import EDGE_SIZES, MEBIBYTE, blocks, contents
 
 
 def round_trip(case: Case) -> None:
@@ -47,8 +43,10 @@ def container(case: Case) -> None:
     """Whole containers of the codec, alone and among others, come back to a reader who has only bytes and keys."""
     for name, chain in _chains(case.codec).items():
         for size in (0, 1, *EDGE_SIZES, 2 * BLOCK_SIZE + 7):
-            data = contents(size)["float-like"]
-            found = streamxf.decode(_file(case, chain, data), keys=case.keys, registry=case.registry)
+            data, buffer = contents(size)["float-like"], io.BytesIO()
+            with streamxf.open(buffer, "wb", chain=chain, block_size=BLOCK_SIZE, registry=case.registry) as file:
+                file.write(data)
+            found = streamxf.decode(buffer.getvalue(), keys=case.keys, registry=case.registry)
             _same(data, found, f"stream of {size} bytes through {name}")
 
 
@@ -63,12 +61,5 @@ def _chains(codec: Codec) -> dict[str, list[Codec]]:
     }
 
 
-def _file(case: Case, chain: list[Codec], data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with streamxf.open(buffer, "wb", chain=chain, block_size=BLOCK_SIZE, registry=case.registry) as file:
-        file.write(data)
-    return buffer.getvalue()
-
-
 def _same(block: bytes, found: memoryview | bytes, what: str) -> None:
-    require(bytes(found) == block, lambda: f"{what} came back as {difference(block, bytes(found))}")
+    require(found == block, lambda: f"{what} came back as {difference(block, found)}")

@@ -22,7 +22,7 @@ from streamxf.checkpoint.metadata import (
 from streamxf.checkpoint.publish import DAY, leftovers, locked, settled
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError, located
+from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.wording import listed, many, size_text
 
@@ -99,10 +99,6 @@ def clean(
     storage_options : mapping, optional
         fsspec's, for the URL.
 
-    Returns
-    -------
-    CleanReport
-
     Raises
     ------
     MetadataError
@@ -110,8 +106,6 @@ def clean(
         removed then: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If keys are given, and the metadata is not authentic, or not encrypted.
-    ParameterError
-        If `min_age` is not a number of seconds.
     UnsupportedError
         If the URL leads through a cache of fsspec's.
     AbortedError
@@ -135,24 +129,22 @@ def clean(
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
         kept = sorted(files.keys() - named - set(found))
-        age = min_age if min_age is not None else 0 if alone else DAY
-        old = settled(storage, found, age)
-        recent = [name for name in found if name not in old]
-        found = [name for name in found if name in old]
-        for name in names if found and not alone else ():
+        old = settled(storage, found, min_age if min_age is not None else 0 if alone else DAY)
+        for name in names if old and not alone else ():
             if _read(storage, name, access) != read[name]:
                 raise MetadataError(
                     "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; "
                     "try again when that is over",
                     file=storage.full(name),
                 )
-        failed = {} if dry_run else storage.remove(found)
+        failed = {} if dry_run else storage.remove([name for name in found if name in old])
+    removed = tuple(name for name in found if name in old and name not in failed)
     report = CleanReport(
-        tuple(name for name in found if name not in failed),
-        sum(files[name] or 0 for name in found if name not in failed),
+        removed,
+        sum(files[name] or 0 for name in removed),
         {name: str(error) for name, error in failed.items()},
         tuple(kept),
-        tuple(recent),
+        tuple(name for name in found if name not in old),
         dry_run,
     )
     if failed:
@@ -190,20 +182,20 @@ def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int |
     for item in metadata.items.values() if metadata.index is None else ():
         for place in item.places:
             ends[place.file] = max(ends.get(place.file, 0), place.at + place.size)
-    with located(file=storage.full(metadata.name)):
-        for path, end in ends.items():
-            if "/" in path:
-                continue  # nothing in folders is ever removed
-            if path not in files:
-                raise _doubtful(f"it names {path}, which is missing")
-            size = files[path]
-            if size is not None and (size < end or (metadata.index is not None and size != end)):
-                raise _doubtful(f"{path} has {size} bytes, which is not what it says")
+    for path, end in ends.items():
+        size = files.get(path)
+        if "/" in path:
+            continue  # nothing in folders is ever removed
+        if path not in files:
+            reason = f"it names {path}, which is missing"
+        elif size is not None and (size < end or (metadata.index is not None and size != end)):
+            reason = f"{path} has {size} bytes, which is not what it says"
+        else:
+            continue
+        raise MetadataError(
+            f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
+            "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is "
+            "left",
+            file=storage.full(metadata.name),
+        )
     return set(ends)
-
-
-def _doubtful(reason: str) -> MetadataError:
-    return MetadataError(
-        f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
-        "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is left"
-    )

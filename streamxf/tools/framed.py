@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 
 def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chunk: Chunk) -> torch.Tensor:
-    """A shard that only torch can make, such as one of a subclass; `stream` is a seekable file of `size` bytes.
-
-    Raises
-    ------
-    MetadataError, PolicyError
-        If it is not the tensor that the metadata says, or needs what is not allowed. What `stream` raises passes
-        through.
+    """A shard that only torch can make, such as one of a subclass; `stream` is a seekable file of `size` bytes. Raises
+    MetadataError, PolicyError if it is not the tensor that the metadata says, or needs what is not allowed.
     """
     stream.seek(0)
     loaded = objects.load_tensor(stream, size, chunk.place.size)
@@ -36,14 +31,8 @@ def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chun
 
 def check_records(stream: Any, size: int) -> Archive | None:
     """Compare the CRC-32 of every record in a file of ``torch.save``, which ``torch.load`` never does; None if there
-    are none.
-
-    Torch writes zeros for them once it was told ``torch.serialization.set_crc32_options(False)``.
-
-    Raises
-    ------
-    MetadataError
-        If torch did not write the file, or it is damaged. What `stream` raises passes through.
+    are none: torch writes zeros once it was told ``torch.serialization.set_crc32_options(False)``. Raises MetadataError
+    if torch did not write the file, or it is damaged.
     """
     try:
         archive = Archive(stream, size)

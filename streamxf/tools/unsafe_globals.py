@@ -62,20 +62,13 @@ def unsafe_globals(
         The checkpoint's folder, or its URL.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
 
     Returns
     -------
     UnsafeGlobals
         What neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
-
-    Raises
-    ------
-    StreamxfError
-        If the checkpoint cannot be read.
     """
     options: dict[str, Any] = {}
     if registry is not None:
@@ -87,8 +80,7 @@ def unsafe_globals(
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(Storage.of(path, storage_options), access) as checkpoint:
-        for name in sorted(checkpoint.items):
-            item = checkpoint.items[name]
+        for name, item in sorted(checkpoint.items.items()):
             if isinstance(item, ObjectItem):
                 needed, reason = needs_of(read_all(checkpoint.blocks(item)))
                 for each in needed:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 
-from streamxf.buffers import flat_view
+from streamxf.buffers import flat_view, write_all
 from streamxf.progress import Progress
 
 _STEP = 64 * 2**20
@@ -27,24 +27,17 @@ def measure_bandwidth(
     noise = flat_view(os.urandom(_STEP))
     written = 0
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        descriptor = file.fileno()
         begin = time.perf_counter()
         while True:
             if progress is not None:
                 progress.expect(_STEP)
-            at = written % _MAX_FILE
+            file.seek(written % _MAX_FILE)
             for start in range(0, _STEP, _WRITE):
-                _write(descriptor, noise[start : start + _WRITE], at + start)
+                write_all(file, noise[start : start + _WRITE])
                 if progress is not None:
                     progress.advance(_WRITE)
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
             written += _STEP
             taken = time.perf_counter() - begin
             if taken >= seconds or written >= _MAX_BYTES:
                 return written / taken
-
-
-def _write(descriptor: int, data: memoryview, position: int) -> None:
-    while len(data):
-        done = os.pwrite(descriptor, data, position)
-        data, position = data[done:], position + done

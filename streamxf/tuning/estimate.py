@@ -1,4 +1,4 @@
-"""From what was measured to what a save and a load would take, and the choice among the candidates."""
+"""From what was measured to what a save and a load would take, and the `Recommendation` that follows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamxf.format.header import Header
 from streamxf.format.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, DIGEST_BYTES, FOOTER_BYTES, SALT_BYTES
 from streamxf.tuning.measure import Measured
 from streamxf.tuning.sample import BLOCK_BYTES, Part
-from streamxf.wording import many, size_text
+from streamxf.wording import many, rate_text, size_text
 
 CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
 
@@ -21,20 +21,13 @@ _ENTRY_BYTES = 8
 class Estimate:
     """What one chain would cost.
 
-    Attributes
-    ----------
-    chain : str
-        Its text form, which `Chain.parse` reads; empty for no chain.
-    raw_bytes : int
-        Bytes of the source's tensors, or of the file.
-    stored_bytes : int
-        What they would take in storage, containers included.
-    encode_bytes_per_second, decode_bytes_per_second : float
-        Raw bytes that one worker codes.
-    workers : int
-        How many of them share the coding. Without a chain it is one: the CRC is computed by the thread that writes.
-    bandwidth : float
-        Of the storage, in bytes per second.
+    - `chain`: its text form, which `Chain.parse` reads; empty for no chain.
+    - `raw_bytes`: bytes of the source's tensors, or of the file.
+    - `stored_bytes`: what they would take in storage, containers included.
+    - `encode_bytes_per_second`, `decode_bytes_per_second`: raw bytes that one worker codes.
+    - `workers`: how many of them share the coding. Without a chain it is one: the CRC is computed by the thread that
+      writes.
+    - `bandwidth`: of the storage, in bytes per second.
     """
 
     chain: str
@@ -47,7 +40,6 @@ class Estimate:
 
     @property
     def label(self) -> str:
-        """The chain as people read it."""
         return self.chain or "no chain"
 
     @property
@@ -57,12 +49,11 @@ class Estimate:
 
     @property
     def encode_seconds(self) -> float:
-        """What all workers together need to encode everything."""
+        """What all workers together need to encode everything; the same for decoding."""
         return self.raw_bytes / (self.encode_bytes_per_second * self.workers)
 
     @property
     def decode_seconds(self) -> float:
-        """What all workers together need to decode everything."""
         return self.raw_bytes / (self.decode_bytes_per_second * self.workers)
 
     @property
@@ -72,12 +63,11 @@ class Estimate:
 
     @property
     def save_seconds(self) -> float:
-        """What a save would take: coding and writing overlap, so the slower one of them."""
+        """What a save would take: coding and writing overlap, so the slower of them; the same for a load."""
         return max(self.encode_seconds, self.transfer_seconds)
 
     @property
     def load_seconds(self) -> float:
-        """What a load would take: decoding and reading overlap, so the slower one of them."""
         return max(self.decode_seconds, self.transfer_seconds)
 
 
@@ -130,3 +120,72 @@ def reason(estimates: Sequence[Estimate], chosen: int) -> str:
             f"{size_text(fastest.stored_bytes)}"
         )
     return text
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What `streamxf.tune` found. ``str()`` is a table for a terminal.
+
+    - `chain`: the candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
+    - `estimates`: one for each candidate, in the order in which they were given.
+    - `raw_bytes`, `sampled_bytes`: of the source's tensors, or of the file, and what the chains were measured on.
+    - `bandwidth`: of the storage, in bytes per second.
+    - `workers`: threads that share the coding.
+    - `reason`: why this chain, in words and figures.
+    """
+
+    chain: Chain
+    estimates: tuple[Estimate, ...]
+    raw_bytes: int
+    sampled_bytes: int
+    bandwidth: float
+    workers: int
+    reason: str
+
+    def to_dict(self) -> dict[str, int | float | str]:
+        """Everything in a flat dictionary, for experiment trackers and JSON; the keys name the units."""
+        found: dict[str, int | float | str] = {
+            "chain": str(self.chain),
+            "reason": self.reason,
+            "raw_bytes": self.raw_bytes,
+            "sampled_bytes": self.sampled_bytes,
+            "bandwidth_bytes_per_second": self.bandwidth,
+            "workers": self.workers,
+        }
+        for each in self.estimates:
+            found |= {
+                f"stored_bytes/{each.label}": each.stored_bytes,
+                f"stored_per_raw_byte/{each.label}": each.ratio,
+                f"encode_bytes_per_second/{each.label}": each.encode_bytes_per_second,
+                f"decode_bytes_per_second/{each.label}": each.decode_bytes_per_second,
+                f"save_seconds/{each.label}": each.save_seconds,
+                f"load_seconds/{each.label}": each.load_seconds,
+            }
+        return found
+
+    def __str__(self) -> str:
+        rows = [("  chain", "stored", "of raw", "encode", "decode", "save", "load")]
+        rows += [_row("*" if each.chain == str(self.chain) else " ", each) for each in self.estimates]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"{label:<{widths[0]}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+            for label, *cells in rows
+        ]
+        title = (
+            f"{size_text(self.raw_bytes)} to storage of {rate_text(self.bandwidth)}, coded by "
+            f"{many(self.workers, 'worker')}; measured on {size_text(self.sampled_bytes)}"
+        )
+        return "\n".join([title, *lines, f"* because {self.reason}"])
+
+
+def _row(mark: str, each: Estimate) -> tuple[str, str, str, str, str, str, str]:
+    return (
+        f"{mark} {each.label}",
+        size_text(each.stored_bytes),
+        f"{each.ratio:.3f}",
+        rate_text(each.encode_bytes_per_second),
+        rate_text(each.decode_bytes_per_second),
+        f"{each.save_seconds:,.3f} s",
+        f"{each.load_seconds:,.3f} s",
+    )

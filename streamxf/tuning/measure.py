@@ -1,19 +1,78 @@
-"""Chains timed on the blocks of a sample: one thread, no I/O, and every block has to come back bit for bit."""
+"""Chains timed on the blocks of a sample, there and back: one thread, no I/O, and every block has to come back bit for
+bit.
+
+A run encodes block `number` and decodes it into `out`; it returns the stored bytes, and the seconds for each way.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import crc32c
+
+from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import Chain
+from streamxf.codec import StreamInfo
+from streamxf.coder import StreamCoder
 from streamxf.errors import CodecError, located
+from streamxf.format.container import check_payload, pack_head, parse_head
+from streamxf.format.header import Header
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
 from streamxf.progress import Progress
-from streamxf.tuning.bench import ChainRun, Clock, PlainRun
+from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import Sample
 
 REPEATS = 3
 MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
+
+Clock = Callable[[], float]  # gives seconds
+Run = tuple[int, float, float]
+
+
+class ChainRun:
+    """A chain with codecs, and the container's CRC around it."""
+
+    def __init__(self, chain: Chain, blocks: Sequence[Sample], clock: Clock) -> None:
+        self._clock = clock
+        renewed = chain.renew()
+        header = Header(DEFAULT_BLOCK_LOG2, chain.bound, os.urandom(SALT_BYTES))
+        self._digest = header.digest
+        self._limit = stage_limit(header.block_size)
+        facts = header.block_size, header.salt, header.digest
+        self._coders = [
+            StreamCoder(renewed, StreamInfo(*facts, *encoding_facts(block.part.identity))) for block in blocks
+        ]
+        self._encoding, self._decoding = Scratch(), Scratch()
+
+    def run(self, block: Sample, number: int, out: memoryview) -> Run:
+        coder, data = self._coders[number], flat_view(block.data)
+        out[:] = bytes(len(out))  # a codec that writes nothing must not find the right bytes there
+        begin = self._clock()
+        payload = coder.encode(data, 0, True, self._encoding)
+        head = pack_head(self._digest, 0, True, payload)
+        encode = self._clock() - begin
+        begin = self._clock()
+        check_payload(parse_head(head, 0, self._limit), self._digest, 0, payload)
+        coder.decode(payload, 0, True, self._decoding, out)
+        return len(payload), encode, self._clock() - begin
+
+
+class PlainRun:
+    """A save without a chain computes a CRC over the file, and a load copies it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def run(self, block: Sample, number: int, out: memoryview) -> Run:
+        begin = self._clock()
+        crc32c.crc32c(block.data)
+        encode = self._clock() - begin
+        begin = self._clock()
+        out[:] = block.data
+        return len(block.data), encode, self._clock() - begin
 
 
 @dataclass(frozen=True)
@@ -30,29 +89,24 @@ def measure(
     chains: Sequence[Chain],
     blocks: Sequence[Sample],
     clock: Clock = time.perf_counter,
-    repeats: int = REPEATS,
     progress: Progress | None = None,
 ) -> list[Measured]:
-    """Time chains on blocks, of which there is at least one, and none is empty.
+    """Time chains on blocks, of which there is at least one, and none is empty. Raises CodecError if a codec fails, or
+    a block does not come back as it was.
 
     The chains take turns, so that a machine that slows down meanwhile does so for all of them; of each block the
     shortest time counts. Each turn goes through all blocks, because then they come from memory, as in a save, and not
     from the cache.
-
-    Raises
-    ------
-    CodecError
-        If a codec fails, or a block does not come back as it was.
     """
     benches = [ChainRun(chain, blocks, clock) if len(chain) else PlainRun(clock) for chain in chains]
     memory = memoryview(bytearray(max(len(block.data) for block in blocks)))
     sampled = sum(len(block.data) for block in blocks)
     if progress is not None:
-        progress.expect(repeats * len(chains) * sampled)
+        progress.expect(REPEATS * len(chains) * sampled)
     for chain, bench in zip(chains, benches, strict=True):
         _run(chain, bench, blocks[0], 0, memory)  # makes contexts and scratch memory, which is not timed
-    turns: list[list[list[tuple[int, float, float]]]] = [[] for _ in chains]
-    for _ in range(repeats):
+    turns: list[list[list[Run]]] = [[] for _ in chains]
+    for _ in range(REPEATS):
         for chain, bench, done in zip(chains, benches, turns, strict=True):
             done.append([_run(chain, bench, block, number, memory) for number, block in enumerate(blocks)])
             if progress is not None:
@@ -60,9 +114,7 @@ def measure(
     return [_whole(chain, blocks, done) for chain, done in zip(chains, turns, strict=True)]
 
 
-def _run(
-    chain: Chain, bench: ChainRun | PlainRun, block: Sample, number: int, memory: memoryview
-) -> tuple[int, float, float]:
+def _run(chain: Chain, bench: ChainRun | PlainRun, block: Sample, number: int, memory: memoryview) -> Run:
     out = memory[: len(block.data)]
     with located(item=block.part.name):
         result = bench.run(block, number, out)
@@ -71,7 +123,7 @@ def _run(
     return result
 
 
-def _whole(chain: Chain, blocks: Sequence[Sample], turns: list[list[tuple[int, float, float]]]) -> Measured:
+def _whole(chain: Chain, blocks: Sequence[Sample], turns: list[list[Run]]) -> Measured:
     stored = encode = decode = 0.0
     for block, *runs in zip(blocks, *turns, strict=True):
         weight = block.weight / len(block.data)

@@ -6,6 +6,7 @@ import math
 import numbers
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,12 +23,9 @@ from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
-from streamxf.tuning.bench import Clock
-from streamxf.tuning.estimate import choose, estimate, reason
-from streamxf.tuning.measure import measure
-from streamxf.tuning.recommendation import Recommendation
-from streamxf.tuning.sample import Sampled, take_sample
-from streamxf.tuning.sources import RawFile, StoredTensors
+from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
+from streamxf.tuning.measure import Clock, measure
+from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
 
 #: What is tried unless the caller names candidates.
 CANDIDATES: tuple[tuple[Codec, ...], ...] = (
@@ -55,16 +53,15 @@ def tune(
     About 24 blocks of 1 MiB, spread evenly over the data, are encoded and decoded in one thread, and each has to
     come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
     overlaps writing and reading, so the slower one of the two counts. The recommended chain is the smallest of
-    those whose save is within 5 % of the fastest. It takes a few seconds, and no more memory for
-    a large source than for a small one, except that tensors which passed a stream transform are decoded whole, one at a
-    time.
+    those whose save is within 5 % of the fastest. That takes a few seconds, and a fixed amount of memory, except that
+    tensors which passed a stream transform are decoded whole, one at a time.
 
     Parameters
     ----------
     source : mapping or path
-        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank.
-        Other objects are ignored. Or a checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the
-        URL of one. Or any other file, taken as bytes.
+        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank. Or a
+        checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the URL of one. Or any other file,
+        taken as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
@@ -78,10 +75,6 @@ def tune(
         Threads that share the coding; by default the CPUs that this process may run on.
     progress : Progress, optional
         Receives the sample's bytes each time they are coded.
-
-    Returns
-    -------
-    Recommendation
 
     Raises
     ------
@@ -100,10 +93,17 @@ def tune(
     its bytes, copies from a GPU, and workers that share the memory's bandwidth or a core. It compares chains; what a
     save really takes is in its `SaveReport`.
     """
-    rate = _check_bandwidth(bandwidth)
+    real = isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool)
+    if not real or not math.isfinite(bandwidth) or bandwidth <= 0:
+        raise ParameterError(
+            f"bandwidth={bandwidth!r}: it is the storage's bandwidth in bytes per second, such as 2e9 for 2 GB/s; "
+            "docs/tuning.md says how to measure it"
+        )
     candidates = _candidates(chains, keys)
-    threads = _check_workers(workers)
-    return recommend(source_of(source, keys), candidates, rate, threads, progress=progress)
+    threads = usable_cpus() if workers is None else workers
+    if type(threads) is not int or threads < 1:
+        raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
+    return recommend(source_of(source, keys), candidates, float(bandwidth), threads, progress=progress)
 
 
 def recommend(
@@ -114,7 +114,7 @@ def recommend(
     clock: Clock = time.perf_counter,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """What `tune` does once its arguments are checked; `clock` returns seconds."""
+    """What `tune` does once its arguments are checked."""
     blocks = take_sample(source)
     if not blocks:
         raise ParameterError(
@@ -124,19 +124,12 @@ def recommend(
     measured = measure(chains, blocks, clock, progress=progress)
     estimates = tuple(estimate(each, source.parts, bandwidth, workers) for each in measured)
     chosen = choose(estimates)
-    return Recommendation(
-        chain=chains[chosen],
-        estimates=estimates,
-        raw_bytes=estimates[chosen].raw_bytes,
-        sampled_bytes=sum(len(block.data) for block in blocks),
-        bandwidth=bandwidth,
-        workers=workers,
-        reason=reason(estimates, chosen),
-    )
+    sampled, why = sum(len(block.data) for block in blocks), reason(estimates, chosen)
+    return Recommendation(chains[chosen], estimates, estimates[0].raw_bytes, sampled, bandwidth, workers, why)
 
 
 def source_of(source: object, keys: KeysLike) -> Sampled:
-    """The source that `tune` was given, ready to be sampled; raises as `tune` does."""
+    """The source that `tune` was given; raises as `tune` does."""
     if isinstance(source, Mapping):
         from streamxf.tuning.state import StateDict  # needs torch
 
@@ -160,12 +153,19 @@ def source_of(source: object, keys: KeysLike) -> Sampled:
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:
     if isinstance(chains, str | Codec | Chain):
         raise ParameterError("chains= is a list of candidates, each a chain of its own: chains=[[FloatZip()], 'zstd']")
-    made = _defaults(keys) if chains is None else [Chain.of(chain, keys) for chain in chains]
+    if chains is None:
+        ring = KeyRing.of(keys)
+        if len(ring) > 1:
+            raise ParameterError(
+                f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
+                "chains=[[FloatZip(), Encrypt(key)], ...]"
+            )
+        return [Chain([*codecs, *map(Encrypt, ring)]) for codecs in CANDIDATES]
+    made = [Chain.of(chain, keys) for chain in chains]
     if not made:
         raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
-    texts = [str(chain) for chain in made]
-    for text in texts:
-        if texts.count(text) > 1:
+    for text, count in Counter(map(str, made)).items():
+        if count > 1:
             raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
     if len({chain.encryption is None for chain in made}) > 1:
         raise ParameterError(
@@ -173,33 +173,3 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
             "To encrypt, end each of them with Encrypt: chains=[[FloatZip(), Encrypt(key)], [LZ4(), Encrypt(key)]]"
         )
     return made
-
-
-def _defaults(keys: KeysLike) -> list[Chain]:
-    ring = KeyRing.of(keys)
-    if len(ring) > 1:
-        raise ParameterError(
-            f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
-            "chains=[[FloatZip(), Encrypt(key)], ...]"
-        )
-    ending = [Encrypt(key) for key in ring]
-    return [Chain([*codecs, *ending]) for codecs in CANDIDATES]
-
-
-def _check_bandwidth(bandwidth: object) -> float:
-    if isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool):
-        rate = float(bandwidth)
-        if math.isfinite(rate) and rate > 0:
-            return rate
-    raise ParameterError(
-        f"bandwidth={bandwidth!r}: it is the storage's bandwidth in bytes per second, such as 2e9 for 2 GB/s; "
-        "docs/tuning.md says how to measure it"
-    )
-
-
-def _check_workers(workers: int | None) -> int:
-    if workers is None:
-        return usable_cpus()
-    if type(workers) is not int or workers < 1:
-        raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
-    return workers

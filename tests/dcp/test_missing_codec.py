@@ -16,7 +16,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
-from streamxf.tools.salvage.copying import salvage_to
+from streamxf.tools.salvage.salvage import salvage_to
 
 from .helpers import KEY, Xor, data_files, rewrite_index, rewrite_pickle, save
 

@@ -31,8 +31,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.stream.encoder import encoding_facts
-from streamxf.tuning.sample import BLOCKS, Part, Sampled, Span, spans_in, take_sample
-from streamxf.tuning.sources import RawFile
+from streamxf.tuning.sample import BLOCKS, Part, RawFile, Sampled, Span, spans_in, take_sample
 from streamxf.tuning.state import StateDict
 from streamxf.tuning.tuner import source_of
 

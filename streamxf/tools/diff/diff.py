@@ -18,7 +18,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.origin import Origin, origin_of
-from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.tree import Tree, paths_in
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.diff.items import compare
@@ -43,8 +43,8 @@ def diff(
 ) -> Difference:
     """Compare two checkpoints: which items are not the same, and how far apart they are.
 
-    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts, never
-    whole. See `streamxf.tools.diff.distance` for what counts as the same.
+    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts. See
+    `streamxf.tools.diff.distance` for what counts as the same.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
     included. Otherwise only tensors and objects are compared, and `Difference.not_compared` says what was not.
@@ -60,8 +60,8 @@ def diff(
     only : sequence of str
         Shell patterns; only items whose names match one of them are compared.
     prefixes : tuple of str
-        One for each: only items whose names begin with it are compared, without it. So a model that was
-        saved as ``{"model": ...}`` can be compared with the model alone: ``("model.", "")``.
+        One for each: only items whose names begin with it are compared, without it; ``("model.", "")`` compares a model
+        that was saved as ``{"model": ...}`` with the model alone.
     values : bool
         Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
     storage_options : mapping, optional
@@ -83,50 +83,44 @@ def diff(
         If the storage cannot be read.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    plain = Access.of(max_expansion=max_expansion)
     storages = [Storage.of(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
-    origins: dict[int, Origin | None] = {}
+    origins: dict[int, Origin] = {}
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
-            packed = next((origin for origin in origins.values() if origin is not None), None)
-            side = _opened(
-                storages[number], packed, access if encrypted[number] else Access.of(max_expansion=max_expansion)
-            )
+            packed = next(iter(origins.values()), None)
+            side = _opened(storages[number], packed, access if encrypted[number] else plain)
             sides[number] = stack.enter_context(side)
-            origins[number] = origin_of(side)
-        files = all(origin is not None and origin.is_folder for origin in origins.values())
-        found = compare(
-            sides[0],
-            sides[1],
-            (storages[0].given, storages[1].given),
-            only=only,
-            prefixes=prefixes,
-            values=values,
-            files=files,
-            progress=progress,
-        )
+            if (origin := origin_of(side)) is not None:
+                origins[number] = origin
+        files = len(origins) == 2 and all(origin.is_folder for origin in origins.values())
+        given = storages[0].given, storages[1].given
+        options: Any = {"only": only, "prefixes": prefixes, "values": values, "files": files, "progress": progress}
+        found = compare(sides[0], sides[1], given, **options)
         if only or any(prefixes):
             return found
-        left = [_not_compared(storages[number], sides[number], origins[number], files) for number in (0, 1)]
+        left = [_not_compared(storages[number], sides[number], origins.get(number), files) for number in (0, 1)]
         return replace(found, not_compared=tuple(text for text in left if text))
 
 
 def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.objects.max_expansion)
+        return open_whole(Tree.of(storage, packed.excluded, follow_links=True), access.objects.max_expansion)
     return open_source(storage, access)
 
 
 def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, files: bool) -> str:
     """What one side has besides tensors and objects, if that was not compared."""
-    if origin is not None and origin.is_folder and not files:
-        return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
-    if origin is not None and origin.excluded and not isinstance(side, Whole):
-        return f"{storage.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
-    if origin is None and isinstance(side, FileReader) and storage.is_folder():
-        others = [path for path, _ in paths_in(storage, (), set()) if path not in side.shards]
-        others = [path for path in others if not path.endswith(INDEX)]
-        return f"{storage.given}: what else is in the folder, such as {others[0]}" if others else ""
+    if origin is not None:
+        if origin.is_folder and not files:
+            return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
+        if origin.excluded and not isinstance(side, Whole):
+            return f"{storage.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
+    elif isinstance(side, FileReader) and storage.is_folder():
+        others = (path for path, _ in paths_in(storage, (), set()) if path not in side.shards)
+        other = next((path for path in others if not path.endswith(INDEX)), None)
+        return f"{storage.given}: what else is in the folder, such as {other}" if other else ""
     return ""

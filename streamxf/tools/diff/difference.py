@@ -13,18 +13,10 @@ from streamxf.wording import listed, many
 class Change:
     """An item that both checkpoints have, and that is not the same.
 
-    Attributes
-    ----------
-    name : str
-    dtypes : tuple of str or None
-        Of both, as torch names them; None for an object.
-    shapes : tuple of tuple of int
-        Of both.
-    distance : Distance or None
-        How far their values are apart. None where the shapes differ, where one is an object, and where the
-        elements of two different dtypes are not numbers.
-    text : str
-        Of objects, where they differ first; else empty.
+    - `dtypes`, `shapes`: of both; the dtypes as torch names them, None for an object.
+    - `distance`: how far their values are apart. None where the shapes differ, where one is an object, and where the
+      elements of two different dtypes are not numbers.
+    - `text`: of objects, where they differ first; else empty.
     """
 
     name: str
@@ -68,31 +60,21 @@ class Change:
         return ", ".join(parts)
 
     def __str__(self) -> str:
-        far = "" if self.distance is None else f": {distance_text(self.distance)}"
-        return f"{self.name}: {self.what}{far}"
+        return f"{self.name}: {self.what}" + (f": {distance_text(self.distance)}" if self.distance else "")
 
 
 @dataclass(frozen=True)
 class Difference:
     """What `diff` found.
 
-    Attributes
-    ----------
-    first, second : str
-        The two paths.
-    removed, added : tuple of str
-        Items that only the first has, and only the second.
-    changed : tuple of Change
-    incomparable : dict of str to str
-        Items that could not be compared, with the reason.
-    equal : int
-        How many items are the same: tensors bit for bit, objects by their value.
-    elements, differing : int
-        Of all tensors of both that were compared; how many elements there are, and how many are not the same.
-    notes : tuple of str
-        What a reader should know, in sentences.
-    not_compared : tuple of str
-        Other contents of the two paths, such as files beside tensors.
+    - `first`, `second`: the paths.
+    - `removed`, `added`: items that only the first has, and only the second.
+    - `incomparable`: items that could not be compared, with the reason.
+    - `equal`: how many items are the same: tensors bit for bit, objects by their value.
+    - `elements`, `differing`: of all tensors of both that were compared; how many elements there are, and how many are
+      not the same.
+    - `notes`: what a reader should know, in sentences.
+    - `not_compared`: other contents of the two paths, such as files beside tensors.
     """
 
     first: str
@@ -113,9 +95,8 @@ class Difference:
         return not (self.removed or self.added or self.changed or self.incomparable)
 
     def __str__(self) -> str:
-        title = verdict_of(self) if self.same else f"DIFFERENT: {counts_of(self)}"
         lines = [
-            title,
+            verdict_of(self).replace("different:", "DIFFERENT:"),
             f"{many(self.equal, 'item')} the same; {self.differing:,} of {self.elements:,} compared elements differ",
             *listed("changed", self.changed),
             *listed("only in the first", self.removed),
@@ -128,21 +109,16 @@ class Difference:
 
 
 def verdict_of(found: Difference) -> str:
-    """Whether the two are the same, in words."""
-    if not found.same:
-        return f"different: {counts_of(found)}"
-    return "the same, as far as they were compared" if found.not_compared else "the same"
-
-
-def counts_of(found: Difference) -> str:
-    """How many items are not the same, in words."""
+    """Whether the two are the same, in words; or how many items are not."""
     counts = {
         "changed": len(found.changed),
         "only in the first": len(found.removed),
         "only in the second": len(found.added),
         "not comparable": len(found.incomparable),
     }
-    return ", ".join(f"{many(count, 'item')} {what}" for what, count in counts.items() if count)
+    if found.same:
+        return "the same, as far as they were compared" if found.not_compared else "the same"
+    return "different: " + ", ".join(f"{many(count, 'item')} {what}" for what, count in counts.items() if count)
 
 
 def distance_text(distance: Distance) -> str:

@@ -25,25 +25,16 @@ _FEW = 8  # one element in so many: only where fewer differ does it pay to pick 
 class Distance:
     """How far two tensors of the same shape are apart.
 
-    Attributes
-    ----------
-    elements : int
-        Of each.
-    differing : int
-        How many of them are not the same.
-    without : int
-        How many of those have no distance: NaN or an infinity against something else, and numbers whose difference
-        overflows a float64.
-    to_nan, from_nan, other_nan : int
-        How many of those are NaN in the second tensor only, in the first only, and in both with different bits.
-    largest : int or float or None
-        The largest absolute difference; exact for integers. None if no differing element has a distance, or the dtypes
-        are not numbers.
-    mean : float or None
-        The mean absolute difference over all elements that have one, those that are the same among them.
-    statistics : Statistics or None
-        Of the second tensor minus the first, in float64, if requested. Complex differences count by their absolute
-        values, and elements without a distance as NaN or infinities.
+    - `elements`, `differing`: how many each has, and how many of them are not the same.
+    - `without`: how many of those have no distance: NaN or an infinity against something else, and numbers whose
+      difference overflows a float64.
+    - `to_nan`, `from_nan`, `other_nan`: how many of those are NaN in the second tensor only, in the first only, and in
+      both with different bits.
+    - `largest`: the largest absolute difference; exact for integers. None if no differing element has a distance, or
+      the dtypes are not numbers.
+    - `mean`: the mean absolute difference over all elements that have one, those that are the same among them.
+    - `statistics`: of the second tensor minus the first, in float64, if requested. Complex differences count by their
+      absolute values, and elements without a distance as NaN or infinities.
     """
 
     elements: int
@@ -175,11 +166,8 @@ class DistanceCounter:
     def _count(self, differences: Array) -> None:
         if self._counter is not None and len(differences):
             self._counted += len(differences)
-            if self._exact:
-                least, most = int(differences.min()), int(differences.max())
-                self._counter.add_numbers(differences, least=least, most=most)
-            else:
-                self._counter.add_numbers(differences)
+            ends = (int(differences.min()), int(differences.max())) if self._exact else (None, None)
+            self._counter.add_numbers(differences, least=ends[0], most=ends[1])
 
 
 def same_bits(first: Array, second: Array) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of, itemsize_of
 from streamxf.descriptor import shorten
@@ -17,30 +17,19 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import Item, TensorItem
-from streamxf.formats.choosing import chosen
+from streamxf.formats.contents import chosen
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.convert.origin import is_kept
 from streamxf.tools.diff.difference import Change, Difference
 from streamxf.tools.diff.distance import Distance, DistanceCounter
-from streamxf.tools.diff.names import prefix_notes
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.values.numbers import is_number
+from streamxf.wording import many
 
 # Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
 _CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKeyError)
-
-
-class _Pair(NamedTuple):
-    """A tensor that both have."""
-
-    name: str
-    first: TensorItem
-    second: TensorItem
-
-    @property
-    def size(self) -> int:
-        return self.first.size + self.second.size
+_TRIED = 20  # names and prefixes
 
 
 def compare(
@@ -55,124 +44,120 @@ def compare(
     progress: Progress | None = None,
 ) -> Difference:
     """Compare two opened checkpoints, as `diff` does; with `files`, also what `pack` keeps of files."""
-    one, other = _chosen(first, only, prefixes[0], files), _chosen(second, only, prefixes[1], files)
+    one, other = (
+        {name: item for name, item in chosen(reader.items, only, prefix).items() if files or not is_kept(item.name)}
+        for reader, prefix in zip((first, second), prefixes, strict=True)
+    )
     if not one and not other and (only or any(prefixes)):
         raise ParameterError("no item of either has such a name, so there is nothing to compare")
-    found = _Found()
-    pairs: list[_Pair] = []
+    found = _Comparison(first, second, values)
+    pairs: list[tuple[str, TensorItem, TensorItem]] = []
     for name, item in one.items():
         beside = other.get(name)
         if beside is None:
             found.removed.append(name)
-        elif isinstance(item, TensorItem) and isinstance(beside, TensorItem):
-            comparable = item.dtype == beside.dtype or (is_number(item.dtype) and is_number(beside.dtype))
-            if item.shape == beside.shape and comparable:
-                pairs.append(_Pair(name, item, beside))
-            else:
-                found.change(_change(name, item, beside))
+        elif isinstance(item, TensorItem) and isinstance(beside, TensorItem) and _measurable(item, beside):
+            pairs.append((name, item, beside))
         elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
-            found.change(_change(name, item, beside))
+            found.changed[name] = _change(name, item, beside)
         else:
-            found.objects(name, (first, prefixes[0] + name), (second, prefixes[1] + name))
+            found.objects(name, prefixes[0] + name, prefixes[1] + name)
     found.added += [name for name in other if name not in one]
     if progress is not None:
-        progress.expect(sum(pair.size for pair in pairs))
+        progress.expect(sum(item.size + beside.size for _, item, beside in pairs))
     for pair in pairs:
-        share = Share(progress, pair.size) if progress is not None else None
-        try:
-            found.tensors(pair, _distance(first, second, pair, values, share))
-        except Exception as error:  # a third-party codec may raise anything
-            found.unreadable(pair.name, error)
-        if share is not None:
-            share.finish()
-    found.check()
-    return found.difference(paths, list(one))
+        found.tensors(*pair, progress)
+    return found.result(paths, list(one))
 
 
-class _Found:
-    """Collects what is found."""
+def _measurable(item: TensorItem, beside: TensorItem) -> bool:
+    numbers = is_number(item.dtype) and is_number(beside.dtype)
+    return item.shape == beside.shape and (item.dtype == beside.dtype or numbers)
 
-    def __init__(self) -> None:
+
+class _Comparison:
+    """Compares items that both have, and collects what is found."""
+
+    def __init__(self, first: BoxReader, second: BoxReader, values: bool) -> None:
+        self._first, self._second, self._values = first, second, values
         self.removed: list[str] = []
         self.added: list[str] = []
-        self._changed: dict[str, Change] = {}
+        self.changed: dict[str, Change] = {}
         self._incomparable: dict[str, str] = {}
         self._equal = self._elements = self._differing = 0
         self._read = 0
         self._unread: list[Exception] = []
 
-    def change(self, change: Change) -> None:
-        self._changed[change.name] = change
+    def tensors(self, name: str, item: TensorItem, beside: TensorItem, progress: Progress | None) -> None:
+        share = Share(progress, item.size + beside.size)
 
-    def tensors(self, pair: _Pair, distance: Distance) -> None:
-        self._read += 1
-        self._elements += distance.elements
-        self._differing += distance.differing
-        if distance.differing or pair.first.dtype != pair.second.dtype:
-            self.change(_change(*pair, distance))
-        else:
-            self._equal += 1
+        def change() -> Change | None:
+            distance = self._distance(item, beside, share)
+            self._elements += distance.elements
+            self._differing += distance.differing
+            same = not distance.differing and item.dtype == beside.dtype
+            return None if same else _change(name, item, beside, distance)
 
-    def objects(self, name: str, first: tuple[BoxReader, str], second: tuple[BoxReader, str]) -> None:
-        """Compare two objects, each given by its reader and its name there."""
-        try:
-            one = _of_the("first", first[0].load_object, first[1])
-            other = _of_the("second", second[0].load_object, second[1])
+        self._compare(name, change)
+        share.finish()
+
+    def objects(self, name: str, in_first: str, in_second: str) -> None:
+        def change() -> Change | None:
+            one = _of_the("first", self._first.load_object, in_first)
+            other = _of_the("second", self._second.load_object, in_second)
             text = difference_of(one, other)
+            return None if text is None else Change(name, (None, None), ((), ()), text=text)
+
+        self._compare(name, change)
+
+    def _compare(self, name: str, compare: Callable[[], Change | None]) -> None:
+        """Compare one item; where it cannot be read, the others can all the same."""
+        try:
+            change = compare()
         except Incomparable as error:
-            self._read += 1
             self._incomparable[name] = str(error)
-        except Exception as error:  # an object's own code can raise anything
-            self.unreadable(name, error)
+        except Exception as error:  # a third-party codec, or an object's own code, may raise anything
+            self._incomparable[name] = _reason(error)
+            self._unread.append(error.cause if isinstance(error, _Unreadable) else error)
+            return
         else:
-            self._read += 1
-            if text is None:
+            if change is None:
                 self._equal += 1
             else:
-                self.change(Change(name, (None, None), ((), ()), text=text))
+                self.changed[name] = change
+        self._read += 1
 
-    def unreadable(self, name: str, error: Exception) -> None:
-        """Record that an item cannot be read, or compared, and why; the others can all the same."""
-        self._incomparable[name] = _reason(error)
-        self._unread.append(error.cause if isinstance(error, _Unreadable) else error)
+    def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
+        widest = max(itemsize_of(item), itemsize_of(beside))  # both are cut alike
+        first, second = (boxes_of(each, BOX_BYTES // widest * itemsize_of(each)) for each in (item, beside))
+        counter = DistanceCounter(item.dtype, beside.dtype, self._values)
+        with closing(self._first.read_boxes(first)) as one, closing(self._second.read_boxes(second)) as other:
+            while True:
+                part, counterpart = _of_the("first", next, one, None), _of_the("second", next, other, None)
+                if part is None or counterpart is None:
+                    return counter.result()
+                counter.add(part, counterpart)
+                share.advance(part.nbytes + counterpart.nbytes)
 
-    def check(self) -> None:
-        """Raise the first reason if nothing could be read, and the caller can mend that or there is nothing else to
-        tell.
+    def result(self, paths: tuple[str, str], order: list[str]) -> Difference:
+        """What was found. If nothing could be read, and the caller can mend that or there is nothing else to tell, the
+        first reason is raised instead.
         """
         reason = next((error for error in self._unread if isinstance(error, StreamxfError | OSError)), None)
-        if reason is None or self._read:
-            return
-        if isinstance(reason, _CALLERS) or not (self.removed or self.added or self._changed):
+        nothing_else = not (self.removed or self.added or self.changed)
+        if reason is not None and not self._read and (nothing_else or isinstance(reason, _CALLERS)):
             raise reason
-
-    def difference(self, paths: tuple[str, str], order: list[str]) -> Difference:
         return Difference(
             *paths,
             tuple(self.removed),
             tuple(self.added),
-            tuple(self._changed[name] for name in order if name in self._changed),
+            tuple(self.changed[name] for name in order if name in self.changed),
             self._incomparable,
             self._equal,
             self._elements,
             self._differing,
-            tuple(prefix_notes(self.removed, self.added)),
+            tuple(_prefix_notes(self.removed, self.added)),
         )
-
-
-def _distance(first: BoxReader, second: BoxReader, pair: _Pair, values: bool, share: Share | None) -> Distance:
-    items = pair.first, pair.second
-    widest = max(map(itemsize_of, items))  # both are cut alike
-    cuts = [boxes_of(item, BOX_BYTES // widest * itemsize_of(item)) for item in items]
-    counter = DistanceCounter(pair.first.dtype, pair.second.dtype, values)
-    with closing(first.read_boxes(cuts[0])) as one, closing(second.read_boxes(cuts[1])) as other:
-        while True:
-            part, beside = _of_the("first", next, one, None), _of_the("second", next, other, None)
-            if part is None or beside is None:
-                return counter.result()
-            counter.add(part, beside)
-            if share is not None:
-                share.advance(part.nbytes + beside.nbytes)
 
 
 class _Unreadable(Exception):
@@ -196,14 +181,30 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {shorten(error.message if isinstance(error, StreamxfError) else str(error), 600)}"
 
 
-def _chosen(reader: BoxReader, only: Sequence[str], prefix: str, files: bool) -> Mapping[str, Item]:
-    found = chosen(reader.items, only, prefix)
-    return {name: item for name, item in found.items() if files or not is_kept(item.name)}
-
-
 def _change(name: str, first: Item, second: Item, distance: Distance | None = None) -> Change:
-    about: list[Any] = [
-        (item.dtype, item.shape) if isinstance(item, TensorItem) else (None, ()) for item in (first, second)
-    ]
-    (dtype, shape), (other_dtype, other_shape) = about
-    return Change(name, (dtype, other_dtype), (shape, other_shape), distance)
+    dtypes = tuple(item.dtype if isinstance(item, TensorItem) else None for item in (first, second))
+    shapes = tuple(item.shape if isinstance(item, TensorItem) else () for item in (first, second))
+    return Change(name, (dtypes[0], dtypes[1]), (shapes[0], shapes[1]), distance)
+
+
+def _prefix_notes(removed: Sequence[str], added: Sequence[str]) -> Iterator[str]:
+    """Say so if the names that only one has are those that only the other has, after a prefix, as where a model was
+    saved as ``{"model": ...}``.
+    """
+    for these, those, which, other in ((removed, added, "second", "first"), (added, removed, "first", "second")):
+        prefix, count = _prefix(these, set(those))
+        if count:
+            yield (
+                f"{many(count, 'name')} of the {which} are names of the {other} behind {prefix!r}: with that prefix of "
+                f"the {which} taken off, these items are compared"
+            )
+
+
+def _prefix(bare: Sequence[str], prefixed: set[str]) -> tuple[str, int]:
+    """The prefix behind which most of the names `bare` are among `prefixed`, and how many are."""
+    tried: list[str] = []
+    for name in bare[:_TRIED]:
+        if tried := [longer[: -len(name)] for longer in prefixed if longer.endswith(name) and longer != name]:
+            break
+    counts = {prefix: sum(prefix + name in prefixed for name in bare) for prefix in tried[:_TRIED]}
+    return max(counts.items(), key=lambda entry: entry[1], default=("", 0))

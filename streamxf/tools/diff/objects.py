@@ -23,14 +23,10 @@ class Incomparable(Exception):
 
 
 def difference_of(first: Any, second: Any) -> str | None:
-    """The first place where two objects differ, in words; None if they are the same.
+    """The first place where two objects differ, in words; None if they are the same. Raises Incomparable.
 
     Dicts are the same whatever their order, and so is any mapping with the same entries; a list is not a tuple, and 1
     is not 1.0. A NaN is the same as a NaN, and tensors and arrays are if they are bit for bit.
-
-    Raises
-    ------
-    Incomparable
     """
     try:
         return _Comparison().difference(first, second, "")
@@ -72,9 +68,9 @@ class _Comparison:
 
     def _of_mappings(self, first: Mapping[Any, Any], second: Mapping[Any, Any], place: str) -> str | None:
         if gone := [key for key in first if key not in second]:
-            return _said(place, f"{_shown(gone[0])} is gone" + _more(gone))
+            return _said(place, _listed(gone, "gone"))
         if new := [key for key in second if key not in first]:
-            return _said(place, f"{_shown(new[0])} is new" + _more(new))
+            return _said(place, _listed(new, "new"))
         for key, value in first.items():
             if text := self.difference(value, second[key], _inside(place, key)):
                 return text
@@ -104,14 +100,14 @@ def _of_values(first: Any, second: Any, place: str) -> str | None:
     if torch is not None and isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _of_tensors(torch, first, second, place)
     if type(first) is not type(second):
-        return _said(place, f"{_kind(first)} became {_kind(second)}")
+        return _said(place, f"{type(first).__name__} became {type(second).__name__}")
     if isinstance(first, np.ndarray | np.generic):
         return _of_arrays(np.asarray(first), np.asarray(second), place)
     single = torch is not None and isinstance(first, torch.dtype | torch.layout | torch.memory_format)
     if not single and not isinstance(first, _PLAIN) and cast(Any, type(first)).__eq__ is object.__eq__:
         if first is second:
             return None
-        raise Incomparable(f"objects of {_kind(first)} cannot be compared")
+        raise Incomparable(f"objects of {type(first).__name__} cannot be compared")
     if first == second or (first != first and second != second):
         return None
     return _said(place, f"{_shown(first)} became {_shown(second)}")
@@ -122,8 +118,7 @@ def _of_tensors(torch: Any, first: Any, second: Any, place: str) -> str | None:
         if each.is_nested or each.layout != torch.strided or each.is_quantized or each.device.type == "meta":
             raise Incomparable("it has a tensor that is sparse, nested, quantized or without values")
     if first.dtype != second.dtype or first.shape != second.shape:
-        facts = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (first, second)]
-        return _said(place, f"a tensor of {facts[0]} became one of {facts[1]}")
+        return _said(place, f"a tensor of {_form(first)} became one of {_form(second)}")
     for each in (first, second):
         if each.nbytes > most(each.untyped_storage().nbytes()):
             raise Incomparable("it has a tensor that is far larger than its storage")
@@ -136,9 +131,12 @@ def _of_arrays(first: np.ndarray, second: np.ndarray, place: str) -> str | None:
     if first.dtype.hasobject or second.dtype.hasobject:
         raise Incomparable("it has an array of objects")
     if first.dtype != second.dtype or first.shape != second.shape:
-        facts = [f"{each.dtype} {list(each.shape)}" for each in (first, second)]
-        return _said(place, f"an array of {facts[0]} became one of {facts[1]}")
+        return _said(place, f"an array of {_form(first)} became one of {_form(second)}")
     return None if first.tobytes() == second.tobytes() else _said(place, "an array has other values")
+
+
+def _form(values: Any) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
 
 
 def _inside(place: str, key: Any) -> str:
@@ -150,12 +148,8 @@ def _said(place: str, text: str) -> str:
     return f"{printable(place, _SHOWN)}: {text}" if place else text
 
 
-def _more(names: list[Any]) -> str:
-    return f", and {len(names) - 1:,} more" if len(names) > 1 else ""
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
+def _listed(keys: list[Any], what: str) -> str:
+    return f"{_shown(keys[0])} is {what}" + (f", and {len(keys) - 1:,} more" if len(keys) > 1 else "")
 
 
 def _shown(value: Any) -> str:

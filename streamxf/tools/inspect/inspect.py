@@ -8,13 +8,11 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
-from streamxf.format.items import TensorItem
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.inspect.summary import Summary
-from streamxf.tools.inspect.values import Values
+from streamxf.tools.inspect.summary import Summary, Values
 
 
 def inspect(
@@ -36,11 +34,9 @@ def inspect(
     path : path or str
         A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
         or the URL of one.
-    keys, trust, allow_unsigned
+    keys, trust, allow_unsigned, require
         As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
         authentic.
-    require
-        As in `FileSystemReader`.
     values : bool
         Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
         memory; an encrypted checkpoint then needs keys.
@@ -55,12 +51,9 @@ def inspect(
     ------
     FileNotFoundError, NoCheckpointError, UnsupportedError
         If the path does not exist, or is not a checkpoint that can be read.
-    MetadataError, ContainerError
-        If it is damaged or incomplete.
-    WrongKeyError, KeyMissingError, AuthenticationError, PolicyError
-        If there are keys, and they do not fit; with `values` also if keys are missing.
     StreamxfError
-        With `values`, if a tensor cannot be read.
+        If the metadata is damaged or the keys do not fit; with `values` also if keys are missing or a tensor cannot be
+        read.
     OSError, ForeignError
         If the storage cannot be read.
     """
@@ -71,5 +64,4 @@ def inspect(
             return Summary.of(contents)
         from streamxf.tools.values.survey import statistics_of
 
-        tensors = {name: item for name, item in source.items.items() if isinstance(item, TensorItem)}
-        return Summary.of(contents, Values(statistics_of(source, tensors, progress)))
+        return Summary.of(contents, Values(statistics_of(source, progress)))

@@ -11,10 +11,10 @@ from streamxf.formats.contents import Format
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.registry import short_name
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
+from streamxf.tools.inspect.summary import names_of
 
 _UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."
 _UNSIGNED = "The signature was not checked."
@@ -41,23 +41,13 @@ class PlainSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        chain = "+".join(short_name(descriptor.partition("/")[0]) for descriptor in self.chain)
+        chain = names_of(self.chain)
         more = {"format": str(Format.PLAIN), "ratio": self.ratio, "chain": chain, "descriptors": self.chain}
         return asdict(self) | more
 
     @classmethod
     def read(cls, storage: Storage, keys: KeyRing) -> PlainSummary:
-        """Read what the file says; with keys it has to be true.
-
-        Raises
-        ------
-        ContainerError
-            If it is damaged.
-        KeyMissingError, WrongKeyError, AuthenticationError, PolicyError
-            If there are keys, and they do not fit.
-        OSError
-            If it cannot be read.
-        """
+        """Read what the file says; with keys it has to be true. Raises as `streamxf.open`."""
         with storage.open(random=True) as file, located(file=storage.given):
             parts = PlainParts.of(file.slice(0, file.size))
             blocks = BlockReader(parts.container, parts.header, None)

@@ -1,45 +1,140 @@
-"""`Summary`: a checkpoint in figures."""
+"""`Summary`: a checkpoint in figures; with the sums over items, `Tally`, and statistics of tensors, `Values`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from heapq import nlargest
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamxf.format.items import Item, ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.registry import short_name
-from streamxf.tools.inspect.tally import Tally
-from streamxf.tools.inspect.values import Values
 from streamxf.wording import many
+
+if TYPE_CHECKING:
+    from streamxf.tools.values.statistics import Statistics
 
 _K = TypeVar("_K")
 
 LARGEST = 10
 
 
+@dataclass(slots=True)
+class Tally:
+    """Sums over some items.
+
+    - `elements`, `raw_bytes`, `stored_bytes`: of the tensors; the bytes as they are in memory and as they are stored.
+    - `object_bytes`: of the objects, as they are stored; their size in memory is not known without decoding them.
+    """
+
+    tensors: int = 0
+    objects: int = 0
+    elements: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    object_bytes: int = 0
+
+    @classmethod
+    def of(cls, items: Iterable[Item]) -> Tally:
+        tally = cls()
+        for item in items:
+            tally.add(item)
+        return tally
+
+    @property
+    def items(self) -> int:
+        """Tensors and objects."""
+        return self.tensors + self.objects
+
+    @property
+    def ratio(self) -> float | None:
+        """Stored over raw bytes, of the tensors; None where there are no raw bytes."""
+        return self.stored_bytes / self.raw_bytes if self.raw_bytes else None
+
+    def add(self, item: Item, chain: tuple[str, ...] | None = None) -> None:
+        """Count an item, or only what is stored through one chain."""
+        if isinstance(item, ObjectItem):
+            self.objects += 1
+            self.object_bytes += item.stored_bytes
+            return
+        chunks = item.chunks if chain is None else [each for each in item.chunks if each.place.chain == chain]
+        elements = sum(math.prod(chunk.shape) for chunk in chunks)
+        self.tensors += 1
+        self.elements += elements
+        self.raw_bytes += elements * ITEMSIZES.get(item.dtype, 0)
+        self.stored_bytes += sum(chunk.place.size for chunk in chunks)
+
+    def merge(self, other: Tally) -> None:
+        self.tensors += other.tensors
+        self.objects += other.objects
+        self.elements += other.elements
+        self.raw_bytes += other.raw_bytes
+        self.stored_bytes += other.stored_bytes
+        self.object_bytes += other.object_bytes
+
+    def as_dict(self) -> dict[str, int | float | None]:
+        """For JSON."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class Values:
+    """Statistics of the tensors of a checkpoint, by name; None for tensors whose elements are not numbers."""
+
+    statistics: Mapping[str, Statistics | None]
+
+    @cached_property
+    def nan(self) -> tuple[str, ...]:
+        """Tensors that contain NaN."""
+        return self._with(lambda found: found.nan > 0)
+
+    @cached_property
+    def inf(self) -> tuple[str, ...]:
+        """Tensors that contain an infinity."""
+        return self._with(lambda found: found.inf > 0)
+
+    @cached_property
+    def zeros(self) -> tuple[str, ...]:
+        """Tensors of nothing but zeros."""
+        return self._with(lambda found: found.all_zero)
+
+    @cached_property
+    def flagged(self) -> tuple[str, ...]:
+        """All of these, those with NaN or infinities first."""
+        return tuple(dict.fromkeys((*self.nan, *self.inf, *self.zeros)))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Tensors whose elements are not numbers."""
+        return tuple(name for name, found in self.statistics.items() if found is None)
+
+    def _with(self, property: Callable[[Statistics], bool]) -> tuple[str, ...]:
+        return tuple(name for name, found in self.statistics.items() if found is not None and property(found))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "with_nan": list(self.nan),
+            "with_inf": list(self.inf),
+            "all_zero": list(self.zeros),
+            "not_numbers": list(self.unknown),
+        }
+
+
 @dataclass(frozen=True)
 class Summary:
     """A checkpoint in figures.
 
-    Attributes
-    ----------
-    contents : Contents
-        What it holds, item by item.
-    total : Tally
-        Of all items.
-    dtypes : dict of str to Tally
-        Of the tensors, by dtype, the most stored bytes first.
-    chains : dict of tuple of str to Tally
-        Of all items, by the chain that their parts were stored through, the most stored bytes first. An item with
-        parts of several chains counts in each of them.
-    shards : int
-        Parts of tensors.
-    notes : tuple of str
-        Those of the contents, and that some bytes were counted more than once.
-    values : Values or None
-        Statistics of the tensors, if they were read.
+    - `contents`: what it holds, item by item.
+    - `dtypes`: of the tensors, by dtype, the most stored bytes first.
+    - `chains`: of all items, by the chain that their parts were stored through, the most stored bytes first. An item
+      with parts of several chains counts in each of them.
+    - `shards`: how many parts the tensors have.
+    - `notes`: those of the contents, and that some bytes were counted more than once.
+    - `values`: statistics of the tensors, if they were read.
     """
 
     contents: Contents
@@ -52,7 +147,6 @@ class Summary:
 
     @classmethod
     def of(cls, contents: Contents, values: Values | None = None) -> Summary:
-        """Add up what a checkpoint holds."""
         dtypes: dict[str, Tally] = {}
         chains: dict[tuple[str, ...], Tally] = {}
         total, shards = Tally(), 0
@@ -72,15 +166,7 @@ class Summary:
         return nlargest(count, self.contents.tensors.values(), key=lambda item: (item.stored_bytes, item.size))
 
     def as_dict(self, *, largest: int = LARGEST, items: bool = False) -> dict[str, Any]:
-        """For JSON.
-
-        Parameters
-        ----------
-        largest : int
-            How many of the largest tensors.
-        items : bool
-            Whether to list every item.
-        """
+        """For JSON: with so many of the `largest` tensors, and every item if `items`."""
         contents = self.contents
         found: dict[str, Any] = {
             "path": contents.path,
@@ -91,7 +177,7 @@ class Summary:
             "file_bytes": sum(contents.files.values()),
             "by_dtype": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
             "by_chain": [
-                {"chain": _names(chain), "descriptors": list(chain), **tally.as_dict()}
+                {"chain": names_of(chain), "descriptors": list(chain), **tally.as_dict()}
                 for chain, tally in self.chains.items()
             ],
             "largest_tensors": [self.item(item) for item in self.largest(largest)],
@@ -119,7 +205,7 @@ class Summary:
             "stored_bytes": item.stored_bytes,
             "ratio": ratio_of(item),
             "shards": len(item.places),
-            "chains": list(dict.fromkeys(map(_names, _chains_of(item)))),
+            "chains": list(dict.fromkeys(map(names_of, _chains_of(item)))),
         }
         if self.values is not None:
             found = self.values.statistics.get(item.name)
@@ -143,10 +229,11 @@ def ratio_text(ratio: float | None) -> str:
 
 def chain_text(chain: tuple[str, ...]) -> str:
     """A chain for people: ``floatzip+checksum``, and ``none``."""
-    return _names(chain) or "none"
+    return names_of(chain) or "none"
 
 
-def _names(chain: tuple[str, ...]) -> str:
+def names_of(chain: tuple[str, ...]) -> str:
+    """A chain's short names, as in its text form."""
     return "+".join(short_name(descriptor.split("/")[0]) for descriptor in chain)
 
 
@@ -164,7 +251,4 @@ def _shared(contents: Contents) -> Iterator[str]:
 
 
 def _by_size(tallies: dict[_K, Tally]) -> dict[_K, Tally]:
-    def size(pair: tuple[_K, Tally]) -> int:
-        return pair[1].stored_bytes + pair[1].object_bytes
-
-    return dict(sorted(tallies.items(), key=size, reverse=True))
+    return dict(sorted(tallies.items(), key=lambda pair: pair[1].stored_bytes + pair[1].object_bytes, reverse=True))

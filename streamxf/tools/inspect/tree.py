@@ -1,4 +1,4 @@
-"""The items as a tree of modules, in which layers of the same structure share a line.
+"""The items as a tree of modules, in which layers of the same structure share a line; and layers side by side.
 
 Names are split at dots. What a user of large models looks at is one of many equal layers, so siblings whose names are
 numbers, and which hold items of the same names, dtypes and shapes, become one module ``[0-31]`` with their sums; and a
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from streamxf.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.summary import Tally
 
 # Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
 # exhaust the stack.
@@ -66,18 +66,14 @@ class _Folding:
         self._numbers: dict[object, int] = {}
 
     def fold(self, name: str, node: _Node) -> tuple[Module, int]:
-        made: list[tuple[Module, int]] = []
-        build: list[tuple[str, int]] = []
-        for part, child in _ordered(node.children):
-            module, number = self.fold(part, child)
-            made.append((module, number))
-            build.append((part, number))
+        made = [self.fold(part, child) for part, child in _ordered(node.children)]
         children = [_joined(module) for module in _collapsed(made)]
         tally = Tally.of(() if node.item is None else (node.item,))
-        for child_module in children:
-            tally.merge(child_module.tally)
+        for child in children:
+            tally.merge(child.tally)
         about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
-        number = self._numbers.setdefault((about, tuple(build)), len(self._numbers))
+        build = tuple((module.name, number) for module, number in made)
+        number = self._numbers.setdefault((about, build), len(self._numbers))
         return Module(name, tally, node.item, children), number
 
 
@@ -89,12 +85,11 @@ def number_of(part: str) -> int | None:
     return int(part)
 
 
-def _ordered(children: dict[str, _Node]) -> list[tuple[str, _Node]]:
+def _ordered(children: dict[str, _Node]) -> Iterable[tuple[str, _Node]]:
     """Sort numbers by value: some formats sort names as strings."""
-    numbers = {part: number_of(part) for part in children}
-    if any(number is None for number in numbers.values()):
-        return list(children.items())
-    return sorted(children.items(), key=lambda pair: numbers[pair[0]] or 0)
+    if any(number_of(part) is None for part in children):
+        return children.items()
+    return sorted(children.items(), key=lambda pair: int(pair[0]))
 
 
 def _collapsed(made: list[tuple[Module, int]]) -> list[Module]:
@@ -135,3 +130,50 @@ def _ranges(numbers: list[int]) -> str:
             runs.append([number])
     parts = ["-".join(map(str, run)) for run in runs]
     return ",".join(parts if len(parts) <= _MAX_RUNS else [*parts[: _MAX_RUNS - 2], "...", parts[-1]])
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers on top of one another: what each part of a layer takes in each of them.
+
+    A role is what a tensor is inside of a layer, as in ``self_attn.q_proj.weight``; numbers in it are stars, so that
+    all experts are one.
+    """
+
+    name: str  # of what holds them: ``model.layers``
+    layers: list[int]
+    roles: list[str]
+    cells: dict[tuple[int, str], list[TensorItem]]  # by layer and role
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(item.stored_bytes for items in self.cells.values() for item in items)
+
+
+def stacks_of(items: Iterable[Item]) -> list[Stack]:
+    """All stacks of at least two layers, the largest first; a tensor is in one of them or in none.
+
+    Of several numbers in a name, the first one counts that has others beside it: that of the layer, and not that of
+    the expert in it.
+    """
+    names = [(item, item.name.split(".", MAX_DEPTH - 1)) for item in items if isinstance(item, TensorItem)]
+    numbers: dict[tuple[str, ...], set[int]] = {}
+    for _, parts in names:
+        for place, part in enumerate(parts):
+            if (number := number_of(part)) is not None:
+                numbers.setdefault(tuple(parts[:place]), set()).add(number)
+    cells: dict[tuple[str, ...], dict[tuple[int, str], list[TensorItem]]] = {}
+    for item, parts in names:
+        for place, part in enumerate(parts):
+            number, holder = number_of(part), tuple(parts[:place])
+            if number is None or len(numbers[holder]) < 2:
+                continue
+            role = ".".join("*" if number_of(inner) is not None else inner for inner in parts[place + 1 :])
+            stack = cells.setdefault(holder, {})
+            stack.setdefault((number, role), []).append(item)
+            break
+    found = []
+    for holder, stack in cells.items():
+        roles = list(dict.fromkeys(role for _, role in stack))
+        found.append(Stack(".".join(holder), sorted({layer for layer, _ in stack}), roles, stack))
+    return sorted(found, key=lambda stack: stack.stored_bytes, reverse=True)

@@ -1,19 +1,38 @@
-"""`Catalog`: what a checkpoint holds by its metadata, or by what its data files say of themselves, and who reads it."""
+"""`Catalog`: what a checkpoint holds by its metadata, or by what its data files say of themselves, read piece by piece,
+so that what is damaged does not stop the rest.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import io
+import re
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_name, rank_of, read_metadata
+from streamxf.checkpoint.elements import Array, Elements, unsigned
+from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.metadata import (
+    GLOBAL,
+    Metadata,
+    metadata_among,
+    metadata_name,
+    no_file,
+    rank_of,
+    read_metadata,
+)
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
-from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
-from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.checkpoint.reading import run_jobs
+from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
 from streamxf.errors import (
+    ContainerError,
     IdentityError,
     KeyMissingError,
     KeyServiceError,
@@ -23,114 +42,167 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
     WrongKeyError,
+    located,
 )
-from streamxf.format.items import Item, ObjectItem, Path, TensorItem
-from streamxf.objects.policy import Objects
-from streamxf.progress import Progress
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
+from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
+from streamxf.stream.reader import StreamReader
+from streamxf.stream.source import Blocks, Counted, MemoryBlocks
+from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.salvage.rebuild import rebuild
-from streamxf.tools.salvage.remains import Remains
 from streamxf.tools.salvage.result import Lost
 from streamxf.wording import many
 
-_UNCHECKED_METADATA = (
-    "the metadata {} has no digest, since streamxf's writer did not make it: names, shapes and places of the items are "
-    "used as they are"
+Ints = tuple[int, ...]
+Copy = tuple[ItemOpener, Wanted]
+"""One of the copies that there are of an object or a shard, and what opens it."""
+
+_KNOWN = re.compile(
+    r"data\.pkl|data/[0-9]+|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id", re.ASCII
 )
-_UNLIKELY_LISTS = "the metadata describes longer lists than its items fill, so the state dict is flat"
 _WITHOUT = (
     "`streamxf salvage --without-metadata` looks for the items in the data files themselves; read what that cannot "
     "check, first"
 )
-_MUTE = (
-    "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold. Restore "
-    ".metadata from a copy"
-)
-_NEWER = (
-    "if this is the newest save: no metadata names {} here, {} among them; saves that failed may have left "
-    "them, or a newer one whose .metadata is lost"
-)
 
 
-@dataclass
 class Catalog:
-    """All items by name, with the chunks of all ranks, their paths in the nested state dict, and the sources that read
-    them; several may have a chunk. `damaged` is what is known to be lost already, and `budget` pays for the rest.
+    """All items by name, with the chunks of all ranks, and their paths in the nested state dict.
+
+    Every check of the reader holds but one: a file whose size is not the index's is read all the same, since each item
+    is bound to its place and has its own CRCs or tags. `damaged` is what is known to be lost already, and `budget` pays
+    for what is not bounded by blocks: what stream transforms make, and items without a codec.
     """
 
-    objects: Objects
-    budget: Budget
-    items: dict[str, Item] = field(default_factory=dict)
-    paths: dict[str, Path] = field(default_factory=dict)
-    sources: list[Remains] = field(default_factory=list)
-    damaged: list[Lost] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    save_ids: dict[str, str] = field(default_factory=dict)
+    def __init__(self, storage: Storage, access: Access, budget: Budget) -> None:
+        self.objects = access.objects
+        self.budget = budget
+        self.found: list[tuple[Metadata, ItemOpener]] = []
+        self.items: dict[str, Item] = {}
+        self.paths: dict[str, Path] = {}
+        self.damaged: list[Lost] = []
+        self.unchecked: list[str] = []
+        self.save_ids: dict[str, str] = {}
+        self.full = storage.full
+        self._access = access
+        self._files = OpenFiles(storage.open, local=storage.local is not None)
+        self._shares = Shares(None, {})
 
-    def add(self, source: Remains) -> None:
-        """Take in what the metadata of `source` says."""
-        metadata, refused = source.metadata, set()
-        self.sources.append(source)
+    def add(self, metadata: Metadata) -> None:
+        """Take in what a metadata file says, which has no name if it was made of what the data files say."""
+        refused: set[str] = set()
+        limit, named = self.objects.limit, bool(metadata.name)
+        opener = ItemOpener(metadata, self._access, limit, sees_index=named, budget=self.budget)
+        self.found.append((metadata, opener))
         if metadata.index is not None:
             self.save_ids[metadata.name] = metadata.index.save_id
-        elif metadata.name:
-            self.unchecked.append(_UNCHECKED_METADATA.format(metadata.name))
-            refused = self._overlaps(source)
+        elif named:
+            self.unchecked.append(
+                f"the metadata {metadata.name} has no digest, since streamxf's writer did not make it: names, shapes "
+                "and places of the items are used as they are"
+            )
+            refused = self._overlaps(metadata)
         for name, item in metadata.items.items():
             if item.path is not None:
                 self.paths[name] = item.path
             known = self.items.get(name)
             made = item if known is None else _joined(known, item)
-            if made is None and name not in refused:
-                message = "the metadata of two ranks contradict each other about it: choose one (rank)"
-                self.damaged.append(Lost(name, None, None, None, MetadataError.__name__, message))
-            if made is None:
-                refused.add(name)
-            else:
+            if made is not None:
                 self.items[name] = made
+            elif name not in refused:
+                refused.add(name)
+                error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
+                self.damaged.append(Lost.of(error, name))
         for name in refused:
             self.items.pop(name, None)
 
-    def check_paths(self) -> None:
-        """Forget where items stood if the lists there would take memory that the items do not explain."""
-        if list_lengths(self.paths.values()) > MAX_LISTS + 16 * len(self.paths):
-            self.paths.clear()
-            self.unchecked.append(_UNLIKELY_LISTS)
+    def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
+        if len(self.found) == 1:
+            return [(self.found[0][1], Wanted(item, chunk))]
+        return self._copies[_key(item.name, chunk)]
 
-    def copies(self, wanted: Wanted) -> Iterator[tuple[Remains, Wanted]]:
-        """Who can read an object or a shard, and as what."""
-        chunk = wanted.chunk
-        for source in self.sources:
-            item = source.items.get(wanted.item.name)
-            if chunk is None and isinstance(item, ObjectItem):
-                yield source, Wanted(item)
-            elif chunk is not None and isinstance(item, TensorItem):
-                if len(self.sources) == 1:
-                    yield source, wanted
-                    continue
-                yield from ((source, Wanted(item, each)) for each in item.chunks if each[:2] == chunk[:2])
+    @cached_property
+    def _copies(self) -> dict[Hashable, list[Copy]]:
+        found: dict[Hashable, list[Copy]] = {}
+        for metadata, opener in self.found:
+            for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
+                found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
+        return found
+
+    def expect(self, names: Collection[str], progress: Progress | None) -> None:
+        """Have `progress` told of the stored bytes of these items, as they are read."""
+        items = (each.items[name] for each, _ in self.found for name in names if name in each.items)
+        self._shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
+
+    def finish(self) -> None:
+        self._shares.finish()
 
     def close(self) -> None:
-        """Close all files."""
-        for source in self.sources:
-            source.close()
+        self._files.close()
 
-    def _overlaps(self, source: Remains) -> set[str]:
+    def _overlaps(self, metadata: Metadata) -> set[str]:
         """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
         nothing shows which.
         """
         found: set[str] = set()
-        places = sorted((*place[:3], item.name) for item in source.items.values() for place in item.places)
+        places = sorted((*place[:3], item.name) for item in metadata.items.values() for place in item.places)
         at, reach, last = "", 0, ""
         for file, begin, size, name in places:
             if file == at and begin < reach:
-                for one in (name, last):
-                    message = "the metadata gives two items the same bytes of a file: it is damaged"
-                    self.damaged.append(Lost(one, source.full(file), None, None, MetadataError.__name__, message))
-                    found.add(one)
+                error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
+                self.damaged += [Lost.of(error, one, self.full(file)) for one in (name, last)]
+                found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
         return found
+
+    # -- one copy; anything may be raised, by foreign stream transforms and torch --------------------
+
+    def fill(self, copy: Copy, offset: Ints, out: Array) -> None:
+        """Fill `out` with the part of a shard that begins at `offset`. After an error it holds anything."""
+        item, chunk = copy[1].item, copy[1].chunk
+        assert isinstance(item, TensorItem)
+        assert chunk is not None
+        with located(file=self.full(chunk.place.file), item=item.name):
+            blocks = self._blocks(copy)
+            try:
+                elements = copy[1].elements(blocks)
+            except UnsupportedError:  # only torch can make it
+                loaded = load_framed(self.objects, StreamReader(blocks), blocks.size, item, chunk)
+                whole = memory_for(chunk.shape, item.dtype)
+                as_torch(whole, item.dtype).copy_(loaded)
+                made = MemoryBlocks(whole.reshape(-1).view(np.uint8).data)
+                elements = Elements(made, 0, whole.itemsize, chunk.shape)
+            run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
+
+    def read_object(self, copy: Copy) -> bytes:
+        with located(file=self.full(copy[1].place.file), item=copy[1].item.name):
+            return StreamReader(self._blocks(copy)).read()
+
+    def _blocks(self, copy: Copy) -> Blocks:
+        """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
+        opener, wanted = copy
+        place, full = wanted.place, self.full(wanted.place.file)
+        with storage_errors(full):
+            try:
+                file = self._files[place.file]
+            except FileNotFoundError as error:
+                raise no_file(full) from error
+            share = self._shares.begin(place[:2])
+            source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
+            blocks = opener.open_source(source, wanted)
+            if opener.in_container(source, place):
+                return blocks
+            self.budget.spend(blocks.size, "the item")
+            data = bytearray(blocks.size)  # read once: what is compared is what is loaded
+            StreamReader(blocks).readinto(data)
+            _check_bare(data)
+            return MemoryBlocks(memoryview(data))
+
+
+def _key(name: str, chunk: Chunk | None) -> Hashable:
+    return name if chunk is None else (name, *chunk[:2])
 
 
 def _joined(known: Item, item: Item) -> Item | None:
@@ -145,17 +217,49 @@ def _joined(known: Item, item: Item) -> Item | None:
     return replace(known, chunks=known.chunks + tuple(chunk for chunk in item.chunks if chunk[:2] not in seen))
 
 
-@contextmanager
+def _check_bare(data: bytearray) -> None:
+    """Compare what was stored without a codec, all of it, with its CRC-32.
+
+    A record under a name that torch does not write is refused: a damaged name hides the record from torch, which then
+    does without it.
+    """
+    archive = check_records(io.BytesIO(data), len(data))
+    if archive is None:
+        raise ContainerError(
+            "the item was stored without a codec and without CRCs (torch.serialization.set_crc32_options), so "
+            "damage to it cannot be detected. dcp.load reads it as it is"
+        )
+    for name in archive.sizes:
+        if not _KNOWN.fullmatch(name):
+            raise MetadataError(f"its record {name!r:.80} has a name that torch.save never uses: it is damaged")
+
+
+def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
+    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises
+    UnsupportedError if only torch can read such elements, and MetadataError if there is no room for it.
+    """
+    if dtype not in ITEMSIZES:
+        raise UnsupportedError(
+            f"a tensor of {dtype} can be read by dcp.load alone, into an existing tensor of its kind"
+        )
+    try:
+        return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
+
+
+# -- from a folder to its catalog ------------------------------------------------------------------
+
+
 def open_catalog(
     storage: Storage,
     access: Access,
-    *,
     rank: int | None,
     merge_ranks: bool,
     without_metadata: bool | Collection[str],
     progress: Progress | None,
-) -> Iterator[Catalog]:
-    """What there is of a checkpoint, to be read in the block. Arguments and errors are those of `salvage`."""
+) -> Catalog:
+    """What there is of a checkpoint; to be closed. Arguments and errors are those of `salvage`."""
     if access.expected_saves is not None and without_metadata:
         raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
     if isinstance(without_metadata, str):
@@ -164,58 +268,61 @@ def open_catalog(
         if not storage.is_folder():
             raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
         names = storage.names()
-    found: list[Metadata] = []
-    damaged: list[Lost] = []
-    failed: StreamxfError | None = None
-    ranks = sorted(each for name in names if (each := rank_of(name)) is not None)
-    for one in _candidates(GLOBAL in names, ranks, rank):
+    read: list[Metadata] = []
+    errors: list[StreamxfError] = []
+    for name in _chosen(metadata_among(names), rank):
         try:
-            found.append(_read(storage, access, metadata_name(one)))
+            read.append(_read(storage, access, name))
         except StreamxfError as error:
-            failed = failed or error
-            damaged.append(Lost.of(error))
-    if len(found) > 1 and not merge_ranks and access.expected_saves is None:
+            errors.append(error)
+    if len(read) > 1 and not merge_ranks and access.expected_saves is None:
         raise PolicyError(
             "each rank has metadata of its own here, and nothing says that all of them are of one save: after a crash "
             "some may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
             "or say that they belong together (merge_ranks)",
             file=storage.given,
         )
-    if not found and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(storage.given, failed, names, bool(len(access.keys)))
-    if found:
-        files = {place.file for each in found for item in each.items.values() for place in item.places}
-        catalog = Catalog(access.objects, access.budget(storage.held_by(files, names)))
-        catalog.damaged += damaged
+    if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
+        raise _nothing(storage.given, errors[0] if errors else None, names, bool(len(access.keys)))
+    if read:
+        files = {place.file for each in read for item in each.items.values() for place in item.places}
+        catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
+        catalog.damaged += map(Lost.of, errors)
     else:
-        rebuilt = rebuild(storage, access, names, without_metadata, progress)
-        found = [rebuilt.metadata]
-        catalog = Catalog(access.objects, rebuilt.budget)
-        catalog.damaged += damaged + rebuilt.damaged
-        catalog.unchecked.append(rebuilt.unchecked)
-    for metadata in found:
-        catalog.add(Remains(storage, access, metadata, catalog.budget.renewed()))
-    catalog.check_paths()
+        metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
+        read = [metadata]
+        catalog = Catalog(storage, access, budget)
+        catalog.damaged += [*map(Lost.of, errors), *damaged]
+        catalog.unchecked.append(
+            "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
+            "is what you vouched for"
+        )
+    for metadata in read:
+        catalog.add(metadata)
+    if list_lengths(catalog.paths.values()) > MAX_LISTS + 16 * len(catalog.paths):  # which would take memory
+        catalog.paths.clear()
+        catalog.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
     complete = frozenset(catalog.save_ids.values()) == access.expected_saves
-    if found[0].name and GLOBAL not in names and rank is None and not complete:
+    if read[0].name and GLOBAL not in names and rank is None and not complete:
         catalog.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in files)
-        if others and not damaged:
-            catalog.unchecked.append(_NEWER.format(many(len(others), "data file"), others[0]))
-    try:
-        yield catalog
-    finally:
-        catalog.close()
+        if others and not errors:
+            catalog.unchecked.append(
+                f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
+                "among them; saves that failed may have left them, or a newer one whose .metadata is lost"
+            )
+    return catalog
 
 
-def _candidates(has_global: bool, ranks: list[int], rank: int | None) -> Sequence[int | None]:
-    """Whose metadata to use; None for that of all."""
+def _chosen(names: list[str], rank: int | None) -> list[str]:
+    """Whose metadata to use."""
     if rank is None:
-        return [None] if has_global else ranks
-    if has_global or rank not in ranks:
-        there = "has metadata of all ranks together" if has_global else f"has that of the ranks {ranks!s:.200}"
+        return names
+    if metadata_name(rank) not in names:
+        ranks = [rank_of(name) for name in names]
+        there = "has metadata of all ranks together" if names == [GLOBAL] else f"has that of the ranks {ranks!s:.200}"
         raise ParameterError(f"rank={rank}: the checkpoint {there}")
-    return [rank]
+    return [metadata_name(rank)]
 
 
 def _read(storage: Storage, access: Access, name: str) -> Metadata:
@@ -239,7 +346,11 @@ def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):
-            return MetadataError(_MUTE, file=path)
+            return MetadataError(
+                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "
+                "hold. Restore .metadata from a copy",
+                file=path,
+            )
         return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
         failed = MetadataError("the checkpoint has no metadata", file=path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,18 +17,28 @@ from torch.distributed.tensor import DTensor
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.nesting import nested
-from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.errors import MetadataError, UnsupportedError
+from streamxf.errors import IdentityError, MetadataError, UnsupportedError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
-from streamxf.tools.salvage.catalog import Catalog
-from streamxf.tools.salvage.remains import memory_for
+from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
 from streamxf.tools.salvage.result import Lost, Salvaged
 
+T = TypeVar("T")
 Ints = tuple[int, ...]
+Cuts = tuple[Any, ...]
+
+_INCOMPLETE = "a part of it is not in any metadata or file that could be read, or is there twice"
+_DIFFERING = (
+    "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
+    "choose one (rank)"
+)
+
+
+class _Noted(Exception):
+    """An item did not verify, for reasons that are noted already."""
 
 
 class Filler:
@@ -41,34 +50,24 @@ class Filler:
         self._progress = progress
         self._budget = catalog.budget.renewed()
         self._damaged = list(catalog.damaged)
-        self._loaded: dict[str, Any] = {}
         self._in_part: list[str] = []
-        self._missing: list[str] = []
 
     def whole(self) -> Salvaged:
         """Everything, as whole tensors on the CPU, and objects."""
-        items = self._catalog.items
-        self._each(items, self._load_whole)
-        loaded = {name: self._loaded[name] for name in items if name in self._loaded}
+
+        def load(item: Item) -> Any:
+            return self._whole(item) if isinstance(item, TensorItem) else self._loaded(item)
+
+        loaded = self._each(self._catalog.items, load)
         return self._result(nested(loaded, self._catalog.paths), loaded)
 
     def check(self) -> Salvaged:
         """Everything is read and nothing kept: the result has an empty state dict."""
-        found: set[str] = set()
-
-        def read(name: str) -> None:
-            if self.read(name) is not None:
-                found.add(name)
-
-        self._each(self._catalog.items, read)
-        return self._result({}, [name for name in self._catalog.items if name in found])
+        return self._result({}, self._each(self._catalog.items, lambda item: self._stored(item) is None))
 
     def read(self, name: str) -> torch.Tensor | bytes | None:
         """An item by itself: a whole tensor on the CPU, or an object's bytes; None if it did not verify."""
-        item = self._catalog.items[name]
-        with self._by_itself(name):
-            return self._object(item) if isinstance(item, ObjectItem) else self._whole(item)
-        return None
+        return self._each([name], self._stored).get(name)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:
         """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
@@ -77,66 +76,48 @@ class Filler:
         planner.set_up_planner(plain, Metadata({}), True)
         known = {entry.item for entry in self._damaged}
         items = self._catalog.items
-        self._missing = [name for name in planner.state_dict if name not in items and name not in known]
+        missing = [name for name in planner.state_dict if name not in items and name not in known]
 
-        def load(name: str) -> None:
-            item = items[name]
+        def load(item: Item) -> None:
             if isinstance(item, TensorItem):
-                self._load_into(item, planner.state_dict[name], planner)
-            elif (data := self._object(item)) is not None:
-                self._loaded[name] = planner.state_dict[name] = self._catalog.objects.load(data, item.place.size)
-                set_element(plain, planner.mappings[name], self._loaded[name])
+                self._load_into(item, planner.state_dict[item.name], planner)
+            else:
+                planner.state_dict[item.name] = self._loaded(item)
+                set_element(plain, planner.mappings[item.name], planner.state_dict[item.name])
 
-        self._each([name for name in planner.state_dict if name in items], load)
+        loaded = self._each([name for name in planner.state_dict if name in items], load)
         for name, value in list(state_dict.items()):
             if isinstance(value, Stateful):
                 value.load_state_dict(plain[name])
             else:
                 state_dict[name] = plain[name]
-        return self._result(state_dict, [name for name in planner.state_dict if name in self._loaded])
+        return self._result(state_dict, loaded, missing)
 
-    # -- one item ----------------------------------------------------------------------------------
+    # -- one item; raise `_Noted` or anything else if it did not verify ------------------------------
 
-    @contextmanager
-    def _by_itself(self, name: str) -> Iterator[None]:
-        """Note what goes wrong with an item, whatever it is, so that the others are given."""
-        try:
-            yield
-        except Exception as error:  # torch, foreign transforms and pickles raise anything
-            self._damaged.append(Lost.of(error, name))
+    def _stored(self, item: Item) -> torch.Tensor | bytes:
+        return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
 
-    def _load_whole(self, name: str) -> None:
-        item = self._catalog.items[name]
-        if isinstance(item, TensorItem):
-            if (tensor := self._whole(item)) is not None:
-                self._loaded[name] = tensor
-        elif (data := self._object(item)) is not None:
-            self._loaded[name] = self._catalog.objects.load(data, item.place.size)
+    def _loaded(self, item: ObjectItem) -> Any:
+        return self._catalog.objects.load(self._object(item), item.place.size)
 
-    def _whole(self, item: TensorItem) -> torch.Tensor | None:
-        complete = self._covers(item.name, item.shape, item.chunks)
-        if not complete and not self._partial:
-            return None
-        # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
-        in_part = self._partial and not (complete and len(item.chunks) == 1)
-        self._budget.spend(item.size, "the tensor", item=item.name)
-        whole = memory_for(item.shape, item.dtype, zero=in_part)
-        good = 0
-        for chunk in item.chunks:
-            place: Any = (*_slices(chunk.offset, chunk.shape), ...)  # with the ellipsis it is a view in any case
-            box = whole[place]
-            part = memory_for(chunk.shape, item.dtype) if in_part else box
-            if self._read(item, chunk, chunk.offset, part):
-                good += 1
-                if in_part:
-                    box[...] = part
-        return as_torch(whole, item.dtype) if self._is_taken(item.name, good, len(item.chunks), complete) else None
+    def _object(self, item: ObjectItem) -> bytes:
+        def read(copy: Copy, _: bool) -> bytes:
+            data = self._catalog.read_object(copy)
+            self._budget.spend(len(data), "the object")
+            return data
+
+        return self._agreed(item, None, read, bytes.__eq__)
+
+    def _whole(self, item: TensorItem) -> torch.Tensor:
+        ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
+        return as_torch(whole, item.dtype)
 
     def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
-            return  # it lies on other ranks
+            raise _Noted  # it lies on other ranks
         try:
-            wanted = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in _create_chunk_list(target)]
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in _create_chunk_list(target)]
         except ValueError:
             kind = type(target).__name__
             raise UnsupportedError(f"the checkpoint has a tensor, and the state dict a {kind}") from None
@@ -144,129 +125,135 @@ class Filler:
             raise UnsupportedError(
                 f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
             )
-        complete = True
-        empty = [chunk for chunk in item.chunks if 0 in chunk.shape]  # which are read, too: they may be damaged
-        good: list[tuple[torch.Tensor, Array]] = []
-        count = sum(not self._read(item, chunk, chunk.offset, memory_for(chunk.shape, item.dtype)) for chunk in empty)
-        for offset, lengths in wanted:
-            place = planner.lookup_tensor(MetadataIndex(item.name, torch.Size(offset))).detach()
-            box = Box(item, offset, lengths)
-            shared = [(chunk, part) for chunk in item.chunks if (part := shared_part(box, chunk)) is not None]
-            complete &= self._covers(item.name, lengths, [(part[2], part[1]) for _, part in shared])
-            for chunk, (inside, size, at) in shared if complete or self._partial else ():
-                count += 1
-                scratch = memory_for(size, item.dtype)
-                if self._read(item, chunk, tuple(map(int.__add__, chunk.offset, inside)), scratch):
-                    good.append((place[_slices(at, size)], scratch))
-        if self._is_taken(item.name, len(good), count, complete):
-            self._loaded[item.name] = target
-            for into, scratch in good:
-                into.copy_(as_torch(scratch, item.dtype))
+        shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
+        for shard, (part, places) in zip(shards, self._boxes(item, boxes), strict=True):
+            for cuts in places:
+                shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
-    def _object(self, item: ObjectItem) -> bytes | None:
-        """The bytes of an object, if it verified and all copies of it are the same."""
-        found: bytes | None = None
-        for source, wanted in self._catalog.copies(Wanted(item)):
-            assert isinstance(wanted.item, ObjectItem)
+    def _boxes(
+        self, item: TensorItem, boxes: Sequence[tuple[Ints, Ints]], spend: Callable[..., None] | None = None
+    ) -> list[tuple[Array, list[Cuts]]]:
+        """Parts of a tensor, by their offsets and lengths, each with the places in it that verified; if `partial`, not
+        all of them need to. `spend` is told of the memory that it takes.
+        """
+        shared = [
+            [(chunk, part) for chunk in item.chunks if (part := shared_part(Box(item, *box), chunk)) is not None]
+            for box in boxes
+        ]
+        complete = True
+        for (_, lengths), parts in zip(boxes, shared, strict=True):
+            chunks = item.chunks if lengths == item.shape else [(at, size) for _, (_, size, at) in parts]
             try:
-                data = source.read_object(wanted.item)
-                self._budget.spend(len(data), "the object")
-            except Exception as error:  # foreign transforms raise anything
-                self._damaged.append(Lost.of(error, item.name, source.full(wanted.place.file)))
-                continue
-            if found is not None and data != found:
-                self._damaged.append(Lost.differing(item.name))
-                return None
-            found = data
+                check_tiles(lengths, [chunk[:2] for chunk in chunks])
+            except MetadataError:
+                complete = False
+                self._damaged.append(Lost.of(MetadataError(_INCOMPLETE), item.name))
+        if not complete and not self._partial:
+            raise _Noted
+        # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
+        in_part = self._partial and not (complete and len(item.chunks) == 1)
+        if spend is not None:
+            spend(item.size, "the tensor", item=item.name)
+        empty = [chunk for chunk in item.chunks if 0 in chunk.shape]  # which are read, too: they may be damaged
+        good = [self._read(item, chunk, chunk.offset, memory_for(chunk.shape, item.dtype)) for chunk in empty]
+        found: list[tuple[Array, list[Cuts]]] = []
+        for (_, lengths), parts in zip(boxes, shared, strict=True):
+            box, places = memory_for(lengths, item.dtype, zero=in_part), []
+            for chunk, (inside, size, at) in parts:
+                # with the ellipsis it is a view in any case
+                cuts: Cuts = (*(slice(begin, begin + length) for begin, length in zip(at, size, strict=True)), ...)
+                out = memory_for(size, item.dtype) if in_part else box[cuts]
+                good.append(self._read(item, chunk, tuple(map(int.__add__, chunk.offset, inside)), out))
+                if good[-1]:
+                    places.append(cuts)
+                    if in_part:
+                        box[cuts] = out
+            found.append((box, places))
+        if not (complete and all(good)):
+            if not (self._partial and any(good)):
+                raise _Noted
+            self._in_part.append(item.name)
         return found
 
     def _read(self, item: TensorItem, chunk: Chunk, offset: Ints, out: Array) -> bool:
         """Fill `out` with the part of a shard that begins at `offset`; False if that did not verify, and `out` holds
         anything.
-
-        All copies are read that several ranks have of it: nothing says that they are of one save.
         """
-        found = False
-        for source, wanted in self._catalog.copies(Wanted(item, chunk)):
-            other = memory_for(out.shape, item.dtype) if found else out
-            try:
-                source.fill(wanted, offset, other)
-            except Exception as error:  # torch and foreign transforms raise anything
-                file = source.full(wanted.place.file)
-                self._damaged.append(Lost.of(error, item.name, file, chunk.offset, chunk.shape))
-                continue
-            if found and not _same_bits(out, other):
-                self._damaged.append(Lost.differing(item.name, chunk.offset, chunk.shape))
-                return False
-            found = True
-        return found
 
-    def _covers(self, name: str, shape: Ints, chunks: Sequence[Any]) -> bool:
+        def read(copy: Copy, again: bool) -> Array:
+            into = memory_for(out.shape, item.dtype) if again else out
+            self._catalog.fill(copy, offset, into)
+            return into
+
         try:
-            check_tiles(shape, [chunk[:2] for chunk in chunks])
-        except MetadataError:
-            message = "a part of it is not in any metadata or file that could be read, or is there twice"
-            self._damaged.append(Lost(name, None, None, None, MetadataError.__name__, message))
+            self._agreed(item, chunk, read, _same_bits)
+        except _Noted:
             return False
         return True
 
-    def _is_taken(self, name: str, good: int, count: int, complete: bool) -> bool:
-        if good == count and complete:
-            return True
-        if good and self._partial:
-            self._in_part.append(name)
-        return bool(good) and self._partial
+    def _agreed(
+        self, item: Item, chunk: Chunk | None, read: Callable[[Copy, bool], T], same: Callable[[T, T], bool]
+    ) -> T:
+        """What `read` makes of all copies that ranks have of an object or a shard: nothing says that they are of one
+        save. `read` is told whether another copy was read before.
+        """
+        offset, shape = (None, None) if chunk is None else chunk[:2]
+        found: list[T] = []
+        for copy in self._catalog.copies(item, chunk):
+            try:
+                data = read(copy, bool(found))
+            except Exception as error:  # torch and foreign transforms raise anything
+                file = self._catalog.full(copy[1].place.file)
+                self._damaged.append(Lost.of(error, item.name, file, offset, shape))
+                continue
+            if found and not same(found[0], data):
+                self._damaged.append(Lost.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
+                raise _Noted
+            found = [data]
+        if not found:
+            raise _Noted
+        return found[0]
 
     # -- all of them -------------------------------------------------------------------------------
 
-    def _each(self, names: Collection[str], load: Callable[[str], None]) -> None:
-        """Load items in the order of their places, so that files are read from front to back."""
-        if self._progress is not None:
-            for source in self._catalog.sources:
-                source.expect(names, self._progress)
-        for name in sorted(names, key=lambda name: _first(self._catalog.items[name])):
-            with self._by_itself(name):
-                load(name)
+    def _each(self, names: Collection[str], read: Callable[[Any], T]) -> dict[str, T]:
+        """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,
+        so that files are read from front to back.
+        """
+        self._catalog.expect(names, self._progress)
+        made: dict[str, T] = {}
+        items = [self._catalog.items[name] for name in names]
+        for item in sorted(items, key=lambda item: item.places[0][:2] if item.places else ("", 0)):
+            try:
+                made[item.name] = read(item)
+            except _Noted:
+                """The others are read all the same."""
+            except Exception as error:  # torch, foreign transforms and pickles raise anything
+                self._damaged.append(Lost.of(error, item.name))
+        return {name: made[name] for name in names if name in made}
 
-    def _check_codecs(self) -> None:
-        """Raise the reason if items are lost for want of a codec, which the caller can install."""
+    def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
+        self._catalog.finish()
+        found = tuple(loaded)
         classes = {cls.__name__: cls for cls in NOT_AT_HAND}
-        missing = [entry for entry in self._damaged if entry.error in classes]
-        if missing:
-            reasons = "; ".join(dict.fromkeys(entry.message for entry in missing))
-            raise classes[missing[0].error](
+        missed = [entry for entry in self._damaged if entry.error in classes]
+        if missed and not found:  # the caller can install it
+            reasons = "; ".join(dict.fromkeys(entry.message for entry in missed))
+            raise classes[missed[0].error](
                 f"{reasons}. Without it nothing can be salvaged; `streamxf verify` tells whether the CRCs match all "
                 "the same"
             )
-
-    def _result(self, state_dict: dict[str, Any], loaded: Iterable[str]) -> Salvaged:
-        for source in self._catalog.sources:
-            source.finish()
-        found = tuple(loaded)
-        if not found:
-            self._check_codecs()
         return Salvaged(
             state_dict=state_dict,
             loaded=found,
             damaged=tuple(self._damaged),
             partial=tuple(self._in_part),
-            missing=tuple(self._missing),
+            missing=tuple(missing),
             unchecked=tuple(self._catalog.unchecked),
             save_ids=self._catalog.save_ids,
         )
 
 
-def _first(item: Item) -> tuple[str, int]:
-    return item.places[0][:2] if item.places else ("", 0)
-
-
-def _slices(offset: Ints, shape: Ints) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))
-
-
 def _same_bits(one: Array, other: Array) -> bool:
-    return _bits(one) == _bits(other)
-
-
-def _bits(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    return np.array_equal(first, second)

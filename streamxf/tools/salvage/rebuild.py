@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
@@ -23,38 +23,31 @@ from streamxf.errors import (
     IdentityError,
     KeyServiceError,
     MetadataError,
+    ParameterError,
+    PolicyError,
     StreamxfError,
     WrongKeyError,
 )
 from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Trailer
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most
 from streamxf.stream.source import Counted
 from streamxf.tools.salvage.result import Lost
-from streamxf.tools.salvage.writers import choose
+from streamxf.wording import many, some
 
 _WRAPPED = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
+_NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
 _LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
 _WINDOW = 2**20
 _MAX_REMAINS = 4 * 2**30
 _TRIED = 2**12
+_SHOWN = 64
 _ZIP = b"PK\x03\x04"
-_VOUCHED = (
-    "no metadata could be used: that no data file of the save is missing, and that all files are of one save, is what "
-    "you vouched for"
-)
-
-
-@dataclass
-class Rebuilt:
-    """What was found in the data files of one save, as metadata without a name."""
-
-    metadata: Metadata
-    damaged: list[Lost]
-    budget: Budget
-    unchecked: str = _VOUCHED
 
 
 def rebuild(
@@ -63,39 +56,35 @@ def rebuild(
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
     progress: Progress | None = None,
-) -> Rebuilt:
+) -> tuple[Metadata, list[Lost], Budget]:
     """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
     `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
 
-    Raises
-    ------
-    PolicyError
-        If nothing shows which files belong together.
-    MetadataError, KeyMissingError, WrongKeyError
-        If there is nothing, or nothing that can be decrypted.
+    Returns what was found, as metadata without a name; what was not; and what may be made of the files. Raises
+    PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if there is
+    nothing, or nothing that can be decrypted.
     """
-    save = choose([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
-    reader = _Files(storage, access, WrappedKeys(_remains(storage, files), access.keys))
-    for name in save.missing:
+    save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
+    reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
+    for name in missing:
         reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
-    budget = access.budget(storage.held_by(save.files, files))
-    shares = None if progress is None else Shares(progress, {name: files[name] or 0 for name in save.files})
-    for name, writer in sorted(save.files.items()):
-        reader.read(name, bytes.fromhex(writer), shares)
-    if shares is not None:
-        shares.finish()
+    budget = access.budget(storage.held_by(save, files))
+    shares = Shares(progress, {name: files[name] or 0 for name in save})
+    for name in sorted(save):
+        reader.read(name, shares)
+    shares.finish()
     if reader.bare and not reader.containers:
         raise MetadataError(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
             "not say what they are. Restore .metadata from a copy"
         )
-    return Rebuilt(Metadata("", None, reader.items(), None), reader.damaged, budget)
+    return Metadata("", None, reader.items(), None), reader.damaged, budget
 
 
 class _Files:
     """Reads data files, container by container; `bare` says whether one begins as ``torch.save`` begins."""
 
-    def __init__(self, storage: Storage, access: Access, keys: WrappedKeys) -> None:
+    def __init__(self, storage: Storage, access: Access, keys: _WrappedKeys) -> None:
         self.damaged: list[Lost] = []
         self.containers = 0
         self.bare = False
@@ -110,25 +99,20 @@ class _Files:
         """Note a piece of a file of which nothing says what it held."""
         self.damaged.append(Lost.of(error, None, self._storage.full(file)))
 
-    def read(self, name: str, writer: bytes, shares: Shares | None) -> None:
-        """Find everything in a file.
-
-        Raises
-        ------
-        StreamxfError
-            If it is encrypted, and no key opens what is left of the wrapped data keys.
+    def read(self, name: str, shares: Shares) -> None:
+        """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left of the
+        wrapped data keys.
         """
         found: list[Found | Gap] = []
         try:
-            with storage_errors(self._storage.full(name)), self._storage.open(name) as file:
-                if shares is not None:
-                    file = replace(file, access=Counted(file.access, shares.begin(name).advance))
+            with storage_errors(self._storage.full(name)), self._storage.open(name) as opened:
+                file = replace(opened, access=Counted(opened.access, shares.begin(name).advance))
                 size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Gap(size, file.size - size))
                 whole = file.slice(0, size)
                 self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
-                found += scan(whole, writer)
+                found += scan(whole, bytes.fromhex(_writer_of(name)))
         except (StreamxfError, OSError) as error:
             self.gap(error, name)
         for each in found:
@@ -147,7 +131,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Lost(name, None, None, None, IdentityError.__name__, wrong))
+                self.damaged.append(Lost.of(IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:
@@ -156,16 +140,16 @@ class _Files:
         return made
 
     def _take(self, file: str, found: Found) -> None:
-        identity = found.header.identity
+        identity, fragment = found.header.identity, ""
         assert identity is not None
         if found.header.keyed:
             self._keys.check()
-        try:
-            fragment = self._fragment(found.header, identity) if found.header.keyed else ""
-        except AuthenticationError as error:
-            offset = identity.offset if identity.kind is not Kind.OBJECT else None
-            self.damaged.append(Lost.of(error, identity.name, self._storage.full(file), offset))
-            return
+            try:
+                fragment = self._fragment(found.header, identity)
+            except AuthenticationError as error:
+                offset = identity.offset if identity.kind is not Kind.OBJECT else None
+                self.damaged.append(Lost.of(error, identity.name, self._storage.full(file), offset))
+                return
         place = Place(file, found.at, found.size, _descriptors(found.header, fragment))
         self._found.setdefault(identity.name, []).append((identity, place))
 
@@ -191,15 +175,18 @@ def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
     )
 
 
-class WrappedKeys:
-    """The wrapped data keys that `keys` open, wherever they stand in `remains`: a data key that does not belong to its
-    id does not count, so it does not matter what is around it.
+# -- wrapped data keys -----------------------------------------------------------------------------
+
+
+class _WrappedKeys:
+    """The wrapped data keys that `keys` open, wherever they stand in `texts`: a data key that does not belong to its id
+    does not count, so it does not matter what is around it.
 
     They are tried when they are asked for, and no sooner: each may be a question to a service.
     """
 
-    def __init__(self, remains: Iterator[bytes], keys: KeyRing) -> None:
-        self._texts = _texts_in(remains)
+    def __init__(self, texts: Iterator[str], keys: KeyRing) -> None:
+        self._texts = texts
         self._keys = keys
         self._opened: list[str] = []
         self._reason: StreamxfError | None = None
@@ -230,34 +217,21 @@ class WrappedKeys:
             )
 
 
-def _texts_in(remains: Iterator[bytes]) -> Iterator[str]:
+def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
+    """What looks like a wrapped data key in what is left of metadata, and in copies of it; no more is read than a few
+    could have.
+    """
     seen: set[bytes] = set()
-    for data in remains:
-        for found in _WRAPPED.finditer(data):
-            if len(seen) < _TRIED and found[0] not in seen:
-                seen.add(found[0])
-                yield found[0].decode("ascii")
-
-
-def _remains(storage: Storage, files: Collection[str]) -> Iterator[bytes]:
-    """What is left of metadata, and copies of it, window by window; together no more than a few could have."""
     left = _MAX_REMAINS
     for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != GLOBAL, name)):
         for window in _windows(storage, name):
             left -= len(window)
             if left < 0:
                 return
-            yield window
-
-
-def _metadata(storage: Storage) -> bytes:
-    """What is left of the metadata of all ranks."""
-    try:
-        with storage_errors(GLOBAL), storage.open(GLOBAL) as file:
-            check_whole(file.raw, file.size, min(file.size, MAX_METADATA), MetadataError)
-            return file.slice(0, file.size).read_at(0, min(file.size, MAX_METADATA))
-    except (StreamxfError, OSError):
-        return b""
+            for found in _WRAPPED.findall(window):
+                if len(seen) < _TRIED and found not in seen:
+                    seen.add(found)
+                    yield found.decode("ascii")
 
 
 def _windows(storage: Storage, name: str) -> Iterator[bytes]:
@@ -266,6 +240,77 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
         with storage_errors(name), storage.open(name) as file:
             size = min(file.size, most(held_bytes(file.raw, file.size)))
             for at in range(0, size, _WINDOW):
-                yield file.slice(at, min(_WINDOW + _LONGEST, size - at)).read_at(0, min(_WINDOW + _LONGEST, size - at))
+                yield file.read(at, min(_WINDOW + _LONGEST, size - at))
     except (StreamxfError, OSError):
         return
+
+
+# -- which data files are of one save --------------------------------------------------------------
+
+
+def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collection[str]) -> tuple[list[str], list[str]]:
+    """The files of one save among those of streamxf's writers, and those of it that are known to be missing.
+
+    Each process has an id of its own in each save, and nothing in the files says which of them belong together. What is
+    left of ``.metadata`` may: its index lists them all. It is not believed for anything else, and no damage makes up
+    the random id of another file.
+
+    `remains` is what is left of ``.metadata``, and `chosen` the ids that belong together according to the caller.
+    """
+    there = set(map(_writer_of, present))
+    listed = _listed(remains)
+    named = listed if listed is not None else {name.decode("ascii") for name in _NAMED.findall(remains)}
+    if chosen is not True:
+        ids = set(chosen) if chosen else set()
+        if unknown := sorted(ids - there):
+            raise ParameterError(f"without_metadata=: no data file here has the writer id {unknown[0]!r:.80}")
+    elif listed is not None:
+        ids = set(map(_writer_of, listed))
+    elif named == set(present) or len(there) <= 1:
+        ids = there
+    else:
+        raise PolicyError(
+            "there are data files of several processes, and not enough is left of .metadata to tell which of them are "
+            "of one save: a mixture would look whole. Name the writer ids that belong together, "
+            f"without_metadata=[...]. There are {_shown(present)}"
+        )
+    missing = sorted(name for name in named if _writer_of(name) in ids and name not in present)
+    return [name for name in present if _writer_of(name) in ids], missing
+
+
+def _metadata(storage: Storage) -> bytes:
+    """What is left of the metadata of all ranks."""
+    try:
+        with storage_errors(GLOBAL), storage.open(GLOBAL) as file:
+            size = min(file.size, MAX_METADATA)
+            check_whole(file.raw, file.size, size, MetadataError)
+            return file.read(0, size)
+    except (StreamxfError, OSError):
+        return b""
+
+
+def _listed(remains: bytes) -> set[str] | None:
+    """The files that an index names which can still be read, though its digest may not match."""
+    try:
+        trailer = Trailer.parse(remains[-TRAILER_BYTES:], len(remains))
+        if trailer is None:
+            return None
+        begin = len(remains) - trailer.size
+        index = Index.parse(memoryview(remains)[begin : begin + trailer.index_size])
+    except StreamxfError:
+        return None
+    if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):
+        return None
+    return set(index.files)
+
+
+def _writer_of(name: str) -> str:
+    return name.removesuffix(".distcp").rpartition("_")[2]
+
+
+def _shown(files: Collection[str]) -> str:
+    by_id: dict[str, list[str]] = {}
+    for name in sorted(files):
+        by_id.setdefault(_writer_of(name), []).append(name.split("_")[2])
+    texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
+    return some(texts, most=_SHOWN)

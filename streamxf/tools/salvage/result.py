@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.errors import IdentityError, StreamxfError, escaped
+from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many
 
 
@@ -20,10 +20,8 @@ class Lost:
         Its name; None for a metadata file, or a piece of a data file.
     file : str or None
         The file that holds it, or held it; None where it is in several, or in none.
-    offset : tuple of int or None
-        Where in its tensor a lost chunk begins; None for an object, and for what concerns all of a tensor.
-    size : tuple of int or None
-        The chunk's size.
+    offset, size : tuple of int or None
+        Where in its tensor a lost chunk begins, and its size; None for what concerns all of a tensor or object.
     error : str
         The name of the error's class.
     message : str
@@ -47,22 +45,11 @@ class Lost:
         size: tuple[int, ...] | None = None,
     ) -> Lost:
         """Record an error; its own place counts where none is given."""
-        if isinstance(error, StreamxfError):
-            block = f" (block {error.block})" if error.block is not None else ""
-            item = item if item is not None else error.item
-            return cls(
-                item, file or error.file, offset, size, type(error).__name__, shorten(error.message, 600) + block
-            )
-        return cls(item, file, offset, size, type(error).__name__, shorten(f"{type(error).__name__}: {error}", 600))
-
-    @classmethod
-    def differing(cls, item: str, offset: tuple[int, ...] | None = None, size: tuple[int, ...] | None = None) -> Lost:
-        """What several ranks have, each another."""
-        message = (
-            "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
-            "choose one (rank)"
-        )
-        return cls(item, None, offset, size, IdentityError.__name__, message)
+        kind = type(error).__name__
+        if not isinstance(error, StreamxfError):
+            return cls(item, file, offset, size, kind, shorten(f"{kind}: {error}", 600))
+        message = shorten(error.message, 600) + (f" (block {error.block})" if error.block is not None else "")
+        return cls(item if item is not None else error.item, file or error.file, offset, size, kind, message)
 
     def __str__(self) -> str:
         if self.item is None:

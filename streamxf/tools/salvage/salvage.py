@@ -1,20 +1,33 @@
-"""`salvage`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
+"""`salvage` and `salvage_to`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-from streamxf.checkpoint.access import Require, SaveIds
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.registry import access_with
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.descriptor import ENCRYPT
+from streamxf.errors import MetadataError, ParameterError
+from streamxf.format.items import Chunk, Item, Place, TensorItem
+from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.salvage.catalog import open_catalog
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, is_same
+from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.session import convert
+from streamxf.tools.salvage.catalog import Catalog, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
 
@@ -53,8 +66,8 @@ def salvage(
         CPU, and objects.
     keys, trust, allow_unsigned, require, weights_only, safe_globals
         As in `FileSystemReader`.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
     expect_save_id : str or several, optional
         The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
         is their own.
@@ -72,8 +85,6 @@ def salvage(
         For a private key that needs ``allow_unsigned=True``, since the signature was in the metadata.
         Files of several processes are taken together only if what is left of the metadata names them all; if not, name
         the writer ids (the 32 digits in their names) that belong to one save.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
     max_expansion : int
         How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More counts as
         damage: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for which there
@@ -90,25 +101,133 @@ def salvage(
         If no metadata can be used, and `without_metadata` is not given or does not help either.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and nothing can be loaded without it.
-    ParameterError
-        If an argument is not what it should be.
     """
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    with open_catalog(
-        Storage.of(path, storage_options),
-        access_with(
-            registry,
-            ring,
-            require=require,
-            expect_save_id=expect_save_id,
-            weights_only=weights_only,
-            safe_globals=safe_globals,
-            max_expansion=max_expansion,
-        ),
-        rank=rank,
-        merge_ranks=merge_ranks,
-        without_metadata=without_metadata,
-        progress=progress,
-    ) as catalog:
+    access = access_with(
+        registry,
+        KeyRing.of(keys, trust, allow_unsigned),
+        require=require,
+        expect_save_id=expect_save_id,
+        weights_only=weights_only,
+        safe_globals=safe_globals,
+        max_expansion=max_expansion,
+    )
+    storage = Storage.of(path, storage_options)
+    with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
         filler = Filler(catalog, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
+
+
+def salvage_to(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    chain: ChainLike | None = None,
+    *,
+    encrypt_to: KeysLike = None,
+    signer: SignerLike | None = None,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    expect_save_id: SaveIds = None,
+    partial: bool = False,
+    rank: int | None = None,
+    merge_ranks: bool = False,
+    without_metadata: bool | Collection[str] = False,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> tuple[Salvaged, Converted | None]:
+    """Save what verifies of a checkpoint that may be damaged as a new checkpoint, and list what does not.
+
+    The source is read twice: once to find out what is intact, and once to copy it. One or two items are in memory at a
+    time. Objects are not unpickled. The new checkpoint has one metadata file, and each tensor in one piece.
+
+    Parameters
+    ----------
+    source, target : path or str
+        The checkpoint's folder and that of the new one, which has none yet; or URLs, each with options for fsspec.
+    chain, encrypt_to, signer
+        As in `transcode`.
+    progress : Progress, optional
+        Is told of stored bytes while the source is checked, and of those of items while these are copied.
+    keys, trust, allow_unsigned, require, expect_save_id, partial, rank, merge_ranks, without_metadata, max_expansion
+        As in `salvage`.
+
+    Returns
+    -------
+    salvaged : Salvaged
+        Its state dict is empty; `loaded` names what is in the new checkpoint.
+    converted : Converted or None
+        What was written; None if there was nothing to write.
+
+    Raises
+    ------
+    FileExistsError
+        If there is a checkpoint in the target.
+    ParameterError, ChainError, KeyMissingError
+        If the arguments cannot work together.
+    StreamxfError, OSError
+        As `salvage`; or if an item no longer verified when it was copied. Nothing was published then.
+    """
+    if is_same(source, target):
+        raise ParameterError("source and target are the same: a salvaged checkpoint is written to another folder")
+    access = Access.of(
+        keys,
+        trust=trust,
+        allow_unsigned=allow_unsigned,
+        require=require,
+        expect_save_id=expect_save_id,
+        max_expansion=max_expansion,
+    )
+    storage = Storage.of(source, storage_options)
+    with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
+        items = [item for metadata, _ in catalog.found for item in metadata.items.values()]
+        descriptors = {text for item in items for place in item.places for text in place.descriptors}
+        encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
+        to = Destination.of(
+            target,
+            chain,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            was_encrypted=encrypted,
+            storage_options=target_options,
+            cure="name another target",
+        )
+        found = Filler(catalog, partial, progress).check()
+        if not found.loaded:
+            return found, None
+        return found, convert(to, _conversion(os.fspath(source), catalog, found, partial), FILE_SIZE, progress)
+
+
+def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -> Conversion:
+    # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
+    places = [
+        (name, *(place[:3] for place in item.places))
+        for metadata, _ in catalog.found
+        for name, item in sorted(metadata.items.items())
+    ]
+    identity = hashlib.sha256()
+    for fact in (source, partial, *found.partial, *places):
+        identity.update(repr(fact).encode("ascii", "backslashreplace"))
+    filler = Filler(catalog, partial)
+
+    def read(wanted: Wanted) -> torch.Tensor | io.BytesIO:
+        data = filler.read(wanted.item.name)
+        if data is None:
+            raise MetadataError(
+                "the item verified a moment ago, and no longer does: the storage is failing, or another process writes "
+                "to it. Copy the files to a sound disk, and salvage the copy",
+                item=wanted.item.name,
+            )
+        return io.BytesIO(data) if isinstance(data, bytes) else data
+
+    return Conversion([_in_one_piece(catalog, name) for name in found.loaded], None, identity.hexdigest(), read)
+
+
+def _in_one_piece(catalog: Catalog, name: str) -> Item:
+    item = replace(catalog.items[name], path=catalog.paths.get(name))
+    if not isinstance(item, TensorItem):
+        return item
+    first = item.places[0] if item.chunks else Place("", 0, 0, ())
+    return replace(item, chunks=(Chunk((0,) * len(item.shape), item.shape, first, False),))

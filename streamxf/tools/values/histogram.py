@@ -24,16 +24,8 @@ _EASY = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here a
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of numbers by value.
-
-    Attributes
-    ----------
-    start, width : float
-        The first bin goes from `start` up to, and not including, ``start + width``. The width is a power of two.
-    counts : tuple of int
-        One for each bin.
-    below, above : int
-        How many numbers are outside of the bins.
+    """Counts of numbers by value, one for each bin; the first bin goes from `start` up to, and not including,
+    ``start + width``. The width is a power of two. Of the numbers so many are `below` and `above` all bins.
     """
 
     start: float
@@ -56,11 +48,9 @@ class FineHistogram:
     def add(self, numbers: np.ndarray, weights: np.ndarray | None, low: float, high: float) -> None:
         """Count numbers, each `weights` times; `low` and `high` are the smallest and the largest of them."""
         self._cover(low, high)
-        bins = (_floor(numbers, self._exponent) - self._first).astype(np.int64)
-        self._count(bins, weights)
+        self._count((_floor(numbers, self._exponent) - self._first).astype(np.int64), weights)
 
     def merge(self, other: FineHistogram) -> None:
-        """Count what `other` has counted."""
         if other._low > other._high:
             return
         self._cover(other._low, other._high)

@@ -16,14 +16,7 @@ _BELOW_ONE = math.nextafter(1, 0)
 
 
 class Moments:
-    """Count, mean and spread of finite numbers.
-
-    Attributes
-    ----------
-    count : int
-    mean : float
-        0.0 if there are none.
-    """
+    """Count, mean (0.0 of none) and spread of finite numbers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,7 +26,6 @@ class Moments:
 
     @classmethod
     def of(cls, count: int, mean: float, deviation: float) -> Moments:
-        """From a known count, mean and standard deviation."""
         made = cls()
         if count:
             unit = _unit_of(max(abs(mean), deviation))
@@ -54,19 +46,13 @@ class Moments:
         unit = _unit_of(magnitude)
         if unit:
             numbers = np.ldexp(numbers, -unit)
-        if weights is None:
-            count = len(numbers)
-            mean = float(numbers.sum()) / count
-            off = numbers - mean
-            off *= off
-        else:
-            count = int(weights.sum())
-            mean = float((numbers * weights).sum()) / count
-            off = (numbers - mean) ** 2 * weights
+        count = len(numbers) if weights is None else int(weights.sum())
+        mean = float((numbers if weights is None else numbers * weights).sum()) / count
+        off = numbers - mean
+        off *= off if weights is None else off * weights
         self._join(count, math.ldexp(mean, unit), float(off.sum()), unit)
 
     def merge(self, other: Moments) -> None:
-        """Count what `other` has counted."""
         if other.count:
             self._join(other.count, other.mean, other._spread, other._unit)
 

@@ -25,17 +25,11 @@ class Statistics:
 
     NaN and infinities are counted, and excluded from everything else. Complex numbers count by their absolute values.
 
-    Attributes
-    ----------
-    elements, nan, inf, zeros : int
-        How many elements there are, and how many of them are NaN, infinite and zero.
-    min, max : int or float or None
-        Exact, and an int for integers. None if no element is finite.
-    mean, std : float or None
-        The standard deviation is that of all finite elements, without Bessel's correction.
-    histogram : Histogram or None
-        From `min` to `max`, but at most four standard deviations from the mean, so that a few outliers do not
-        squeeze everything else into one bin.
+    - `elements`, `nan`, `inf`, `zeros`: how many there are, and how many of them are NaN, infinite and zero.
+    - `min`, `max`: exact, and an int for integers. None if no element is finite.
+    - `std`: the standard deviation of all finite elements, without Bessel's correction.
+    - `histogram`: from `min` to `max`, but at most four standard deviations from the mean, so that a few outliers do
+      not squeeze everything else into one bin.
     """
 
     elements: int
@@ -59,8 +53,6 @@ class Statistics:
 
 
 class ValueCounter:
-    """Counts values; `whole` if they are integers."""
-
     def __init__(self, whole: bool = False) -> None:
         self._elements = self._nan = self._inf = self._zeros = 0
         self._least: int | float = math.inf
@@ -83,7 +75,6 @@ class ValueCounter:
                 self.add_numbers(floats(part, dtype))
 
     def add_zeros(self, count: int) -> None:
-        """Count so many zeros."""
         if count:
             self.add_numbers(np.zeros(1), np.array([count]), least=0, most=0)
 
@@ -107,7 +98,6 @@ class ValueCounter:
         self._histogram.add(numbers, weights, low, high)
 
     def merge(self, other: ValueCounter) -> None:
-        """Count what `other` has counted."""
         self._elements += other._elements
         self._nan += other._nan
         self._inf += other._inf
@@ -117,7 +107,6 @@ class ValueCounter:
         self._histogram.merge(other._histogram)
 
     def result(self) -> Statistics:
-        """What was counted."""
         counts = self._elements, self._nan, self._inf, self._zeros
         if not self._moments.count:
             return Statistics(*counts, None, None, None, None, None)
@@ -128,7 +117,7 @@ class ValueCounter:
         return Statistics(*counts, self._least, self._most, mean, std, shown)
 
     def _add_by_code(self, flat: Array, dtype: str) -> None:
-        """The same for elements of one or two bytes. They are counted by their bits, which is several times as fast."""
+        """Count elements of one or two bytes by their bits, which is several times as fast."""
         numbers = numbers_by_code(dtype)
         counts = np.zeros(len(numbers), np.int64)
         for start in range(0, len(flat), _TABLE):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from functools import partial
 from itertools import tee
-from typing import NamedTuple
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
@@ -15,28 +14,16 @@ from streamxf.tools.values.numbers import INTEGERS, Array, has_numbers
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
-
 _INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
-
-class _Part(NamedTuple):
-    """What was counted in a box."""
-
-    name: str
-    box: Box
-    counter: ValueCounter
+_Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
 
 
-def statistics_of(
-    reader: BoxReader, tensors: Mapping[str, TensorItem], progress: Progress | None = None
-) -> dict[str, Statistics | None]:
-    """Read some of a reader's tensors, and count their values. By name; None where the elements are not numbers.
-
-    Raises
-    ------
-    StreamxfError
-        If a tensor cannot be read.
+def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[str, Statistics | None]:
+    """Read a checkpoint's tensors, and count their values. By name; None where the elements are not numbers. Raises
+    StreamxfError if a tensor cannot be read.
     """
+    tensors = {name: item for name, item in reader.items.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
     counted = {name: item for name, item in tensors.items() if found[name] is not None}
@@ -45,41 +32,29 @@ def statistics_of(
     whole: dict[str, ValueCounter] = {}
     pipeline: Pipeline[_Part] = Pipeline()
 
-    def take_in(parts: list[_Part]) -> None:
+    def take_in(parts: Iterable[_Part]) -> None:
         for name, box, counter in parts:
             known = whole.setdefault(name, counter)
             if known is not counter:
                 known.merge(counter)
-            if _is_last(box):  # a counter takes several KiB, and there may be a million tensors
+            if tuple(map(int.__add__, box.offset, box.lengths)) == box.item.shape:
+                # the last box; a counter takes several KiB, and there may be a million tensors
                 found[name] = whole.pop(name).result()
             if progress is not None:
                 progress.advance(box.size)
 
-    named, boxes = tee(_boxes(counted))
+    named, wanted = tee((name, box) for name, item in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:
-        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in boxes), strict=True):
-            if box.size >= _INLINE:
-                take_in(pipeline.submit(partial(_counted, name, box, elements), box.size))
-            else:
-                take_in(pipeline.put(_counted(name, box, elements), 0))
-        for part in pipeline.results():
-            take_in([part])
+        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
+            count = partial(_counted, name, box, elements)
+            take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
+        take_in(pipeline.results())
     finally:
         pipeline.cancel()
     return found
 
 
-def _boxes(tensors: Mapping[str, TensorItem]) -> Iterator[tuple[str, Box]]:
-    for name, item in tensors.items():
-        for box in boxes_of(item, BOX_BYTES):
-            yield name, box
-
-
-def _is_last(box: Box) -> bool:
-    return all(map(lambda at, length, size: at + length == size, box.offset, box.lengths, box.item.shape))
-
-
 def _counted(name: str, box: Box, elements: Array) -> _Part:
     counter = ValueCounter(box.item.dtype in INTEGERS)
     counter.add(elements, box.item.dtype)
-    return _Part(name, box, counter)
+    return name, box, counter

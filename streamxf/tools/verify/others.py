@@ -5,38 +5,51 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
+from streamxf.coder import StreamCoder
+from streamxf.engine import Pipeline
 from streamxf.errors import (
+    NOT_DAMAGE,
     ChecksumError,
     ContainerError,
     ForeignError,
     MetadataError,
     NoCheckpointError,
     PolicyError,
+    StreamxfError,
     UnsupportedError,
 )
 from streamxf.format.items import Item, TensorItem
+from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
+from streamxf.registry import NOT_AT_HAND
+from streamxf.stream.container import read_header
+from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import BareBlocks
-from streamxf.tools.verify.file import Call, guarded, pieces_of
-from streamxf.tools.verify.findings import Findings
-from streamxf.tools.verify.plain import check_plain
+from streamxf.stream.source import BareBlocks, Counted
+from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
+from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.wording import many
 
+_Check = Callable[[StoredFile, Findings], None]
+
 
 def check_file(call: Call) -> None:
-    """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `check_plain`."""
+    """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`."""
     storage = call.storage
     with storage_errors(storage.given), storage.open() as file:
         found = format_of(file, storage.name)
     if found is Format.PLAIN:
-        _check(call, storage, storage.name, lambda file, findings: check_plain(file, call.access, findings))
+        _check(call, storage, storage.name, lambda file, findings: _check_plain(file, call.access, findings))
         return
     _refuse_keys(call)
     if found is None:
@@ -44,7 +57,7 @@ def check_file(call: Call) -> None:
             "the file is not a checkpoint: it begins neither as one of streamxf.open, nor as a .safetensors file, nor "
             "as one of torch.save"
         )
-    _check(call, storage, storage.name, check_torch if found is Format.TORCH else check_safetensors)
+    _check(call, storage, storage.name, _check_torch if found is Format.TORCH else _check_safetensors)
 
 
 def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
@@ -52,38 +65,34 @@ def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
     other. Raises as `check_file`.
     """
     _refuse_keys(call)
-    storage, findings, index = call.storage, call.findings, layout.index or ""
+    storage, findings = call.storage, call.findings(layout.index or "")
     try:
         shards = huggingface.shards_of(storage, layout)
     except (ContainerError, MetadataError) as error:
-        findings.damage(error, index)
+        findings.damage(error)
         shards = tuple(sorted(name for name in storage.names() if name.endswith(layout.suffix)))
     for shard in shards:
-        _check(
-            call, storage.child(shard), shard, check_torch if layout.suffix == huggingface.BIN else check_safetensors
-        )
-    if not any(map(findings.damages_in, (*shards, index))):
+        check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
+        _check(call, storage.child(shard), shard, check)
+    if not any(each.damaged for each in call.found):
         try:
             open_layout(storage, layout)
         except ContainerError as error:
-            findings.damage(error, index, error.item)
+            findings.damage(error, error.item)
 
 
-def _check(call: Call, storage: Storage, name: str, check: Callable[[StoredFile, Findings], None]) -> None:
-    findings = Findings()
+def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
+    findings = call.findings(name)
     try:
-        with storage_errors(name), storage.open() as opened:
-            share = call.share(opened.size)
-        with guarded(storage, name, call.max_expansion, share=share) as file:
+        with call.open(name, storage) as file:
+            share = call.share(file.size)
             findings.files, findings.bytes_read = 1, file.size
-            check(file, findings)
-        if share is not None:
-            share.finish()
+            check(replace(file, access=Counted(file.access, share.advance)), findings)
+        share.finish()
     except FileNotFoundError:
-        findings.damage(ContainerError("the index names this file, which is missing"), name)
+        findings.damage(ContainerError("the index names this file, which is missing"))
     except (OSError, ForeignError) as error:
-        findings.damage(error, name)
-    call.findings.add(findings)
+        findings.damage(error)
 
 
 def _refuse_keys(call: Call) -> None:
@@ -91,25 +100,69 @@ def _refuse_keys(call: Call) -> None:
         raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
 
 
-def check_safetensors(file: StoredFile, findings: Findings) -> None:
-    """Check a ``.safetensors`` file: each rule of its header, and that every byte can be read. Raises OSError and
-    StreamxfError if it cannot be read, or has a dtype that torch does not know.
+def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
+    """Check prefix, header, seal, table and every block. Raises what is no damage: `NOT_DAMAGE` if there are keys, and
+    they do not fit, and `NOT_AT_HAND` if a codec is not installed, and nothing else is wrong.
+    """
+    notes, findings.items = Notes(findings), 1
+    try:
+        parts = PlainParts.of(file.slice(0, file.size))
+    except (StreamxfError, OSError) as error:
+        notes.error(error)
+        with suppress(StreamxfError, OSError):  # as is noted already
+            start = prefix_size(file.read(0, min(PREFIX_START_BYTES, file.size)))
+            container = file.slice(start, file.size - start)
+            check_along_heads(container, read_header(container), None, notes)
+        return
+    if len(access.keys) and not parts.header.keyed:
+        raise PolicyError(
+            "the file is not encrypted, and keys were given; leave the keys out if you know that it was not"
+        )
+    coder: StreamCoder | None = None
+    missing: StreamxfError | None = None
+    if parts.header.keyed and not len(access.keys):
+        findings.unchecked.append("seals, tags, vouchers and content, which need a key")
+    else:
+        try:
+            coder = parts.coder(access.keys, access.codecs)
+        except NOT_DAMAGE:
+            raise
+        except NOT_AT_HAND as error:
+            missing = error
+        except ContainerError:
+            """The table is damaged, which is found again where it is read for the blocks."""
+        except (StreamxfError, OSError) as error:
+            notes.error(error)
+    pipeline: Pipeline[Outcome] = Pipeline()
+    try:
+        check_blocks(parts.container, parts.header, coder, notes, pipeline)
+        note(pipeline.results())
+    finally:
+        pipeline.cancel()
+    if missing is not None and notes.damaged:
+        findings.unchecked.append(f"the content, since {missing.message}")
+    elif missing is not None:
+        checked = f"the CRCs of {many(findings.blocks, 'block')} were compared all the same, and match"
+        raise type(missing)(f"{missing.message}. Without it nothing can be decoded; {checked}")
+
+
+def _check_safetensors(file: StoredFile, findings: Findings) -> None:
+    """Check each rule of the header, and that every byte can be read. Raises OSError and StreamxfError if it cannot be
+    read, or has a dtype that torch does not know.
     """
     try:
         shard = safetensors.read(file, file.name)
     except ContainerError as error:
-        findings.damage(error, file.name, error.item)
+        findings.damage(error, error.item)
         return
     findings.items += len(shard.items)
-    crc32_of(file, 0, file.size)
+    _crc32_of(file, 0, file.size)
     if shard.items:
-        findings.not_checked(f"the bytes of {many(len(shard.items), 'tensor')}: the format has no checksums")
+        findings.unchecked.append(f"the bytes of {many(len(shard.items), 'tensor')}: the format has no checksums")
 
 
-def check_torch(file: StoredFile, findings: Findings) -> None:
-    """Check a ``torch.save`` file: its directory and pickle, and the CRC-32 of every record; raises as
-    `check_safetensors`.
-    """
+def _check_torch(file: StoredFile, findings: Findings) -> None:
+    """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`."""
     items: Mapping[str, Item] = {}
     unsupported: UnsupportedError | None = None
     stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
@@ -117,9 +170,9 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
         items = torchfile.read(file, file.name).items
     except UnsupportedError as error:
         unsupported = error
-        findings.not_checked(f"what the pickle makes: {error.message}")
+        findings.unchecked.append(f"what the pickle makes: {error.message}")
     except ContainerError as error:
-        findings.damage(error, file.name, error.item)
+        findings.damage(error, error.item)
     try:
         archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
         places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
@@ -127,28 +180,23 @@ def check_torch(file: StoredFile, findings: Findings) -> None:
     except NotSavedByTorch as error:
         if unsupported is not None:
             raise unsupported from None
-        if not findings.damages_in(file.name):
-            findings.damage(ContainerError(f"this is not an intact file of torch.save: {error}"), file.name)
+        if not findings.damaged:
+            findings.damage(ContainerError(f"this is not an intact file of torch.save: {error}"))
         return
     findings.items += len(items)
     if not any(crc for _, crc, _ in places.values()):
-        crc32_of(file, 0, file.size)
-        findings.not_checked("the bytes of all records: torch was told to write no checksums")
+        _crc32_of(file, 0, file.size)
+        findings.unchecked.append("the bytes of all records: torch was told to write no checksums")
         return
     for record, (begin, crc, size) in places.items():
-        if crc32_of(file, begin, size) != crc:
+        if _crc32_of(file, begin, size) != crc:
             wrong = ChecksumError(f"the CRC-32 of the record {record} does not match: its stored bytes are damaged")
-            inside: list[str | None] = [*_inside(items, begin, begin + size)]
-            for item in inside or [None]:
-                findings.damage(wrong, file.name, item)
+            for name in [*_inside(items, begin, begin + size)] or [None]:
+                findings.damage(wrong, name)
 
 
-def crc32_of(file: StoredFile, begin: int, size: int) -> int:
-    """The CRC-32 of `size` bytes from `begin`; raises as reading does."""
-    crc = 0
-    for piece in pieces_of(file.slice(begin, size)):
-        crc = zlib.crc32(piece, crc)
-    return crc
+def _crc32_of(file: StoredFile, begin: int, size: int) -> int:
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces_of(file.slice(begin, size)), 0)
 
 
 def _let_others_open(stream: Any, begins: Mapping[str, int]) -> None:
@@ -169,7 +217,7 @@ def _let_others_open(stream: Any, begins: Mapping[str, int]) -> None:
         raise NotSavedByTorch(str(error).partition(". This is")[0]) from None
 
 
-def _inside(items: Mapping[str, Item], begin: int, stop: int) -> Iterator[str]:
+def _inside(items: Mapping[str, Item], begin: int, stop: int) -> Iterator[str | None]:
     """The tensors that lie in a record."""
     for item in items.values():
         if isinstance(item, TensorItem) and begin <= item.chunks[0].place.at < stop:

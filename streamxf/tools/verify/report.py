@@ -1,14 +1,20 @@
-"""`VerifyReport`: what reading every byte of a checkpoint has found."""
+"""`VerifyReport`: what reading every byte of a checkpoint has found; `Findings` collect it, file by file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import ClassVar, NamedTuple
 
 from streamxf.checkpoint.metadata import resumable
 from streamxf.descriptor import shorten
-from streamxf.errors import escaped
+from streamxf.errors import StreamxfError, escaped
 from streamxf.wording import listed, many, printable, size_text
+
+MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
+_TEXT = 300  # characters of a message, which may quote a damaged file
 
 
 @dataclass(frozen=True)
@@ -23,10 +29,8 @@ class Damage:
         The item's name in the state dict; None if it concerns the file.
     offset : tuple of int or None
         Where the item's shard begins in its tensor.
-    block : int or None
-        The number of the block in the item's stream, from 0; None if it concerns the whole item.
-    last_block : int or None
-        The last one of a run of blocks with the same error; `block` itself for a single one.
+    block, last_block : int or None
+        The first and the last of a run of blocks with the same error, from 0; None if it concerns the whole item.
     error : str
         The class of `streamxf.errors` that a reader would raise, or of the operating system's error.
     message : str
@@ -86,12 +90,12 @@ class VerifyReport:
     unchecked: tuple[str, ...]
     leftovers: tuple[str, ...]
 
+    advice: ClassVar[str] = "restore what is damaged from another copy, or save the rest with `streamxf salvage`"
+
     @property
     def ok(self) -> bool:
         """Whether no damage was found."""
         return not self.damaged
-
-    advice: ClassVar[str] = "restore what is damaged from another copy, or save the rest with `streamxf salvage`"
 
     def __bool__(self) -> bool:
         return self.ok
@@ -111,9 +115,8 @@ class VerifyReport:
             *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
             *resumable(self.leftovers),
+            *([] if self.ok else [f"next: {self.advice}"]),
         ]
-        if not self.ok:
-            lines.append(f"next: {self.advice}")
         return "\n".join(lines)
 
 
@@ -121,3 +124,86 @@ class FileReport(VerifyReport):
     """The same of what is not a checkpoint of DCP."""
 
     advice: ClassVar[str] = "restore what is damaged from another copy"
+
+
+class Skipped(NamedTuple):
+    """A check that could not be made, of some number of things."""
+
+    noun: str
+    text: str
+
+
+KEYED = Skipped("encrypted item", "seals, tags and content of {}, which need a key")
+UNBOUND = Skipped("item", "whether {} not bound to their places were exchanged")
+WITHOUT_CRC = Skipped("item", "the bytes of {} saved without any checksum")
+TRANSFORMED = Skipped("item", "the bytes of {} that passed a stream transform, except that they decode")
+
+
+class Findings:
+    """What is found in one file, by one thread at a time.
+
+    `skipped` counts the things that each check was skipped for. `missing` and `refused` are the errors of items whose
+    codec is not installed, and of those that no key opens; `opened` counts encrypted items that a key opened.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.files = self.items = self.blocks = self.bytes_read = self.unlisted = self.opened = 0
+        self.damaged: list[Damage] = []
+        self.unchecked: list[str] = []
+        self.skipped: Counter[Skipped] = Counter()
+        self.missing: list[StreamxfError] = []
+        self.refused: list[StreamxfError] = []
+
+    def damage(self, error: Exception, item: str | None = None, offset: tuple[int, ...] | None = None) -> None:
+        """Note what is wrong with the file, or with an item of it."""
+        Notes(self, item, offset).error(error)
+
+
+@dataclass
+class Notes:
+    """Where everything about one stream is noted; `offset` is that of a tensor's shard."""
+
+    findings: Findings
+    item: str | None = None
+    offset: tuple[int, ...] | None = None
+    damaged: bool = False
+    _latest: int | None = None
+
+    def error(self, error: Exception, block: int | None = None) -> None:
+        """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that."""
+        self.damaged = True
+        text = error.message if isinstance(error, StreamxfError) else str(error)
+        kind, known = type(error).__name__, self.findings.damaged
+        last = known[self._latest] if self._latest is not None else None
+        if last is not None and block is not None and (last.last_block, last.error) == (block - 1, kind):
+            known[self._latest or 0] = replace(last, last_block=block)
+        elif len(known) < MAX_DAMAGED:
+            self._latest = len(known)
+            known.append(Damage(self.findings.file, self.item, self.offset, block, block, kind, shorten(text, _TEXT)))
+        else:
+            self.findings.unlisted += 1
+
+
+def report_of(
+    found: Sequence[Findings],
+    begin: float,
+    save_ids: Sequence[str] = (),
+    leftovers: Sequence[str] = (),
+    kind: type[VerifyReport] = VerifyReport,
+) -> VerifyReport:
+    """Report what was found in all files since `begin`."""
+    skipped: Counter[Skipped] = Counter()
+    for each in found:
+        skipped.update(each.skipped)
+    unchecked = [text for each in found for text in each.unchecked]
+    unchecked += [check.text.format(many(count, check.noun)) for check, count in skipped.items() if count]
+    counts = ("files", "items", "blocks", "bytes_read", "unlisted")
+    return kind(
+        **{name: sum(getattr(each, name) for each in found) for name in counts},
+        save_ids=tuple(save_ids),
+        seconds=perf_counter() - begin,
+        damaged=tuple(damage for each in found for damage in each.damaged),
+        unchecked=tuple(dict.fromkeys(unchecked)),
+        leftovers=tuple(leftovers),
+    )

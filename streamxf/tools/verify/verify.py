@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,11 @@ from streamxf.formats import huggingface
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.proportion import MAX_EXPANSION, check_expansion
-from streamxf.tools.verify.checkpoint import CheckpointCheck
-from streamxf.tools.verify.file import Call
+from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.verify.checkpoint import check_checkpoint
 from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.report import FileReport, VerifyReport
+from streamxf.tools.verify.reading import Call
+from streamxf.tools.verify.report import FileReport, VerifyReport, report_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry
@@ -47,9 +48,9 @@ def verify(
     blocks in proportion. One item more is held at a time where only torch can tell which tensor it is (those of
     subclasses), and where it passed a stream transform.
 
-    Other formats are checked as far as they go. A file that `streamxf.open` wrote is checked like a checkpoint. Of a
-    ``torch.save`` file the directory, the pickle and each record's CRC-32 are checked; of a ``.safetensors`` file the
-    header alone, since its tensors have no checksums; of a Hugging Face folder the index and each shard.
+    A file that `streamxf.open` wrote is checked like a checkpoint. Other formats are checked as far as they go: of a
+    ``torch.save`` file the directory, the pickle and each record's CRC-32; of a ``.safetensors`` file the header alone,
+    since its tensors have no checksums; of a Hugging Face folder the index and each shard.
 
     Parameters
     ----------
@@ -62,10 +63,8 @@ def verify(
         As in `FileSystemReader`.
     expect_save_id : str or several, optional
         The only save that this may be; where ranks have metadata of their own, the ids of all of them.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
     max_expansion : int
         How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
         stream transforms; 256 MiB may be in any case. More is reported as damage.
@@ -74,30 +73,26 @@ def verify(
 
     Raises
     ------
-    NoCheckpointError
-        If there is no checkpoint.
-    UnsupportedError
-        If it is of a kind that cannot be read here.
+    NoCheckpointError, UnsupportedError
+        If there is no checkpoint, or one of a kind that cannot be read here.
     KeyMissingError, WrongKeyError, KeyServiceError
         If there are keys, and none of them opens it.
     PolicyError, IdentityError
         If it is weaker than the caller requires, or another save.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and nothing is damaged as far as that can be told without it.
-    ParameterError
-        If an argument is not what it should be.
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is damage.
     """
     begin = perf_counter()
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    if registry is None:
-        access = Access.of(ring, require=require, expect_save_id=expect_save_id)
-    else:
+    make: Callable[..., Access] = Access.of
+    if registry is not None:
         from streamxf.dcp.registry import access_with
 
-        access = access_with(registry, ring, require=require, expect_save_id=expect_save_id)
-    call = Call(Storage.of(path, storage_options), access, check_expansion(max_expansion), progress)
+        make = partial(access_with, registry)
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
+    call = Call(Storage.of(path, storage_options), access, progress)
     layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):
@@ -107,8 +102,7 @@ def verify(
     except FileNotFoundError:
         raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.given) from None
     if is_folder and layout is None:
-        CheckpointCheck(call).run()
-        return call.findings.report(perf_counter() - begin)
+        return check_checkpoint(call, begin)
     if require is not None or expect_save_id is not None:
         raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     with located(file=call.storage.given):
@@ -116,4 +110,4 @@ def verify(
             check_folder(call, layout)
         else:
             check_file(call)
-    return call.findings.report(perf_counter() - begin, FileReport)
+    return report_of(call.found, begin, kind=FileReport)

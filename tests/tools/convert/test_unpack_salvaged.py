@@ -15,7 +15,7 @@ from tools.convert.states import data_files
 from streamxf.errors import MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
-from streamxf.tools.salvage.copying import salvage_to
+from streamxf.tools.salvage.salvage import salvage_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

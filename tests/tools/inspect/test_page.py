@@ -18,8 +18,7 @@ from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
 from streamxf.tools.inspect.page.page import page_of
-from streamxf.tools.inspect.summary import Summary
-from streamxf.tools.inspect.values import Values
+from streamxf.tools.inspect.summary import Summary, Values
 from streamxf.tools.values.statistics import Statistics
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"

@@ -23,8 +23,7 @@ from tools.inspect.made import contents, statistics, tensor, thing, transformer,
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.page import page_of
-from streamxf.tools.inspect.summary import Summary
-from streamxf.tools.inspect.values import Values
+from streamxf.tools.inspect.summary import Summary, Values
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 

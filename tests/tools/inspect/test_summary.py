@@ -15,8 +15,7 @@ from tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transforme
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import inspect
-from streamxf.tools.inspect.summary import Summary, chain_text
-from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.summary import Summary, Tally, chain_text
 
 PLAIN = ("streamxf.zstd/1",)
 

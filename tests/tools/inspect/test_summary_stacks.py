@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.inspect.made import tensor, thing, transformer
 
-from streamxf.tools.inspect.layers import stacks_of
+from streamxf.tools.inspect.tree import stacks_of
 
 
 def test_a_transformer() -> None:

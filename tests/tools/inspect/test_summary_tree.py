@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tools.inspect.made import tensor, thing, transformer
 
 from streamxf.format.items import Item
-from streamxf.tools.inspect.tally import Tally
+from streamxf.tools.inspect.summary import Tally
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of, walk
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf.tools.diff.diff import diff
-from streamxf.tools.salvage.copying import salvage_to
+from streamxf.tools.salvage.salvage import salvage_to
 
 STATE = {f"w{number}": torch.arange(200.0) + number for number in range(4)} | {"x": torch.eye(4), "step": 7}
 OTHERS = {name: value for name, value in STATE.items() if name != "x"}

@@ -12,7 +12,6 @@ from tools.elements import Memory, dtype_name, elements_of
 
 from streamxf import engine
 from streamxf.errors import BlockError
-from streamxf.format.items import TensorItem
 from streamxf.tools.values import survey
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
@@ -26,11 +25,6 @@ class Bar:
 
     def advance(self, count: int) -> None:
         self.done += count
-
-
-def statistics_of(reader: Memory, bar: Bar | None = None) -> dict[str, Statistics | None]:
-    tensors = {name: item for name, item in reader.items.items() if isinstance(item, TensorItem)}
-    return survey.statistics_of(reader, tensors, bar)
 
 
 def whole_of(tensor: torch.Tensor) -> Statistics:
@@ -48,7 +42,7 @@ def test_every_tensor_and_nothing_else():
         "step": 4,
     }
     source, bar = Memory(state), Bar()
-    found = statistics_of(source, bar)
+    found = survey.statistics_of(source, bar)
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
     assert found["empty"] is not None
@@ -71,7 +65,7 @@ def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey, "BOX_BYTES", limit)
         patch.setattr(survey, "_INLINE", inline)
-        found = statistics_of(source)
+        found = survey.statistics_of(source)
     for name, tensor in state.items():
         whole, parts = whole_of(tensor), found[name]
         assert parts is not None
@@ -101,7 +95,7 @@ class Broken(Memory):
 def test_damage_ends_it_and_leaves_nothing_running():
     source = Broken({"w": torch.randn(8 * 2**20)})
     with pytest.raises(BlockError, match="torn"):
-        statistics_of(source)
+        survey.statistics_of(source)
     assert engine.shared().budget.bytes == 0
 
 
@@ -109,5 +103,5 @@ def test_what_is_in_flight_is_bounded():
     source = Memory({"w": torch.zeros(48 * 2**20, dtype=torch.uint8).view(torch.float32)})
     budget = engine.shared().budget
     budget.reset_peak()
-    statistics_of(source)
+    survey.statistics_of(source)
     assert 0 < budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT

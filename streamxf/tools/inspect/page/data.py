@@ -13,13 +13,10 @@ from typing import Any
 
 from streamxf.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.layers import Stack, stacks_of
-from streamxf.tools.inspect.page.values import facts_of, flags_of, rounded
-from streamxf.tools.inspect.summary import Summary, chain_text, ratio_of
-from streamxf.tools.inspect.tally import Tally
-from streamxf.tools.inspect.tree import MAX_DEPTH
-from streamxf.tools.inspect.values import Values
+from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of
+from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
 from streamxf.tools.values.moments import Moments
+from streamxf.tools.values.statistics import Statistics
 from streamxf.wording import printable
 
 MAX_ITEMS = 20_000
@@ -32,6 +29,7 @@ SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
 _SLACK = 0.1  # of what is between these
 _LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 Node = dict[str, Any]
 """A module: ``name``, ``children``, ``items`` (a list of facts each) and, where some were left out, ``rest``."""
@@ -101,10 +99,9 @@ class _Tree:
             while place not in self._modules:
                 place = place[:-1]
             rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
-            one = Tally.of([item])
-            flags = flags_of([item], self._values)
-            for index, value in enumerate((1, one.raw_bytes, one.stored_bytes, one.object_bytes, *flags)):
-                rest[index] += value
+            one, flags = Tally.of([item]), _flags([item], self._values)
+            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *flags)
+            rest[:] = map(int.__add__, rest, more)
         return self._modules[()]
 
     def _module(self, place: tuple[str, ...]) -> Node:
@@ -121,7 +118,7 @@ class _Tree:
         chain = self._chains[item.places[0].chain] if item.places else -1
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
-        return found if statistics is None else [*found, facts_of(statistics)]
+        return found if statistics is None else [*found, _facts(statistics)]
 
 
 def _module(name: str) -> Node:
@@ -141,7 +138,7 @@ def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:
     more = len(stack.roles) - len(roles)
     return {
         "name": printable(stack.name, MAX_NAME) or "layers",
-        "layers": [_span(column) for column in columns],
+        "layers": ["-".join(map(str, dict.fromkeys((column[0], column[-1])))) for column in columns],
         "roles": [printable(role, MAX_NAME) or "tensor" for role in roles] + ([f"{more:,} small ones"] if more else []),
         "cells": [[row, column, *_cell(items, values)] for (row, column), items in cells.items()],
     }
@@ -158,7 +155,7 @@ def _cell(items: list[TensorItem], values: Values | None) -> list[Any]:
         found = values.statistics[item.name]
         if found is not None and found.mean is not None and found.std is not None:
             moments.merge(Moments.of(found.elements - found.nan - found.inf, found.mean, found.std))
-    return [*sums, *flags_of(items, values), moments.count, rounded(moments.mean), rounded(moments.deviation)]
+    return [*sums, *_flags(items, values), moments.count, _rounded(moments.mean), _rounded(moments.deviation)]
 
 
 def _rows(stack: Stack) -> list[str]:
@@ -172,5 +169,30 @@ def _rows(stack: Stack) -> list[str]:
     return [role for role in stack.roles if role in kept]
 
 
-def _span(layers: list[int]) -> str:
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
+def _facts(statistics: Statistics) -> list[Any]:
+    """Counts of elements, NaN, infinities and zeros; minimum, maximum, mean, standard deviation; and the histogram: its
+    ends, its bars, each a digit to base 36, and how many numbers are below and above it.
+    """
+    figures = (statistics.min, statistics.max, statistics.mean, statistics.std)
+    counts = [statistics.elements, statistics.nan, statistics.inf, statistics.zeros, *map(_rounded, figures)]
+    if (shown := statistics.histogram) is None:
+        return counts
+    most = max(shown.counts) or 1
+    heights = "".join(_DIGITS[-(-count * (len(_DIGITS) - 1) // most)] for count in shown.counts)
+    end = shown.start + len(shown.counts) * shown.width
+    return [*counts, _rounded(shown.start), _rounded(end), heights, shown.below, shown.above]
+
+
+def _flags(items: Iterable[Item], values: Values | None) -> tuple[int, int]:
+    """How many tensors have NaN or infinities, and how many are all zeros."""
+    if values is None:
+        return 0, 0
+    found = [each for item in items if (each := values.statistics.get(item.name)) is not None]
+    return sum(each.nan + each.inf > 0 for each in found), sum(each.all_zero for each in found)
+
+
+def _rounded(number: int | float | None) -> int | float | None:
+    """To six digits, of which the page shows three; small integers exactly."""
+    if number is None or (isinstance(number, int) and abs(number) < 10**7):
+        return number
+    return float(f"{number:.6g}")

@@ -1,21 +1,23 @@
-"""`page_of`: the page, from the files next to this one."""
+"""`page_of`: the page, from the files next to this one and what needs no script: figures, tables, and who wrote it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from string import Template
 
 from streamxf.tools.inspect.page.data import MAX_ITEMS, page_data
-from streamxf.tools.inspect.page.facts import facts, figures, groups
-from streamxf.tools.inspect.page.values import attention
-from streamxf.tools.inspect.summary import Summary
+from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_text
+from streamxf.tools.values.statistics import Statistics
 from streamxf.version import __version__
-from streamxf.wording import many, printable
+from streamxf.wording import many, printable, size_text
 
+MAX_LINES = 40
+_MAX_FLAGGED = 20
 SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
@@ -43,10 +45,11 @@ def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
         title=_text(contents.path.rstrip("/").rpartition("/")[2] or contents.path),
         path=_text(contents.path),
         format=_text(str(contents.format)),
-        figures=figures(summary),
-        attention=attention(summary.values),
-        groups=groups(summary),
-        facts=facts(summary),
+        figures=_figures(summary),
+        attention=_attention(summary.values) if summary.values is not None and summary.values.flagged else "",
+        groups=_table("dtype", [(dtype, dtype, tally) for dtype, tally in summary.dtypes.items()])
+        + _table("chain", [(chain_text(chain), " + ".join(chain), tally) for chain, tally in summary.chains.items()]),
+        facts=_facts(summary),
         note=escape(note),
         source="the checkpoint's own metadata" + (" and its tensors" if summary.values is not None else ""),
         version=escape(__version__),
@@ -71,3 +74,99 @@ def _digest(text: str) -> str:
 def _json(data: object) -> str:
     """JSON for the inside of a script element, which a ``</script`` anywhere in it would end."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _figures(summary: Summary) -> str:
+    """The tiles at the top."""
+    total, contents = summary.total, summary.contents
+    stored = total.stored_bytes + total.object_bytes
+    shown = [
+        ("Stored", size_text(stored), many(len(contents.files), "file")),
+        ("In memory", size_text(total.raw_bytes), f"{_count(total.elements)} elements"),
+        ("Stored / in memory", ratio_text(total.ratio), _saved(total)),
+        ("Tensors", f"{total.tensors:,}", many(summary.shards, "shard")),
+        ("Other objects", f"{total.objects:,}", size_text(total.object_bytes)),
+    ]
+    if (values := summary.values) is not None:
+        broken = len({*values.nan, *values.inf})
+        zeros = f"{many(len(values.zeros), 'tensor')} of zeros" if values.zeros else "no tensor of zeros"
+        shown.append(("NaN or infinities", f"in {many(broken, 'tensor')}" if broken else "none", zeros))
+    return "".join(
+        f"<div class=figure><dt>{escape(label)}</dt><dd>{escape(value)}</dd><dd class=more>{escape(more)}</dd></div>"
+        for label, value, more in shown
+    )
+
+
+def _facts(summary: Summary) -> str:
+    contents = summary.contents
+    shown: list[tuple[str, list[str]]] = [
+        ("Format", [str(contents.format)]),
+        ("Written by", [f"{name} {version}" for name, version in contents.packages.items()]),
+        ("Save", list(contents.save_ids)),
+        ("Opened by keys", list(contents.key_ids)),
+        ("Signed by, unchecked", list(contents.signers)),
+        ("Metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
+        ("Notes", list(summary.notes)),
+    ]
+    return "".join(
+        f"<dt>{escape(label)}</dt>" + "".join(f"<dd>{_text(line)}</dd>" for line in _cut(lines))
+        for label, lines in shown
+        if lines
+    )
+
+
+def _count(number: int) -> str:
+    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= scale:
+            return f"{number / scale:,.1f} {unit}"
+    return str(number)
+
+
+def _saved(total: Tally) -> str:
+    if total.ratio is None:
+        return "no tensors"
+    less = size_text(abs(total.raw_bytes - total.stored_bytes))
+    return f"{less} {'less' if total.ratio <= 1 else 'more'}"
+
+
+def _table(heading: str, rows: Iterable[tuple[str, str, Tally]]) -> str:
+    cells = "".join(
+        f'<tr><th scope=row title="{_text(whole)}">{_text(label)}</th><td>{tally.items:,}</td>'
+        f"<td class=wide>{size_text(tally.raw_bytes)}</td><td>{size_text(tally.stored_bytes + tally.object_bytes)}</td>"
+        f"<td>{ratio_text(tally.ratio)}</td></tr>"
+        for label, whole, tally in rows
+    )
+    heads = (
+        f"<th scope=col>{heading}</th><th scope=col>items</th><th scope=col class=wide>in memory</th>"
+        "<th scope=col>stored</th><th scope=col>ratio</th>"
+    )
+    return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>"
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], f"{len(lines) - MAX_LINES + 1:,} more"]
+
+
+def _attention(values: Values) -> str:
+    """A card that lists tensors with NaN or infinities, and tensors of nothing but zeros."""
+    count = len(values.flagged)
+    lines = [_flagged(name, values.statistics[name]) for name in values.flagged[:_MAX_FLAGGED]]
+    if count > _MAX_FLAGGED:
+        lines.append(f"<li>{count - _MAX_FLAGGED:,} more</li>")
+    return (
+        f'<section class="card alert {"bad" if values.nan or values.inf else "odd"}" aria-labelledby="alert-title">'
+        f'<h2 id="alert-title">{many(count, "tensor")} {"needs" if count == 1 else "need"} attention</h2>'
+        f"<ul>{''.join(lines)}</ul></section>"
+    )
+
+
+def _flagged(name: str, statistics: Statistics | None) -> str:
+    assert statistics is not None  # else nothing of it would be known
+    counts = {"NaN": statistics.nan, "Inf": statistics.inf}
+    flags = [f'<span class="flag bad">{count:,} {what}</span>' for what, count in counts.items() if count]
+    flags.append(
+        '<span class="flag odd">all zeros</span> '
+        if statistics.all_zero
+        else f"<span class=quiet>of {many(statistics.elements, 'element')}</span>"
+    )
+    return f"<li><code>{_text(name)}</code> {' '.join(flags)}</li>"

@@ -1,38 +1,46 @@
-"""What a codec may give at most, and what hostile bytes may cost."""
+"""What a codec may give at most, what hostile bytes may cost, and stored blocks that were cut or continued.
+
+A codec whose output has the length of its input cannot see that its input was cut: its honest answer is data of
+another length, and the container, which knows the length, refuses that. So a decoder may raise, or return data of any
+length but the right one. What it may never do is return as many bytes as the block had: then nothing else notices,
+whether the bytes are the original ones or wrong ones.
+"""
 
 from __future__ import annotations
 
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import product
 
 from hypothesis import strategies as st
 
-from streamxf.testing.case import Case
-from streamxf.testing.data import EDGE_SIZES, SMALL_SIZES, blocks, contents
-from streamxf.testing.failure import require
-from streamxf.testing.roundtrip import MEBIBYTE
-from streamxf.testing.stream import Stream
+from streamxf.testing.case import Case, Stream, require
+from streamxf.testing.data import EDGE_SIZES, MEBIBYTE, SMALL_SIZES, blocks, contents, samples
 
 # Far above what any codec needs beside a few buffers of a block's size, far below what a forged size asks for.
 SPARE_MEMORY = 16 << 20
 FORGED_PLACES = 32
+MAX_CUTS = 64
+TAILS = (b"\0", b"\xff", b"\n", b"\0\0\0\0", bytes(64), b"\x01\x02\x03\x04\x05\x06\x07\x08")
 
 
 def encoded_size(case: Case) -> None:
     """encode never returns more than info.limit bytes, incompressible blocks included."""
     stream = Stream(case.codec)
 
-    def check(block: bytes, stream: Stream = stream) -> None:
+    def check(block: bytes) -> None:
         size = len(stream.encode(block))
         require(size <= stream.limit, f"a block of {len(block)} bytes became {size}; the limit is {stream.limit}")
 
-    case.for_all(lambda block: check(block), blocks())
+    case.for_all(check, blocks())
     for size in EDGE_SIZES[:2]:
         for block in contents(size).values():
             check(block)
-    check(contents(MEBIBYTE)["random"], Stream(case.codec, block_size=MEBIBYTE))
+    stream = Stream(case.codec, block_size=MEBIBYTE)
+    check(contents(MEBIBYTE)["random"])
 
 
 def decoded_size(case: Case) -> None:
@@ -43,16 +51,11 @@ def decoded_size(case: Case) -> None:
             stored = bytes(stream.encode(block))
             found = bytes(stream.decode(stored, limit=size))
             require(found == block, f"{kind} block of {size} bytes does not come back with limit={size}")
-            if size:
-                _must_raise(stream, stored, size)
-
-
-def _must_raise(stream: Stream, stored: bytes, size: int) -> None:
-    try:
-        found = stream.decode(stored, limit=size - 1)
-    except Exception:  # any exception will do
-        return
-    require(False, f"decode returned {len(found)} bytes of a block of {size}, and the limit was {size - 1}")
+            more = _try(stream, stored, size - 1) if size else None
+            require(
+                more is None,
+                f"decode returned {len(more or b'')} bytes of a block of {size}, and the limit was {size - 1}",
+            )
 
 
 def hostile_bytes(case: Case) -> None:
@@ -71,15 +74,9 @@ def hostile_sizes(case: Case) -> None:
         for block in contents(200).values():
             stored = bytes(stream.encode(block))
             stream.decode(stored)  # what a codec allocates once and keeps is not the size's doing
-            for data in _forged(stored):
-                _survive(case, stream, data)
-
-
-def _forged(stored: bytes) -> Iterator[bytes]:
-    for place in range(min(len(stored), FORGED_PLACES)):
-        for width in (1, 2, 4, 8):
-            for size in (b"\xff" * width, b"\xff" * (width - 1) + b"\x7f", b"\x7f" + b"\xff" * (width - 1)):
-                yield _overwrite(stored, place, size)
+            for place, width in product(range(min(len(stored), FORGED_PLACES)), (1, 2, 4, 8)):
+                for size in (b"\xff" * width, b"\xff" * (width - 1) + b"\x7f", b"\x7f" + b"\xff" * (width - 1)):
+                    _survive(case, stream, _overwrite(stored, place, size))
 
 
 def _overwrite(data: bytes, place: int, what: bytes) -> bytes:
@@ -107,21 +104,22 @@ def _survive(case: Case, stream: Stream, data: bytes) -> None:
 
 
 def _in_time(work: Callable[[], None], seconds: float, data: bytes) -> None:
-    failures: list[BaseException] = []
+    result: Future[None] = Future()
 
     def run() -> None:
         try:
             work()
+            result.set_result(None)
         except BaseException as error:
-            failures.append(error)
+            result.set_exception(error)
 
     # a daemon, because nothing can stop a decoder that does not end
-    worker = threading.Thread(target=run, daemon=True, name="streamxf hostile decode")
-    worker.start()
-    worker.join(seconds)
-    require(not worker.is_alive(), f"decode did not end within {seconds:g} seconds, for {data[:32]!r}")
-    for error in failures:
-        raise error
+    threading.Thread(target=run, daemon=True, name="streamxf hostile decode").start()
+    try:
+        result.result(seconds)
+    except TimeoutError:
+        require(result.done(), f"decode did not end within {seconds:g} seconds, for {data[:32]!r}")
+        raise
 
 
 @contextmanager
@@ -134,3 +132,37 @@ def _measuring() -> Iterator[None]:
     finally:
         if not was_on:
             tracemalloc.stop()
+
+
+def truncation(case: Case) -> None:
+    """A stored block that was cut is refused, or decodes to another length; never to the right length."""
+    stream = Stream(case.codec)
+    for block in samples():
+        stored = bytes(stream.encode(block))
+        step = max(1, len(stored) // MAX_CUTS)
+        for size in sorted({*range(0, len(stored), step), *range(max(0, len(stored) - 16), len(stored))}):
+            _refused(stream, block, stored[:size], f"cut from {len(stored)} to {size} bytes")
+
+
+def trailing_bytes(case: Case) -> None:
+    """A stored block with bytes after its end is refused, or decodes to another length; they are never ignored."""
+    stream = Stream(case.codec)
+    for block in samples():
+        stored = bytes(stream.encode(block))
+        for tail in (*TAILS, stored):
+            if tail:
+                _refused(stream, block, stored + tail, f"of {len(stored)} bytes, followed by {tail[:8]!r}")
+
+
+def _refused(stream: Stream, block: bytes, stored: bytes, what: str) -> None:
+    found = _try(stream, stored, len(block))
+    verdict = "the original data, as if nothing had happened" if found == block else "wrong data of the right length"
+    right = found is not None and len(found) == len(block)
+    require(not right, f"a block {what}, gives {verdict} ({len(block)} bytes)")
+
+
+def _try(stream: Stream, stored: bytes, limit: int) -> bytes | None:
+    try:
+        return bytes(stream.decode(stored, limit=limit))
+    except Exception:  # the contract allows any exception; a chain turns it into CodecError
+        return None
