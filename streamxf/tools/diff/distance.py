@@ -169,8 +169,7 @@ class DistanceCounter:
     def _count(self, differences: Array) -> None:
         if self._counter is not None and len(differences):
             self._counted += len(differences)
-            ends = (int(differences.min()), int(differences.max())) if self._exact else (None, None)
-            self._counter.add_numbers(differences, least=ends[0], most=ends[1])
+            self._counter.add_numbers(differences)
 
 
 def same_bits(first: Array, second: Array) -> bool:

@@ -60,8 +60,11 @@ class Statistics:
 
 
 class ValueCounter:
+    """Counts values; `whole` if they are integers."""
+
     def __init__(self, whole: bool = False) -> None:
         self._elements = self._nan = self._inf = self._zeros = 0
+        self._whole = whole
         self._least: int | float = math.inf
         self._most: int | float = -math.inf
         self._moments = Moments()
@@ -75,21 +78,17 @@ class ValueCounter:
             return
         for start in range(0, len(flat), SLICE):
             part = flat[start : start + SLICE]
-            if dtype in INTEGERS:
-                exact = integers(part, dtype)
-                self.add_numbers(exact.astype(np.float64), least=int(exact.min()), most=int(exact.max()))
-            else:
-                self.add_numbers(floats(part, dtype))
+            exact = integers(part, dtype) if dtype in INTEGERS else None
+            numbers = floats(part, dtype) if exact is None else exact.astype(np.float64)
+            self.add_numbers(numbers, ends=None if exact is None else (int(exact.min()), int(exact.max())))
 
     def add_zeros(self, count: int) -> None:
         if count:
-            self.add_numbers(np.zeros(1), np.array([count]), least=0, most=0)
+            self.add_numbers(np.zeros(1), np.array([count]))
 
-    def add_numbers(
-        self, numbers: Array, weights: Array | None = None, *, least: float | None = None, most: float | None = None
-    ) -> None:
+    def add_numbers(self, numbers: Array, weights: Array | None = None, ends: tuple[int, int] | None = None) -> None:
         """Count float64 numbers, each `weights` times, and pairs of them, which are complex, by their absolute values.
-        `least` and `most` are the exact smallest and largest number, where float64 rounds.
+        `ends` are the exact smallest and largest number, where float64 rounds.
         """
         if not len(numbers):
             return
@@ -99,8 +98,8 @@ class ValueCounter:
             return
         self._zeros += _count(numbers, weights, numbers == 0)
         low, high = float(numbers.min()) + 0.0, float(numbers.max()) + 0.0  # 0.0 for -0.0
-        self._least = min(self._least, low if least is None else least)
-        self._most = max(self._most, high if most is None else most)
+        least, most = ends or (low, high)
+        self._least, self._most = min(self._least, least), max(self._most, most)
         self._moments.add(numbers, weights, max(-low, high))
         self._histogram.add(numbers, weights, low, high)
 
@@ -121,7 +120,8 @@ class ValueCounter:
         # rounding may move the mean slightly beyond the numbers, and off a number that all of them are
         mean, std = min(max(self._moments.mean, low), high), self._moments.deviation if low < high else 0.0
         shown = self._histogram.result(max(low, mean - _WIDTH * std), min(high, mean + _WIDTH * std))
-        return Statistics(*counts, self._least, self._most, mean, std, shown)
+        ends = (int(self._least), int(self._most)) if self._whole else (self._least, self._most)
+        return Statistics(*counts, *ends, mean, std, shown)
 
     def _add_by_code(self, flat: Array, dtype: str) -> None:
         """Count elements of one or two bytes by their bits, which is several times as fast."""
@@ -130,9 +130,7 @@ class ValueCounter:
         for start in range(0, len(flat), _TABLE):
             counts += np.bincount(flat[start : start + _TABLE], minlength=len(numbers))
         used = np.flatnonzero(counts)
-        found = numbers[used]
-        exact = (int(found.min()), int(found.max())) if dtype in INTEGERS else (None, None)
-        self.add_numbers(found, counts[used], least=exact[0], most=exact[1])
+        self.add_numbers(numbers[used], counts[used])
 
     def _finite(self, numbers: Array, weights: Array | None) -> tuple[Array, Array | None]:
         """Count what is not finite, and return the rest with its weights."""
