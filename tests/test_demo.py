@@ -17,7 +17,7 @@ from cli.schema import check
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.cli import demo, demonstration, timing
+from streamxf.cli import demo, timing
 from streamxf.keys.file import write_key
 
 STATE = {
@@ -52,13 +52,13 @@ def test_it_succeeds_and_says_what_it_did(run):
     ("where", "name", "instead", "says"),
     [
         (
-            demonstration,
+            demo,
             "in_second_process",
             {"same": False, "tensors": 3, "failure": None},
             "a second process found 3",
         ),
         (
-            demonstration,
+            demo,
             "flip_one_bit",
             {"file": "file", "item": "item", "byte": 0, "bit": 0, "found": False, "message": ""},
             "verify found nothing",
@@ -69,7 +69,7 @@ def test_it_succeeds_and_says_what_it_did(run):
 def test_it_fails_where_something_is_not_as_it_should_be(
     run, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, says: str
 ):
-    monkeypatch.setattr(demonstration, "in_second_process", lambda *_: {"same": True, "tensors": 4, "failure": None})
+    monkeypatch.setattr(demo, "in_second_process", lambda *_: {"same": True, "tensors": 4, "failure": None})
     monkeypatch.setattr(where, name, lambda *_: instead)
     done = run("demo", "--runs", 1)
     assert done.code == 1
@@ -90,14 +90,14 @@ def saved(tmp_path: Path) -> tuple[Path, streamxf.Key]:
 
 def test_a_second_process_compares(saved: tuple[Path, streamxf.Key]):
     folder, _ = saved
-    found = demonstration.in_second_process(folder / "model.safetensors", folder / "saved", folder / "key")
+    found = demo.in_second_process(folder / "model.safetensors", folder / "saved", folder / "key")
     assert found == {"same": True, "tensors": 4, "failure": None}
 
 
 def test_a_second_process_with_another_key_fails(saved: tuple[Path, streamxf.Key]):
     folder, _ = saved
     write_key(folder / "other", streamxf.Key.generate())
-    found = demonstration.in_second_process(folder / "model.safetensors", folder / "saved", folder / "other")
+    found = demo.in_second_process(folder / "model.safetensors", folder / "saved", folder / "other")
     assert not found["same"]
     assert "key" in found["failure"]
 
@@ -113,7 +113,7 @@ def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):
     folder, key = saved
     (file,) = (folder / "saved").glob("*.distcp")
     before = file.read_bytes()
-    flipped = demonstration.flip_one_bit(folder / "saved", key)
+    flipped = demo.flip_one_bit(folder / "saved", key)
     after = file.read_bytes()
     assert [place for place in range(len(before)) if before[place] != after[place]] == [flipped["byte"]]
     assert (before[flipped["byte"]] ^ after[flipped["byte"]]).bit_count() == 1

@@ -144,7 +144,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
     """
     try:
         archive = Archive(stream, size, _RECORDS)
-        found = read_outline(archive.pickled, archive.sizes).root
+        found = read_outline(archive.pickled, archive.sizes)
         if not isinstance(found, StoredTensor) or not archive.little:
             raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
         if (found.dtype, found.shape) != (dtype, shape):

@@ -25,7 +25,7 @@ def is_complete(
     Parameters
     ----------
     path : path or str
-        A checkpoint's folder or URL, of any format that `inspect` reads; or a file of one.
+        A checkpoint's folder, file or URL, of any format that `inspect` reads.
     ranks : int, optional
         How many ranks saved, where each has metadata of its own (``use_collectives=False``). Without it such a
         checkpoint does not count as complete, since some rank's metadata may be missing.
@@ -56,17 +56,7 @@ def latest(
     ``step-900``, and ``epoch-2-step-100`` later than ``epoch-1-step-900``. Names without a number, such as ``best``,
     are passed over, and so are hidden ones.
 
-    Parameters
-    ----------
-    folder : path or str
-        Or a URL.
-    ranks, storage_options
-        As in `is_complete`.
-
-    Raises
-    ------
-    UnsupportedError, OSError, ForeignError
-        As `is_complete`.
+    `folder` may be a URL; the other arguments, and what it raises, are those of `is_complete`.
     """
     storage = Storage.of(folder, storage_options)
     try:

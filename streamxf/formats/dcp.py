@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import MetadataError
-from streamxf.formats.contents import Contents, Format
+from streamxf.formats.contents import Contents, Format, sizes_of
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.wording import many
@@ -68,14 +66,7 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
             least[place.file] = max(place.at + place.size, least.get(place.file, 0))
     named = {**least, **exact}
     listed = storage.names(named)
-    sizes: dict[str, int] = {}
-    for name in named:
-        size = listed.get(name)
-        if size is None:  # it is in a folder below, a link, or not there
-            with suppress(FileNotFoundError, MetadataError), storage.open(name) as file:
-                size = file.size
-        if size is not None:
-            sizes[name] = size
+    sizes = sizes_of(named, listed, storage.open)
     missing = [name for name in named if name not in sizes]
     wrong = [name for name, size in sizes.items() if size != exact.get(name, size) or size < least.get(name, 0)]
     beside = [name for name in listed if name not in named and made_by_writers(name)]

@@ -7,18 +7,17 @@ Without an index the shards are all files of the one kind, or else of the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located
+from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.format.items import Item, TensorItem, check_path
-from streamxf.formats.contents import Contents, Format
-from streamxf.formats.shard import Shard
+from streamxf.formats import safetensors, torchfile
+from streamxf.formats.contents import Contents, Format, Shard, sizes_of
 from streamxf.proportion import check_whole
 from streamxf.wording import many
 
@@ -30,9 +29,6 @@ _MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times 
 SAFETENSORS, BIN = ".safetensors", ".bin"
 INDEX = ".index.json"
 _LONE_BIN = "pytorch_model.bin"
-
-ReadShard = Callable[[StoredFile, str], Shard]
-"""From a file and its name to what is in it."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +53,7 @@ def layout_of(names: Iterable[str]) -> HubLayout | None:
             )
         if indices:
             return HubLayout(suffix, (usual or indices)[0], ())
-        if suffix == SAFETENSORS:
-            shards = tuple(name for name in names if name.endswith(suffix))
-        else:
-            shards = tuple(name for name in names if name == _LONE_BIN)
+        shards = tuple(name for name in names if name.endswith(suffix) and (suffix != BIN or name == _LONE_BIN))
         if shards:
             return HubLayout(suffix, None, shards)
     return None
@@ -72,14 +65,11 @@ def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
 
 
 @collector_paused()
-def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Contents, dict[str, Shard]]:
-    """What a folder holds, and each of its shards.
-
-    Raises
-    ------
-    ContainerError
-        If the index is not one, names files outside the folder, or does not fit the shards.
+def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard]]:
+    """What a folder holds, and each of its shards. Raises ContainerError if the index is not one, names files outside
+    the folder, or does not fit the shards.
     """
+    read_shard = torchfile.read if layout.suffix == BIN else safetensors.read
     placed, extra = _read_index(storage, layout)
     shards: dict[str, Shard] = {}
     found: dict[str, Item] = {}
@@ -106,9 +96,9 @@ def read(storage: Storage, layout: HubLayout, read_shard: ReadShard) -> tuple[Co
     notes = []
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
-    sizes = _sizes(storage, shards)
-    made = Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra)
-    return made, shards
+    listed = storage.names()
+    sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
+    return Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
 
 
 def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:
@@ -130,20 +120,6 @@ def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, s
                 f"the tensor is in this file, and the index places it in {shorten(placed[name])}", item=shorten(name)
             )
     return strays
-
-
-def _sizes(storage: Storage, shards: Iterable[str]) -> dict[str, int]:
-    """Of all files of the folder; of those below it, only shards."""
-    listed = storage.names()
-    sizes: dict[str, int] = {}
-    for name in sorted({*listed, *shards}):
-        size = listed.get(name)
-        if size is None:  # a link, as in the hub's cache, or in a folder below
-            with suppress(FileNotFoundError, MetadataError), storage.child(name).open() as file:
-                size = file.size
-        if size is not None:
-            sizes[name] = size
-    return sizes
 
 
 def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], dict[str, str]]:

@@ -17,7 +17,7 @@ LOOKED_FOR = (
     "pytorch_model.bin.index.json and pytorch_model.bin"
 )
 _BEGINNING = 16  # bytes
-_OF_DCP = (".distcp", ".metadata")
+OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
 _NOTHING = Access()
 
@@ -31,18 +31,14 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
 
     Raises
     ------
-    FileNotFoundError
-        If there is nothing.
-    NoCheckpointError
-        If it is not a checkpoint.
+    FileNotFoundError, NoCheckpointError
+        If there is nothing, or it is not a checkpoint.
     UnsupportedError
         If it is one of a kind that cannot be read here.
     MetadataError, ContainerError
         If it is damaged, or half a checkpoint.
-    KeyMissingError, WrongKeyError, KeyServiceError, AuthenticationError, IdentityError, PolicyError
+    StreamxfError, OSError
         As for `Checkpoint`.
-    OSError
-        If the storage cannot be read.
     """
     kind = kind_of(storage)
     if kind is Format.DCP:
@@ -74,9 +70,8 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
 
 def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
-    read_shard = torchfile.read if layout.suffix == huggingface.BIN else safetensors.read
-    contents, shards = huggingface.read(storage, layout, read_shard)
-    return FileReader(storage, contents, shards, {name: storage.child(name) for name in shards}, access)
+    contents, shards = huggingface.read(storage, layout)
+    return FileReader(storage, contents, shards, access)
 
 
 def contents_of(source: Source) -> Contents:
@@ -86,7 +81,7 @@ def contents_of(source: Source) -> Contents:
 
 def is_checkpoint(storage: Storage) -> bool:
     """Whether it is the folder of a DCP checkpoint, or what is left of one; raises as `Storage.is_folder`."""
-    return storage.is_folder() and any(name.endswith(_OF_DCP) for name in storage.names(()))
+    return storage.is_folder() and any(name.endswith(OF_DCP) for name in storage.names(()))
 
 
 def format_of(file: StoredFile, name: str) -> Format | None:
@@ -112,4 +107,4 @@ def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     with located(file=storage.given), storage.open() as file:
         shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
         contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
-    return FileReader(storage, contents, {name: shard}, {name: storage}, access)
+    return FileReader(storage, contents, {name: shard}, access)

@@ -13,8 +13,7 @@ from streamxf.checkpoint.reading import BoxReader, itemsize_of
 from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.formats.contents import Contents
-from streamxf.formats.shard import Shard
+from streamxf.formats.contents import FOLDERS, Contents, Shard
 from streamxf.proportion import Budget
 from streamxf.stream.source import BareBlocks
 
@@ -22,8 +21,8 @@ from streamxf.stream.source import BareBlocks
 class FileReader(BoxReader):
     """A checkpoint of files that need no decoding: safetensors, a Hugging Face folder, torch.save.
 
-    `storage` is the folder, or the only file; `shards` and `places`, by a file's name in `Place`, are the contents and
-    the location of each file. `access` decides how objects are unpickled.
+    `storage` is the folder, or the only file; `shards`, by a file's name in `Place`, are the contents of each file.
+    `access` decides how objects are unpickled.
     """
 
     def __init__(
@@ -31,16 +30,14 @@ class FileReader(BoxReader):
         storage: Storage,
         contents: Contents,
         shards: Mapping[str, Shard],
-        places: Mapping[str, Storage],
         access: Access,
     ) -> None:
         self.storage = storage
         self.contents = contents
         self.shards = shards
         self.items: Mapping[str, Item] = contents.items
-        self._places = places
         self._access = access
-        self._files = OpenFiles(lambda name: places[name].open(), local=storage.local is not None)
+        self._files = OpenFiles(lambda name: self._place(name).open(), local=storage.local is not None)
         self._loaded: tuple[str, Any] | None = None
 
     @cached_property
@@ -57,7 +54,7 @@ class FileReader(BoxReader):
         return Elements(BareBlocks(source), 0, itemsize_of(item), item.shape)
 
     def full(self, file: str) -> str:
-        return self._places[file].given
+        return self._place(file).given
 
     def load_object(self, name: str) -> Any:
         item = self.items[name]
@@ -80,7 +77,10 @@ class FileReader(BoxReader):
         self._files.close()
 
     def _held(self, name: str) -> int:
-        return self._places[name].held("", self.contents.files.get(name))
+        return self._place(name).held("", self.contents.files.get(name))
+
+    def _place(self, file: str) -> Storage:
+        return self.storage.child(file) if self.contents.format in FOLDERS else self.storage
 
     def _load(self, file: str) -> Any:
         """All of a file, by torch."""

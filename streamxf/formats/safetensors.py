@@ -11,7 +11,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
-from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import check_head
 
 LENGTH_BYTES = 8
@@ -29,7 +29,7 @@ DTYPES = {
 TWO_IN_ONE = "F4"
 """The dtype of which an element of torch's has two."""
 
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 _BYTES_EACH = 12  # a tensor's entry has three lists and objects in more than forty; parsed, each takes sixty and more
 
 
@@ -43,12 +43,7 @@ def looks_like_one(beginning: bytes, size: int) -> bool:
 def read(file: StoredFile, name: str) -> Shard:
     """Read and check a file's header; `name` is the file's in `Place`.
 
-    Raises
-    ------
-    ContainerError
-        If it breaks a rule of the format; names the tensor where one is at fault.
-    UnsupportedError
-        If a tensor has a dtype that torch does not know.
+    Raises ContainerError if it breaks a rule of the format, and UnsupportedError for a dtype that torch does not know.
     """
     if file.size < LENGTH_BYTES:
         raise ContainerError(
@@ -65,7 +60,7 @@ def read(file: StoredFile, name: str) -> Shard:
         raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
     check_head(file.raw, file.size, length, ContainerError)
     content = _parse(file.read(LENGTH_BYTES, length))
-    metadata = _checked_metadata(content.pop(_METADATA, None))
+    metadata = _checked_metadata(content.pop(METADATA, None))
     tensors: dict[str, TensorItem] = {}
     for tensor, facts in content.items():
         try:
@@ -105,14 +100,14 @@ def _checked_metadata(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ContainerError(f"the header's {_METADATA!r} is not an object of strings")
+        raise ContainerError(f"the header's {METADATA!r} is not an object of strings")
     return value
 
 
 def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
         raise ContainerError("the header's entry does not have the dtype, the shape and the data_offsets of a tensor")
-    if not name.isascii() and name != name.encode("utf-8", "replace").decode("utf-8"):
+    if not is_text(name):
         raise ContainerError("the tensor's name is not valid Unicode")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
     if not _are_sizes(shape) or len(shape) > MAX_NDIM:
@@ -132,6 +127,11 @@ def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     if size != end - begin:
         raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {size}")
     return whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, size, (name,))
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is valid Unicode."""
+    return name.isascii() or name == name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _are_sizes(value: Any) -> bool:

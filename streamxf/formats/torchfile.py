@@ -11,7 +11,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
-from streamxf.formats.shard import Shard, whole_tensor
+from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
@@ -28,16 +28,10 @@ _SCALARS = (str, int, float, bool, bytes, type(None))
 
 @collector_paused()
 def read(file: StoredFile, name: str) -> Shard:
-    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`.
+    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`. Items are named as DCP
+    flattens nested state dicts.
 
-    Items are named as DCP flattens nested state dicts.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is of a kind that cannot be read here, or does not hold a state dict.
-    ContainerError
-        If it is damaged.
+    Raises ContainerError if it is damaged, and UnsupportedError if it cannot be read here, or is no state dict.
     """
     if file.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
         raise UnsupportedError(
@@ -49,7 +43,7 @@ def read(file: StoredFile, name: str) -> Shard:
             raise _torchscript()
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
-        root = read_outline(archive.pickled, archive.sizes).root
+        root = read_outline(archive.pickled, archive.sizes)
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}

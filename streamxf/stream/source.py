@@ -274,10 +274,6 @@ class BareBlocks:
             return partial(self._source.read_into, start)
         return partial(_copy, self._source.read_at(start, stop - start))
 
-    def part(self, start: int, size: int) -> BareBlocks:
-        """A part of these bytes, as a stream of its own."""
-        return BareBlocks(self._source.slice(start, start + size))
-
 
 class MemoryBlocks:
     """Bytes that are in memory already, as a single block: `data`."""

@@ -108,10 +108,7 @@ class Archive:
     def find(self, name: str) -> tuple[int, int]:
         """Where a record's bytes begin in the file, and their CRC-32; 0 where torch was told to write none.
 
-        Raises
-        ------
-        NotSavedByTorch
-            If the record is not where the directory says.
+        Raises NotSavedByTorch if the record is not where the directory says.
         """
         offset, crc = self._places[name]
         header = self._read_at(offset, _LOCAL.size)
@@ -124,12 +121,8 @@ class Archive:
         return begin, crc
 
     def check_crcs(self) -> bool:
-        """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any.
-
-        Raises
-        ------
-        NotSavedByTorch
-            If one does not match, or is not where the directory says. What the file raises passes through.
+        """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any. Raises as
+        `find`, or if one does not match.
         """
         if not any(crc for _, crc in self._places.values()):
             return False

@@ -47,7 +47,6 @@ class StoredTensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return ITEMSIZES[self.dtype]
 
     @property
@@ -98,55 +97,36 @@ class Foreign(metaclass=_Frozen):
         return super().__new__(cls)
 
     def __init__(self, *arguments: object, **named: object) -> None:
-        """What it is made of is of no interest."""
+        """Neither what it is made of nor what it is filled with is of interest."""
 
-    def __setstate__(self, state: object) -> None:
-        """Nor is what the pickle says of it."""
+    def __setstate__(self, *arguments: object) -> None: ...
 
-    def append(self, value: object) -> None:
-        """A list of some class's own."""
-
-    def extend(self, values: object) -> None:
-        """The same."""
-
-    def __setitem__(self, key: object, value: object) -> None:
-        """A mapping of some class's own."""
+    append = extend = __setitem__ = __setstate__
 
 
 def _foreign(name: str) -> type[Foreign]:
     return _Frozen(name, (Foreign,), {"__slots__": (), "name": name})  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class Outline:
-    """What was saved.
-
-    - `root`: lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what
-      is not itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be
-      shared.
-    - `names`: the global names that the pickle uses, except those that make plain tensors.
-    """
-
-    root: Any
-    names: tuple[str, ...]
-
-
 @collector_paused()
-def read_outline(pickled: bytes, sizes: dict[str, int]) -> Outline:
-    """Read a pickle of ``torch.save``, whose archive has records of these sizes. Raises NotSavedByTorch if it is not
-    one, or has a tensor that does not fit its record.
+def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
+    """Read a pickle of ``torch.save``, whose archive has records of these sizes.
+
+    Returns lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and what is
+    not itself either (`Foreign`, `Dtype`, `Size`, a subclass of dict) in that of everything else. Parts may be shared.
+
+    Raises NotSavedByTorch if it is not such a pickle, or has a tensor that does not fit its record.
     """
     file = io.BytesIO(pickled)
-    unpickler = _Unpickler(file, sizes)
     try:
-        root = unpickler.load()
+        root = _Unpickler(file, sizes).load()
     except NotSavedByTorch:
         raise
     except Exception as error:  # whatever a damaged pickle makes the unpickler raise
         raise NotSavedByTorch(f"its pickle is damaged: {type(error).__name__}: {error!s:.200}") from None
     if file.tell() != len(pickled):
         raise NotSavedByTorch("something follows its pickle")
-    return Outline(root, tuple(unpickler.names))
+    return root
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +136,14 @@ class _Storage:
     size: int
 
 
-class _Plain(metaclass=_Frozen):
-    """Stands for a class of which a pickle makes plain data."""
-
-    def __new__(cls, *arguments: object) -> Any:
-        raise NotImplementedError
-
-
-class _OrderedDict(_Plain):
-    def __new__(cls, *arguments: object) -> Any:
-        return _Mapping()
-
-
 class _Mapping(dict[Any, Any], metaclass=_Frozen):
-    """A dict that takes state: state dicts of modules carry their version that way."""
+    """An OrderedDict. It may have state, which is of no interest: state dicts of modules carry their version there."""
 
     __slots__ = ()
 
-    def __setstate__(self, state: object) -> None:
-        """It is of no interest."""
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -191,31 +160,28 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, sizes: dict[str, int]) -> None:
         super().__init__(file)
         self._sizes = sizes
-        self.names: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in STORAGES:
-            return Dtype(STORAGES[name])
-        if module == "torch" and name in ITEMSIZES:
-            return Dtype(name)
-        if (module, name) == ("torch.storage", "UntypedStorage"):
-            return Dtype("uint8")
-        if (module, name) == ("torch", "Size"):
-            return _Call(Size)
-        if (module, name) == ("collections", "OrderedDict"):
-            return _OrderedDict
-        if (module, name) == ("_codecs", "encode"):
-            return _Call(_latin1)
-        if module == "torch._utils":
-            if name == "_rebuild_tensor_v2":
+        match module, name:
+            case "torch", _ if name in STORAGES:
+                return Dtype(STORAGES[name])
+            case "torch", _ if name in ITEMSIZES:
+                return Dtype(name)
+            case "torch.storage", "UntypedStorage":
+                return Dtype("uint8")
+            case "torch", "Size":
+                return _Call(Size)
+            case "collections", "OrderedDict":
+                return _Mapping
+            case "_codecs", "encode":
+                return _Call(_latin1)
+            case "torch._utils", "_rebuild_tensor_v2":
                 return _Call(self._tensor)
-            if name == "_rebuild_tensor_v3":
+            case "torch._utils", "_rebuild_tensor_v3":
                 return _Call(self._typed_tensor)
-            if name == "_rebuild_parameter":
+            case "torch._utils", "_rebuild_parameter":
                 return _Call(lambda data, *rest: data)
-        full = f"{module:.200}.{name:.200}"
-        self.names[full] = None
-        return _foreign(full)
+        return _foreign(f"{module:.200}.{name:.200}")
 
     def persistent_load(self, pid: object) -> Any:
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[2], str):
@@ -227,18 +193,15 @@ class _Unpickler(pickle.Unpickler):
             raise NotSavedByTorch(f"its record {record!r:.80} is missing")
         return _Storage(dtype, record, self._sizes[record])
 
-    def _tensor(self, storage: Any, start: Any, shape: Any, strides: Any, *rest: Any) -> Any:
+    def _tensor(self, storage: Any, start: Any, shape: Any, strides: Any, grad: Any, hooks: Any, *rest: Any) -> Any:
         dtype = storage.dtype if isinstance(storage, _Storage) else None
-        return self._made(storage, dtype, start, shape, strides, rest)
+        return self._typed_tensor(storage, start, shape, strides, grad, hooks, dtype, *rest)
 
     def _typed_tensor(
         self, storage: Any, start: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
     ) -> Any:
-        return self._made(storage, dtype, start, shape, strides, (grad, hooks, *rest))
-
-    def _made(self, storage: Any, dtype: Any, start: Any, shape: Any, strides: Any, rest: tuple[Any, ...]) -> Any:
         # what follows the backward hooks is a tensor's conj or neg bit, or says that it is something else
-        if not isinstance(storage, _Storage) or not isinstance(dtype, str) or any(rest[2:]):
+        if not isinstance(storage, _Storage) or not isinstance(dtype, str) or any(rest):
             return _foreign("torch.Tensor")()
         shape, strides = _numbers(shape), _numbers(strides)
         if len(shape) != len(strides) or not isinstance(start, int) or not 0 <= start <= MAX_INT:

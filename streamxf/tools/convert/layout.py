@@ -25,7 +25,6 @@ class Run(NamedTuple):
     order: tuple[int, ...] = ()
 
     def boxes(self) -> Iterator[Box]:
-        """The boxes to read, one after the other."""
         order = self.order or tuple(range(len(self.item.shape)))
         turned = replace(self.item, shape=tuple(self.item.shape[dim] for dim in order))
         places = [order.index(dim) for dim in range(len(order))]
@@ -36,18 +35,11 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file that is to be written.
+    """A file that is to be written: tensors in the order of their places, and the bytes around them, which an item
+    holds as uint8.
 
-    Attributes
-    ----------
-    name : str
-        Its path in the checkpoint's folder; of a single file, its name.
-    runs : sequence of Run
-        In the order of their places.
-    rest : bytes or TensorItem or None
-        The bytes around them; an item holds them as uint8.
-    mode : int or None
-        Its permissions, which the umask may restrict; None for the usual ones.
+    - `name`: its path in the checkpoint's folder; of a single file, its name.
+    - `mode`: its permissions, which the umask may restrict; None for the usual ones.
     """
 
     name: str
@@ -57,12 +49,10 @@ class NewFile:
 
     @property
     def rest_size(self) -> int:
-        """Bytes around tensors."""
         return self.rest.size if isinstance(self.rest, TensorItem) else len(self.rest or b"")
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return self.rest_size + sum(run.item.size for run in self.runs)
 
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple, Self
 
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import FOLDERS, Format
 from streamxf.tools.convert.tree import is_inside, leads_inside
 
 ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
-_FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
 _OWNER = 0o700
 
 
@@ -57,20 +56,8 @@ class PackedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What was packed.
-
-    Attributes
-    ----------
-    format : Format
-        `SAFETENSORS` or `TORCH` for a file; `HUGGING_FACE` or `FOLDER`.
-    files : mapping of str to PackedFile
-        By path relative to the folder; a single file by its name.
-    folders : mapping of str to int or None
-        Permissions by path. The folder itself has an empty path.
-    links : mapping of str to str
-        The targets of symbolic links, by path.
-    excluded : tuple of str
-        The patterns that the caller excluded.
+    """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, what is in the
+    folder, by relative paths, as `Tree` has it; and the patterns of what was `excluded`.
     """
 
     format: Format
@@ -82,7 +69,7 @@ class Origin:
     @property
     def is_folder(self) -> bool:
         """Whether a folder was packed."""
-        return self.format in _FOLDERS
+        return self.format in FOLDERS
 
     def items(self) -> Iterator[str]:
         """The names of all items from which the files are made."""
@@ -131,7 +118,8 @@ class Origin:
             return "it does not describe a single file, as its format requires"
         solid = {*self.files, *self.links}
         paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
-        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(_above(paths)):
+        above = (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
+        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(above):
             return "it has a path twice, or one that is outside of the folder"
         if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
             return "it has a link that leads out of the folder"
@@ -142,11 +130,6 @@ class Origin:
 def origin_of(reader: BoxReader) -> Origin | None:
     """The origin of a checkpoint; None if `pack` did not make it. Raises as `Origin.from_plain`."""
     return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
-
-
-def _above(paths: list[str]) -> Iterator[str]:
-    """All folders in which paths are."""
-    return (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
 
 
 def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:

@@ -17,9 +17,9 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.save.sources import Streamed
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -27,15 +27,13 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.chains import chain_for
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data
-from streamxf.tools.convert.destination import Destination, check_same, refuse_inside
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.sources import reads_of
-from streamxf.tools.convert.transcode import transcode
-from streamxf.tools.convert.tree import paths_in, refuse_unused
-from streamxf.tools.convert.whole import Whole, identity_of, open_whole
+from streamxf.tools.convert.transcode import copy, refuse_same
+from streamxf.tools.convert.tree import Tree, paths_in, refuse_unused
+from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.wording import some
 
 
@@ -63,7 +61,8 @@ def pack(
     """Write a checkpoint of any format as one of DCP, through a chain.
 
     The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or another's.
-    Workers read and encode block by block, so that memory does not depend on the size of the model.
+    Memory does not depend on the size of the model. A call that failed or was killed can be made again, and resumes, as
+    with `transcode`.
 
     A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
     else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
@@ -73,26 +72,18 @@ def pack(
     What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
     files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
 
-    A call that failed or was killed can be made again, and resumes, as with `transcode`.
-
     Parameters
     ----------
     source, target : path or str
         Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
-        As in `transcode`.
-    max_expansion : int
-        As in `diff`: how many times what is stored may be packed.
+        As in `transcode`; `max_expansion` as well.
     exclude : sequence of str
         Shell patterns of paths in a folder that are left out, with everything in them.
     follow_links : bool
         Whether a link to a file outside the folder, as in the hub's cache, is packed as that file and not refused.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have no encryption.
-
-    Returns
-    -------
-    Converted
 
     Raises
     ------
@@ -106,37 +97,35 @@ def pack(
         As `transcode`.
     """
     storage = Storage.of(source, storage_options)
-    if is_checkpoint(storage):
+    of_dcp = is_checkpoint(storage)
+    if of_dcp:
         _refuse_beside(storage, exclude)
-        return transcode(
-            source,
-            target,
-            chain,
-            overwrite=overwrite,
-            encrypt_to=encrypt_to,
-            signer=signer,
-            keys=keys,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
-            storage_options=storage_options,
-            target_options=target_options,
-            block_size=block_size,
-            file_size=file_size,
-            max_expansion=max_expansion,
-            progress=progress,
+        refuse_same(source, target)
+        access = Access.of(
+            keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion
         )
-    refuse_inside(source, target)
-    identity = partial(identity_of, storage, exclude, follow_links=follow_links)
-    before = identity()
-    with open_whole(storage, exclude, follow_links=follow_links, max_expansion=max_expansion) as whole:
-        refuse_unused(whole.unused)
-        made = chain_for(chain, encrypt_to, signer, was_encrypted=False)
-        to = Destination.of(target, made, block_size, target_options, overwrite=overwrite)
-        to.check()
+    else:
+        _refuse_inside(source, target)
+        access = Access.of(max_expansion=max_expansion)
+    to = Destination.of(
+        target,
+        chain,
+        encrypt_to=encrypt_to,
+        signer=signer,
+        was_encrypted=len(access.keys) > 0,
+        overwrite=overwrite,
+        block_size=block_size,
+        storage_options=target_options,
+    )
+    if of_dcp:
+        return copy(storage, access, to, file_size, progress)
+    tree = Tree.of(storage, exclude, follow_links=follow_links)
+    refuse_unused(tree.unused)
+    before = tree.identity()
+    with open_whole(tree, max_expansion) as whole:
 
         def check() -> None:
-            check_same(storage, before, identity())
+            check_same(storage, before, Tree.of(storage, exclude, follow_links=follow_links).identity())
 
         contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
@@ -151,6 +140,17 @@ def _read(whole: Whole, wanted: Wanted) -> Data:
     elements = whole.elements(item, chunk)
     reads = reads_of(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
     return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
+
+
+def _refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Raise ParameterError if the target is the source, or in it."""
+    if is_same(source, target):
+        raise ParameterError("source and target are the same: name another target")
+    outer, inner = os.fspath(source).rstrip("/"), os.fspath(target)
+    if not is_url(outer) and not is_url(inner):
+        outer, inner = os.path.realpath(outer), os.path.realpath(inner)
+    if inner.startswith(f"{outer}/"):
+        raise ParameterError("the target is in the folder that is to be packed: name one outside of it")
 
 
 def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:

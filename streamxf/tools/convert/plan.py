@@ -14,10 +14,10 @@ from streamxf.dcp.frame import frame_around, shell
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Item, Path, TensorItem
-from streamxf.formats.choosing import chosen
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
+from streamxf.formats.huggingface import INDEX
 from streamxf.formats.reader import FileReader
-from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, TWO_IN_ONE
+from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.layout import NewFile, Run
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
 from streamxf.wording import many, some
@@ -25,10 +25,6 @@ from streamxf.wording import many, some
 SHARD_SIZE = 5 * 10**9
 """Bytes of tensors in a shard of a Hugging Face folder, by default; transformers has the same."""
 
-INDEX = ".index.json"
-_METADATA = "__metadata__"
-_OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
-_SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(_OF_TORCH, Format.TORCH)}
 # Other formats of models and data. Any other suffix is part of a folder's name, as in "llama-3.1".
 _MODELS = ".gguf .ggml .llamafile .onnx .h5 .hdf5 .keras .pb .tflite .mlmodel .mlpackage"
 _TENSORS = ".npz .npy .msgpack .pkl .pickle .joblib .nemo .mar .ptl .pte .pt2 .engine"
@@ -44,18 +40,8 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written: files in a folder, or a single file.
-
-    Attributes
-    ----------
-    files : sequence of NewFile
-    folder : bool
-    items : collection of Item
-        Those that are in the files.
-    restored, left_out, notes
-        As in `Unpacked`.
-    folders, links
-        As in `Origin`.
+    """What is to be written: files in a folder, or a single file, and which items are in them. `restored`, `left_out`
+    and `notes` are those of `Unpacked`, `folders` and `links` those of `Origin`.
     """
 
     files: Sequence[NewFile]
@@ -73,11 +59,11 @@ def format_of_name(name: str) -> Format | None:
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _FOREIGN:
         raise UnsupportedError(
-            f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(_OF_TORCH)}, "
+            f"{suffix} files are not written here: name a target that ends in .safetensors or {', '.join(OF_TORCH)}, "
             "or a folder; with a format given, any name will do",
             file=name,
         )
-    return _SUFFIXES.get(suffix)
+    return SUFFIXES.get(suffix)
 
 
 # -- new files -------------------------------------------------------------------------------------------------
@@ -178,14 +164,13 @@ def _path(path: Path | None, name: str, prefix: str) -> Path:
 
 
 def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
-    """Raise UnsupportedError for tensors, by the names to be written, for which safetensors has no place."""
     strange = {name: item for name, item in tensors.items() if item.dtype not in _NAMES}
     if strange:
         raise UnsupportedError(
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
             "choose tensors (only)"
         )
-    unnamed = {name: item for name, item in tensors.items() if name == _METADATA or not _is_text(name)}
+    unnamed = {name: item for name, item in tensors.items() if name == METADATA or not is_text(name)}
     if unnamed:
         raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
 
@@ -193,7 +178,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
 def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
     """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
-    header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
+    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
     at = 0
     for name, item in ordered:
         dtype = _NAMES[item.dtype]
@@ -286,10 +271,6 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFil
             f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
         )
     return made
-
-
-def _is_text(name: str) -> bool:
-    return name == name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _typed(tensors: Mapping[str, TensorItem]) -> str:

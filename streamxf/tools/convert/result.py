@@ -18,24 +18,18 @@ class Converted:
     ----------
     chain : str
         In its text form.
-    key_ids : tuple of str
-        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
-    signers : tuple of str
-        Ids of the keys that signed it.
+    key_ids, signers : tuple of str
+        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``; ids of those that signed it.
     save_ids : tuple of str
-        Of the new checkpoint; where ranks have metadata of their own, one for each.
-    items : int
-        Tensors, shards and objects.
-    files : int
-        Data files.
+        One for each metadata file.
+    items, files : int
+        Tensors, shards and objects; data files.
     kept_files : int
-        Those of them that an interrupted call had finished.
+        Data files that an interrupted call had finished.
     discarded_files : int
         Finished files of earlier calls with another source or chain, or that cannot be shown to have had the same.
-    raw_bytes : int
-        Of the items that this call wrote, before the chain.
-    stored_bytes : int
-        Of all items, in storage.
+    raw_bytes, stored_bytes : int
+        Of the items that this call wrote, before the chain; of all items, in storage.
     seconds : float
     notes : tuple of str
         What else a caller should know, in sentences.
@@ -86,14 +80,9 @@ class Unpacked:
 
     Attributes
     ----------
-    target : str
-    format : str
-        Its name, as it is shown.
-    files : int
-    bytes : int
-        Of all files.
-    tensors, objects : int
-        How many are in them.
+    target, format : str
+    files, bytes, tensors, objects : int
+        How many there are.
     restored : bool
         Whether these are the files that were packed, byte for byte.
     left_out : tuple of str

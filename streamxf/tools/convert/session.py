@@ -1,5 +1,9 @@
 """Writing a conversion's items, file by file, each of which is kept if the process is killed; in the end they are
 published as a save is.
+
+Until then each finished file has a slip beside it, by which the next call recognizes it. A slip is a metadata file of a
+rank that no process has, without a pickle. So it is read as metadata is, with all checks, and where the data is
+encrypted, only who has a key can have made it.
 """
 
 from __future__ import annotations
@@ -7,31 +11,50 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from torch.distributed.checkpoint.planner import WriteItem
-
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.mounts import Mount
-from streamxf.checkpoint.publish import locked, remove_leftovers
+from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
 from streamxf.dcp.metadata import Stored, places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.output import storing
 from streamxf.dcp.save.publishing import assemble, publish
-from streamxf.dcp.save.session import RECORD_ATTRIBUTE, Save
+from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.save.space import check_size
 from streamxf.errors import ParameterError, StreamxfError
+from streamxf.format.header import Kind
+from streamxf.format.items import Chunk, Item, ObjectItem, Place
 from streamxf.progress import Progress
-from streamxf.tools.convert.conversion import Conversion, Data, Part
-from streamxf.tools.convert.destination import Destination
+from streamxf.tools.convert.conversion import Conversion, Destination, Part, wanted_of
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.convert.slips import Finished, finished_files, placed, slip_of, write_slip
 from streamxf.wording import many
 
 _log = logging.getLogger(__name__)
+
+_NO_RANK = 2**31 - 1
+_SUFFIX = ".slip"
+
+Key = tuple[str, tuple[int, ...] | None]
+"""An item's name, and of a shard its offset."""
+
+Places = Mapping[Key, tuple[Place, bool]]
+"""Where objects and shards are, and whether these are framed."""
+
+
+class _Finished(NamedTuple):
+    """A data file that is stored."""
+
+    record: FileRecord
+    places: Places
 
 
 def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
@@ -44,8 +67,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
     begin = perf_counter()
     made = to.make()
     try:
-        with ThreadPoolExecutor(1) as syncing:  # a file is brought to the disk while the next one is written
-            return _Converter(to, conversion, conversion.files(file_size), syncing).run(file_size, progress, begin)
+        return replace(_Session(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -53,32 +75,24 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
         raise
 
 
-class _Unsynced(NamedTuple):
-    """A data file that has all its bytes, and is being synced."""
-
-    file: Finished
-    parts: Sequence[Part]
-    synced: Future[None] | None
-
-
-class _Converter:
-    def __init__(
-        self, to: Destination, conversion: Conversion, files: Sequence[Sequence[Part]], syncing: ThreadPoolExecutor
-    ) -> None:
+class _Session:
+    def __init__(self, to: Destination, conversion: Conversion, file_size: int) -> None:
         self._to = to
+        self._storage = to.storage
         self._conversion = conversion
-        self._files = files
-        self._syncing = syncing
-        self._save = Save(to.extensions.renew(), to.block_log2, sync=False)
-        self._done: list[Finished] = []
+        self._files = conversion.files(file_size)
+        self._job = conversion.id(to, file_size)
+        self._rank = conversion.rank or 0
+        local = to.storage.local
+        self._save = Save(
+            to.extensions.renew(), to.block_log2, sync=False, place=Mount.of(local) if local is not None else None
+        )
+        self._done: list[_Finished] = []
 
-    def run(self, file_size: int, progress: Progress | None, begin: float) -> Converted:
-        storage, save, rank = self._to.storage, self._save, self._conversion.rank or 0
-        self._id = self._conversion.id(self._to, file_size)
-        if storage.local is not None:
-            save.place = Mount.of(storage.local)
-        kept, discarded = finished_files(storage, save, self._id, self._files, rank)
-        left = {save.file_name(rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
+    def run(self, progress: Progress | None) -> Converted:
+        storage, save = self._storage, self._save
+        kept, discarded = self._finished_earlier()
+        left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
         expected = sum(planned_bytes(write) for parts in left.values() for _, write in parts)
         if storage.local is not None:
             check_size(storage.local, expected, save.extensions)
@@ -93,21 +107,19 @@ class _Converter:
         recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
         counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
-        return Converted(str(chain), *who, (save_id,), *counts, perf_counter() - begin)
+        return Converted(str(chain), *who, (save_id,), *counts, 0.0)
 
     def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
-        leaving: deque[_Unsynced] = deque()
         try:
-            for name, parts in files.items():
-                leaving.append(self._write(name, parts))
-                if len(leaving) > 1:
-                    self._finish(leaving.popleft())
-            while leaving:
-                self._finish(leaving.popleft())
+            with ThreadPoolExecutor(1) as background:  # a file is brought to the disk while the next one is written
+                leaving: deque[Future[None]] = deque()
+                for name, parts in files.items():
+                    leaving.append(background.submit(self._write(name, parts)))
+                    if len(leaving) > 1:
+                        leaving.popleft().result()
+                while leaving:
+                    leaving.popleft().result()
         except BaseException as error:
-            for each in leaving:  # these can be kept, too
-                with suppress(OSError, StreamxfError):  # the first error is the one to report
-                    self._finish(each)
             if self._done:
                 error.add_note(
                     f"nothing was published; {len(self._done)} of {len(self._files)} data files are finished and stay, "
@@ -117,58 +129,50 @@ class _Converter:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[Part]) -> _Unsynced:
-        storage, wanted = self._to.storage, {id(write): each for each, write in parts}
-
-        def resolve(write: WriteItem) -> Data:
-            return self._conversion.read(wanted[id(write)])
-
+    def _write(self, name: str, parts: Sequence[Part]) -> Callable[[], None]:
+        """Write a data file; returns what brings it to the disk, and notes that it is there."""
+        wanted = {id(write): each for each, write in parts}
         try:
-            with storing(storage.create(name)) as raw:
-                results = self._save.write_file(raw, name, [write for _, write in parts], resolve)
-                synced = self._sync(raw) if storage.local is not None else None
+            with storing(self._storage.create(name)) as raw:
+                results = self._save.write_file(
+                    raw, name, [write for _, write in parts], lambda write: self._conversion.read(wanted[id(write)])
+                )
+                # the same open file: on another one the kernel might not report what it could not write
+                descriptor = os.dup(raw.fileno()) if self._storage.local is not None else None
         except BaseException:
-            storage.remove([name])
+            self._storage.remove([name])
             raise
         record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
         assert record is not None
         extensions = self._save.extensions
         places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
-        return _Unsynced(Finished(record, places), parts, synced)
+        items = {each.item.name: each.item for each in wanted.values()}
+        return partial(self._finish, _Finished(record, places), items.values(), descriptor)
 
-    def _sync(self, raw: IO[bytes]) -> Future[None]:
-        # the same open file: on another one the kernel might not report what it could not write
-        descriptor = os.dup(raw.fileno())
-
-        def sync() -> None:
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-        return self._syncing.submit(sync)
-
-    def _finish(self, leaving: _Unsynced) -> None:
-        """Wait until a file is stored, and note that it is."""
-        storage, name = self._to.storage, leaving.file.record.path
-        items = {wanted.item.name: wanted.item for wanted, _ in leaving.parts}
+    def _finish(self, file: _Finished, items: Collection[Item], descriptor: int | None) -> None:
+        name = file.record.path
         try:
-            if leaving.synced is not None:
-                leaving.synced.result()
-            write_slip(storage, self._save, self._id, items.values(), leaving.file)
+            if descriptor is not None:
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            parts = _placed(items, file.places)
+            slip = assemble(parts, {}, (file.record,), self._save.extensions, self._job, _NO_RANK, None)
+            # not synced: one that a crash damages is ignored, and the data file is on the disk already
+            self._storage.put(f"{name}{_SUFFIX}", slip.data, sync=False)
         except BaseException:
-            if slip_of(name) not in storage.names():  # an interrupt may come late
-                storage.remove([name])
+            self._storage.remove([name])
             raise
-        self._done.append(leaving.file)
+        self._done.append(file)
 
     def _publish(self, save_id: str) -> int:
         """Publish all files; returns the stored bytes of all items."""
-        storage, conversion, extensions = self._to.storage, self._conversion, self._save.extensions
+        storage, conversion, extensions = self._storage, self._conversion, self._save.extensions
         places = {key: stored for file in self._done for key, stored in file.places.items()}
         records = tuple(file.record for file in self._done)
         try:
-            items = placed(conversion.items, places)
+            items = _placed(conversion.items, places)
             made = assemble(items, conversion.extra, records, extensions, save_id, conversion.rank, storage.given)
             with locked(storage) as alone:
                 # the files are kept, since another call may have found and published them
@@ -185,3 +189,60 @@ class _Converter:
             )
             raise
         return sum(place.size for place, _ in places.values())
+
+    # -- what earlier calls finished -----------------------------------------------------------------
+
+    def _finished_earlier(self) -> tuple[dict[int, _Finished], int]:
+        """Data files of earlier calls, by number; and how many slips are of other conversions or unusable."""
+        storage, save, access = self._storage, self._save, self._access()
+        listed = storage.names()
+        found: dict[int, _Finished] = {}
+        others = 0
+        for name in sorted(listed):
+            match = SLIP.fullmatch(name)
+            if match is None or int(match["rank"]) != self._rank:
+                continue
+            path = name.removesuffix(_SUFFIX)
+            number = int(path.split("_")[3])
+            try:
+                slip = read_metadata(storage, name, access, rank=_NO_RANK)
+            except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
+                others += 1
+                continue
+            index = slip.index
+            if index is None or index.save_id != self._job or number >= len(self._files) or {*index.files} != {path}:
+                others += 1
+            elif number not in found and listed.get(path) == index.files[path].size:
+                facts, wrapped = index.files[path], slip.wrapped[index.dek] if index.dek is not None else ""
+                about = (save.modules, save.extensions.summary(), save.place)
+                record = FileRecord(path, facts.size, facts.crc, index.writers[facts.writer].id, wrapped, *about)
+                stored = wanted_of(index.items.values())
+                places = {_key_of(each): (each.place, each.kind is Kind.FRAMED) for each in stored}
+                if places.keys() == {_key_of(each) for each, _ in self._files[number]}:
+                    found[number] = _Finished(record, places)
+        return found, others
+
+    def _access(self) -> Access:
+        """What opens the slips of this conversion; if it encrypts, they must be authentic."""
+        encryption = self._save.extensions.encryption
+        if encryption is None:
+            return Access()
+        signer = encryption.signer
+        return Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
+
+
+def _placed(items: Iterable[Item], places: Places) -> dict[str, Item]:
+    """Items at their new places, by name, tensors with the shards that have one."""
+    made: dict[str, Item] = {}
+    for item in items:
+        if isinstance(item, ObjectItem):
+            made[item.name] = replace(item, place=places[item.name, None][0])
+            continue
+        stored = ((chunk, places.get((item.name, chunk.offset))) for chunk in item.chunks)
+        chunks = tuple(Chunk(chunk.offset, chunk.shape, *found) for chunk, found in stored if found is not None)
+        made[item.name] = replace(item, chunks=chunks)
+    return made
+
+
+def _key_of(wanted: Wanted) -> Key:
+    return wanted.item.name, wanted.chunk.offset if wanted.chunk is not None else None

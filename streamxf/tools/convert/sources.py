@@ -48,47 +48,42 @@ class _Range:
         """The memory belongs to the block."""
 
 
-def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None) -> Reads:
-    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them."""
-    size = blocks.size - start if size is None else size
-    if isinstance(blocks, BareBlocks):
-        return Reads(size, blocks.part(start, size).range, file, item)
-    reader = StreamReader(blocks)
+def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0) -> Reads:
+    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them.
 
-    def begin(first: int, stop: int) -> Fill:
-        index, rest = divmod(start + first, blocks.block_size)
+    `crc` is the CRC-32 that ``torch.save`` noted for it, or 0. Torch never compares it when it loads. Here it is the
+    last chance: the copy has checksums of its own, which would match the damaged bytes.
+    """
+    length = blocks.size - start if size is None else size
+    reader = StreamReader(blocks)
+    found = 0
+
+    def fill(first: int, stop: int) -> Fill:
+        if isinstance(blocks, BareBlocks):
+            return blocks.range(first, stop)
+        index, rest = divmod(first, blocks.block_size)
         if not rest and stop - first == blocks.size_of(index):
             return blocks.decoder(index)
         data = memoryview(bytearray(stop - first))
-        reader.readinto_at(start + first, data)
+        reader.readinto_at(first, data)
         return partial(_copy, data)
 
-    return Reads(size, begin, file, item)
-
-
-def checked(reads: Reads, crc: int) -> Reads:
-    """The same, compared with the CRC-32 that ``torch.save`` noted for all of it, unless that is 0.
-
-    Torch never compares it when it loads. Here it is the last chance: the copy has checksums of its own, which would
-    match the damaged bytes.
-    """
-    if not crc:
-        return reads
-    found = 0
-
-    def begin(start: int, stop: int) -> Fill:
+    def begin(first: int, stop: int) -> Fill:
         nonlocal found
-        data = memoryview(bytearray(stop - start))
-        reads.begin(start, stop)(data)
+        decode = fill(start + first, start + stop)
+        if not crc:
+            return decode
+        data = memoryview(bytearray(stop - first))
+        decode(data)
         found = zlib.crc32(data, found)
-        if stop == reads.size and found != crc:
+        if stop == length and found != crc:
             raise ChecksumError(
                 "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
                 "Restore the file from a copy"
             )
         return partial(_copy, data)
 
-    return Reads(reads.size, begin, reads.file, reads.item)
+    return Reads(length, begin, file, item)
 
 
 def _copy(data: memoryview, out: memoryview) -> None:

@@ -25,12 +25,10 @@ from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.reader import StreamReader
-from streamxf.tools.convert.chains import chain_for
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
-from streamxf.tools.convert.destination import Destination, check_same, is_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
-from streamxf.tools.convert.sources import checked, reads_of
+from streamxf.tools.convert.sources import reads_of
 
 
 def transcode(
@@ -55,24 +53,20 @@ def transcode(
 ) -> Converted:
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
-    Items are copied as streams: workers decode and encode block by block, with all checks of a load, and no tensor is
-    held whole, except one that a stream transform made, such as torch's ``ZStandard``. Objects are not unpickled.
-    Names, shards and what planners recorded stay as they are; where ranks have metadata of their own, each keeps its
-    own.
+    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
+    transform made, such as torch's ``ZStandard``. Objects are not unpickled. Names, shards and what planners recorded
+    stay as they are; where ranks have metadata of their own, each keeps its own.
 
     When the call fails or the process is killed, finished data files stay, and the same call resumes from there. If
     the chain encrypts, that takes a recipient's key that also decrypts: with public keys alone the call starts over.
 
     Parameters
     ----------
-    source : path or str
-        The checkpoint's folder, or its URL.
-    target : path or str, optional
-        Likewise; it does not exist yet, or has no checkpoint in it.
+    source, target : path or str
+        Folders, or URLs. The target does not exist yet, or has no checkpoint in it.
     chain : Chain, str or codecs, optional
-        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy.
-        Tensors then have no CRC-32, as with ``torch.serialization.set_crc32_options(False)``; the metadata has a CRC of
-        each file.
+        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy,
+        whose tensors have no CRC-32; the metadata has a CRC of each file.
     in_place : bool
         Replace the source, in one step for each metadata file. Whenever the process is killed, the old checkpoint
         loads, or the new one. Takes room for both.
@@ -82,21 +76,15 @@ def transcode(
         Who may read the copy, for the word ``encrypt`` in the chain's text form, or for the default chain.
     signer : SigningKey or location, optional
         Signs the copy, as in `Encrypt`.
-    keys, trust, allow_unsigned, require
-        To read the source, as in `FileSystemReader`.
+    keys, trust, allow_unsigned, require, block_size
+        As in `FileSystemReader`, for the source, and `FileSystemWriter`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
-    block_size : int
-        As in `FileSystemWriter`.
     file_size : int
         Bytes of items, before the chain, in one data file; more if there would be too many files.
     max_expansion : int
         As in `diff`: how many times what is stored may be copied.
     progress : Progress, optional
-
-    Returns
-    -------
-    Converted
 
     Raises
     ------
@@ -113,13 +101,20 @@ def transcode(
     """
     if in_place == (target is not None):
         raise ParameterError("give either a target, or replace the source (in_place)")
-    if target is not None and is_same(source, target):
-        raise ParameterError("source and target are the same; in_place replaces the source")
+    if target is not None:
+        refuse_same(source, target)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
-    made = chain_for(chain, encrypt_to, signer, was_encrypted=len(access.keys) > 0)
     place, options = (source, storage_options) if target is None else (target, target_options)
-    to = Destination.of(place, made, block_size, options, overwrite=in_place or overwrite)
-    to.check()
+    to = Destination.of(
+        place,
+        chain,
+        encrypt_to=encrypt_to,
+        signer=signer,
+        was_encrypted=len(access.keys) > 0,
+        overwrite=in_place or overwrite,
+        block_size=block_size,
+        storage_options=options,
+    )
     storage = Storage.of(source, storage_options)
     if in_place and storage.is_cached:
         raise UnsupportedError(
@@ -127,10 +122,29 @@ def transcode(
             "storage itself. Nothing was changed",
             file=storage.given,
         )
+    return copy(storage, access, to, file_size, progress, in_place=in_place)
+
+
+def refuse_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Raise ParameterError if a copy would replace its source."""
+    if is_same(source, target):
+        raise ParameterError("source and target are the same; in_place replaces the source")
+
+
+def copy(
+    storage: Storage,
+    access: Access,
+    to: Destination,
+    file_size: int = FILE_SIZE,
+    progress: Progress | None = None,
+    *,
+    in_place: bool = False,
+) -> Converted:
+    """Copy the checkpoint in `storage`; raises as `transcode`."""
     versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
         copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
-        return Converted.together([convert(to, copy, file_size, progress) for copy in copies])
+        return Converted.together([convert(to, each, file_size, progress) for each in copies])
 
 
 def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
@@ -174,6 +188,6 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
         with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
             found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
             if found.tensor.is_row_major:
-                reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape))
-                return Streamed(checked(reads, found.crc), Kind.TENSOR, dtype, shape)
+                reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                return Streamed(reads, Kind.TENSOR, dtype, shape)
     return Streamed(reads_of(blocks, file, name), wanted.kind, dtype, shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -19,33 +21,43 @@ _OWNER = stat.S_IRWXU
 
 @dataclass
 class Tree:
-    """What is in a folder, by sorted relative paths: sizes of files, folders below it, and targets of symbolic links;
-    permissions if the storage has any, those of the folder itself by an empty path; and patterns that exclude nothing.
+    """What is in a folder, or a single file, by sorted relative paths.
+
+    - `files`: sizes; `modes`: permissions of files, if the storage has any.
+    - `folders`: permissions; the folder itself has an empty path.
+    - `links`: targets of symbolic links.
+    - `unused`: patterns that exclude nothing.
     """
 
+    storage: Storage
+    excluded: tuple[str, ...] = ()
+    is_folder: bool = True
     files: dict[str, int] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
-    folders: list[str] = field(default_factory=list)
+    folders: dict[str, int | None] = field(default_factory=lambda: {"": None})
     links: dict[str, str] = field(default_factory=dict)
     unused: set[str] = field(default_factory=set)
     _refused: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> Tree:
-        """List a folder; `exclude` and `follow_links` are those of `pack`.
+        """List a folder or a file; `exclude` and `follow_links` are those of `pack`.
 
         Raises UnsupportedError, with names, if there is something that could not be restored.
         """
-        tree = cls(unused=set(exclude))
+        if not storage.is_folder():
+            with storage.open() as file:
+                return cls(storage, is_folder=False, files={storage.name: file.size})
+        tree = cls(storage, tuple(exclude), unused=set(exclude))
         if storage.local is not None:
-            tree._note_mode("", os.stat(storage.local).st_mode, folder=True)
+            tree._add_folder("", os.stat(storage.local).st_mode)
         for path, entry in paths_in(storage, exclude, tree.unused):
             if isinstance(entry, os.DirEntry):
                 tree._add_local(path, entry, follow_links)
             elif not is_inside(path):
                 tree._refuse(path, "a name that cannot be restored everywhere")
             elif entry["type"] == "directory":
-                tree.folders.append(path)
+                tree.folders[path] = None
             elif entry["type"] == "file" and entry.get("size") is not None:
                 tree.files[path] = int(entry["size"])
             else:
@@ -58,6 +70,18 @@ class Tree:
             )
         return tree
 
+    def place(self, path: str) -> Storage:
+        """Where a file is."""
+        return self.storage.child(path) if self.is_folder else self.storage
+
+    def identity(self) -> str:
+        """A digest of the paths, sizes, times, permissions and links of all files, to recognize them by."""
+        local = self.storage.local
+        where = os.path.realpath(local) if local is not None else self.storage.path
+        names = sorted(self.modes.items()), sorted(self.folders.items()), sorted(self.links.items())
+        versions = [[path, self.place(path).version()] for path in self.files]
+        return hashlib.sha256(json.dumps([where, names, sorted(self.excluded), versions]).encode()).hexdigest()
+
     def _add_local(self, path: str, entry: os.DirEntry[str], follow_links: bool) -> None:
         facts = entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(facts.st_mode):
@@ -69,23 +93,22 @@ class Tree:
                 self._refuse(path, f"a link that leads out of the folder, to {leads_to:.80}")
                 return
             facts = entry.stat()
+        mode = facts.st_mode
         if not is_inside(path):
             self._refuse(path, "a name that cannot be restored everywhere")
-        elif stat.S_ISDIR(facts.st_mode):
-            self.folders.append(path)
-            self._note_mode(path, facts.st_mode, folder=True)
-        elif stat.S_ISREG(facts.st_mode):
-            self.files[path] = facts.st_size
-            self._note_mode(path, facts.st_mode, folder=False)
-        else:
+        elif stat.S_ISDIR(mode):
+            self._add_folder(path, mode)
+        elif not stat.S_ISREG(mode):
             self._refuse(path, "not a regular file")
-
-    def _note_mode(self, path: str, mode: int, *, folder: bool) -> None:
-        self.modes[path] = stat.S_IMODE(mode) & 0o777
-        if folder and mode & _OWNER != _OWNER:
-            self._refuse(path or ".", "a folder that its owner may not list, enter and write to")
-        if not folder and mode & (stat.S_ISUID | stat.S_ISGID):
+        elif mode & (stat.S_ISUID | stat.S_ISGID):
             self._refuse(path, "a file that runs with its owner's rights (setuid or setgid)")
+        else:
+            self.files[path], self.modes[path] = facts.st_size, stat.S_IMODE(mode) & 0o777
+
+    def _add_folder(self, path: str, mode: int) -> None:
+        self.folders[path] = stat.S_IMODE(mode) & 0o777
+        if mode & _OWNER != _OWNER:
+            self._refuse(path or ".", "a folder that its owner may not list, enter and write to")
 
     def _refuse(self, path: str, reason: str) -> None:
         self._refused.append(f"{path} ({reason})")
@@ -123,7 +146,7 @@ def _walk(folder: str, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str
 
 
 def _find(storage: Storage, is_excluded: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
-    storage.filesystem.invalidate_cache()  # which may remember what has changed since
+    storage.forget_listings()
     root = storage.path.strip("/")
     found = storage.filesystem.find(storage.path, withdirs=True, detail=True)
     paths = {name.strip("/").removeprefix(root).strip("/"): info for name, info in found.items()}
@@ -144,12 +167,8 @@ def leads_inside(path: str, leads_to: str) -> bool:
     """Whether the target of a link at `path` is in the folder: first up, no further than the folder, and then down, so
     that no other link on the way changes where it leads.
     """
+    if leads_to.startswith("/"):
+        return False
     parts = [part for part in leads_to.split("/") if part not in ("", ".")]
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    down = parts[up:]
-    return (
-        not leads_to.startswith("/")
-        and ".." not in down
-        and up <= path.count("/")
-        and (not down or is_inside("/".join(down)))
-    )
+    return up <= path.count("/") and (up == len(parts) or is_inside("/".join(parts[up:])))

@@ -14,13 +14,14 @@ from streamxf.errors import ParameterError
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import open_source
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.tools.convert.conversion import Destination
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
 from streamxf.tools.convert.result import Converted, Unpacked
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.transcode import copy, refuse_same
 from streamxf.tools.convert.writing import refuse_existing, write
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
@@ -63,15 +64,12 @@ def unpack(
 
     Parameters
     ----------
-    source : path or str
-        The checkpoint's folder, or its URL.
-    target : path or str
-        What is to be written, or its URL.
+    source, target : path or str
+        The checkpoint's folder, and what is to be written; or URLs.
     format : str, optional
         By default that of the target's suffix: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
-        ``torch.save``; with any other name the format that was packed, or else a Hugging Face folder. The suffix of a
-        format that is not written here, such as ``.gguf``, is refused.
-        ``"dcp"`` is a checkpoint without a chain, which torch's own reader loads.
+        ``torch.save``; with any other name the format that was packed, or else a Hugging Face folder. ``"dcp"`` is a
+        checkpoint without a chain, which torch's own reader loads.
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
     prefix : str
@@ -88,10 +86,8 @@ def unpack(
         As in `FileSystemReader`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
-    max_expansion : int
-        As in `diff`: how many times what is stored may be written.
-    progress : Progress, optional
-        Is told of the bytes that are written.
+    max_expansion, progress
+        As in `transcode`.
 
     Returns
     -------
@@ -121,25 +117,17 @@ def unpack(
     begin = perf_counter()
     place = Storage.of(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
+    if asked is Format.DCP and (only or prefix):
+        raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
+    storage = Storage.of(source, storage_options)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
-        if only or prefix:
-            raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
-        return transcode(
-            source,
-            target,
-            Chain([]),
-            overwrite=overwrite,
-            keys=KeyRing.of(keys, trust, allow_unsigned),
-            require=require,
-            storage_options=storage_options,
-            target_options=target_options,
-            max_expansion=max_expansion,
-            progress=progress,
-        )
+        refuse_same(source, target)
+        to = Destination.of(target, Chain([]), overwrite=overwrite, storage_options=target_options)
+        return copy(storage, access, to, progress=progress)
     if not overwrite:
         refuse_existing(place)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
-    with open_source(Storage.of(source, storage_options), access) as reader:
+    with open_source(storage, access) as reader:
         origin = None if only or prefix else origin_of(reader)
         wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
         if origin is not None and origin.format is wanted:

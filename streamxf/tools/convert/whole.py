@@ -7,9 +7,6 @@ them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is
 from __future__ import annotations
 
 import bisect
-import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +17,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements, contiguous_strides
 from streamxf.checkpoint.framed import find_framed
-from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.checkpoint.storage import StoredFile
 from streamxf.errors import (
     NoCheckpointError,
     ParameterError,
@@ -31,10 +28,9 @@ from streamxf.errors import (
 )
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import Contents, Format
+from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
-from streamxf.formats.shard import Shard, whole_tensor
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, FileSlice, PositionalFile
@@ -42,7 +38,6 @@ from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_k
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.wording import many, printable, some
 
-_OF_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _METADATA = "/.metadata"
 
 Gaps = Sequence[tuple[int, int]]
@@ -50,29 +45,22 @@ Gaps = Sequence[tuple[int, int]]
 
 
 class Whole(FileReader):
-    """Everything that is packed; the item `ITEM` is the `Origin` as an object, and that of `rest_of` a file's bytes
-    around its tensors.
-
-    Attributes
-    ----------
-    origin : Origin
-    unused : set of str
-        Patterns that exclude nothing.
+    """Everything that is packed; the item `ITEM` is `origin` as an object, and that of `rest_of` a file's bytes around
+    its tensors, which are in its `gaps`.
     """
 
     def __init__(
         self,
-        storage: Storage,
+        tree: Tree,
         contents: Contents,
-        files: _Packing,
+        shards: Mapping[str, Shard],
+        gaps: Mapping[str, Gaps],
         origin: Origin,
-        unused: set[str],
         max_expansion: int,
     ) -> None:
-        super().__init__(storage, contents, files.shards, files.places, Access.of(max_expansion=max_expansion))
+        super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
         self.origin = origin
-        self.unused = unused
-        self._gaps = files.gaps
+        self._gaps = gaps
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:
@@ -106,69 +94,50 @@ class _Pieces:
         return done
 
 
-def open_whole(
-    storage: Storage,
-    exclude: Sequence[str] = (),
-    *,
-    follow_links: bool = False,
-    max_expansion: int = MAX_EXPANSION,
-) -> Whole:
-    """Open a file or a folder that is not a DCP checkpoint; the other arguments are those of `pack`.
-
-    Raises
-    ------
-    NoCheckpointError
-        If no file in it is one of a checkpoint.
-    UnsupportedError
-        If a file, or something in the folder, cannot be packed.
-    StreamxfError, OSError
-        If the checkpoint is damaged.
-    """
+def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
+    """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
+    storage = tree.storage
     notes: list[str] = []
-    if storage.is_folder():
-        tree = Tree.of(storage, exclude, follow_links=follow_links)
-        main = _model(storage, tree, notes)
+    if tree.is_folder:
+        main = _model(tree, notes)
         kind = Format.FOLDER if main is None else Format.HUGGING_FACE
-        places = {path: storage.child(path) for path in tree.files}
     else:
         opened = open_source(storage)
         assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
         if not is_inside(storage.name):
             raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
-        tree, main, kind = Tree(files=dict(opened.contents.files)), opened, opened.contents.format
-        places = {storage.name: storage}
-    files = _Packing(storage, places, main)
+        main, kind = opened, opened.contents.format
+    packing = _Packing(tree, main)
     for path in tree.files:
-        if path.endswith(_METADATA):
-            files.add_checkpoint(path.removesuffix(_METADATA))
-    for path, size in tree.files.items():
-        files.add(path, size, tree.modes.get(path))
-    if not files.of_checkpoint:
+        packing.add(path)
+    if not packing.of_checkpoint:
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
-    folders = {path: tree.modes.get(path) for path in ("", *tree.folders)}
-    origin = Origin(kind, files.packed, folders, tree.links, tuple(exclude))
-    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **files.items, **files.rests}
-    contents = Contents(storage.given, kind, items, tree.files, notes=(*notes, *files.notes()))
-    return Whole(storage, contents, files, origin, tree.unused, max_expansion)
+    if packing.unread:
+        files = many(len(packing.unread), "file")
+        notes.append(f"no tensors could be read from {files}, packed as bytes: {some(packing.unread)}")
+    packed: dict[str, PackedFile] = {}
+    rests: dict[str, Item] = {}
+    gaps: dict[str, Gaps] = {}
+    for path, size in tree.files.items():
+        shard, rest = packing.shards[path], rest_of(path)
+        tensors = _placed(shard)
+        others = shard.items.keys() - {tensor.name for tensor in tensors}
+        packed[path] = PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)), tree.modes.get(path))
+        if around := _gaps(tensors, size):
+            length = sum(stop - start for start, stop in around)
+            rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
+            gaps[rest] = around
+    origin = Origin(kind, packed, tree.folders, tree.links, tree.excluded)
+    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
+    contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
+    return Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
 
 
-def identity_of(storage: Storage, exclude: Sequence[str] = (), *, follow_links: bool = False) -> str:
-    """A digest of the paths, sizes, times, permissions and links of all files, to recognize them by."""
-    facts: list[object] = [os.path.realpath(storage.local) if storage.local is not None else storage.path]
-    if storage.is_folder():
-        tree = Tree.of(storage, exclude, follow_links=follow_links)
-        facts += [sorted(tree.modes.items()), tree.folders, sorted(tree.links.items()), sorted(exclude)]
-        facts += [[path, storage.version(path)] for path in tree.files]
-    else:
-        facts.append(storage.version())
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
+def _model(tree: Tree, notes: list[str]) -> FileReader | None:
     """The model of a Hugging Face folder, if it is one whose tensors can be read."""
     try:
         layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
-        found = open_layout(storage, layout) if layout is not None else None
+        found = open_layout(tree.storage, layout) if layout is not None else None
         if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
             return found
         reason = f"{printable(min(elsewhere))} is a link or excluded"
@@ -179,64 +148,41 @@ def _model(storage: Storage, tree: Tree, notes: list[str]) -> FileReader | None:
 
 
 class _Packing:
-    """Collects what is in files, one by one; those of the model, `main`, are read already."""
+    """Collects the items in files, one by one; those of the model, `main`, are read already.
 
-    def __init__(self, storage: Storage, places: Mapping[str, Storage], main: FileReader | None) -> None:
-        self.places = places
-        self.packed: dict[str, PackedFile] = {}
+    - `of_checkpoint`: whether a file is one of a checkpoint.
+    - `unread`: files that were expected to have tensors, and are packed as bytes.
+    """
+
+    def __init__(self, tree: Tree, main: FileReader | None) -> None:
         self.items: dict[str, Item] = {}
-        self.rests: dict[str, Item] = {}
-        self.gaps: dict[str, Gaps] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
         self.of_checkpoint = main is not None
-        self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder
-        self._storage = storage
-        self._unread: list[str] = []
+        self.unread: list[str] = []
+        self._tree = tree
+        self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder, as of FSDP
         self._take(main.items if main is not None else {})
+        for path in tree.files:
+            if path.endswith(_METADATA):
+                with suppress(StreamxfError, OSError):  # then its files are packed as bytes
+                    self._find_stored(path.removesuffix(_METADATA))
 
-    def add_checkpoint(self, folder: str) -> None:
-        """Note where the tensors of a DCP checkpoint, as of FSDP, are in its files, which are added like others."""
-        with suppress(StreamxfError, OSError):  # then its files are packed as bytes
-            for item in Checkpoint.at(self._storage.child(folder), Access(), listing=True).items.values():
-                for chunk in item.chunks if isinstance(item, TensorItem) else ():
-                    if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
-                        self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
-
-    def add(self, path: str, size: int, mode: int | None) -> None:
-        """Add a file: its tensors, and all other bytes."""
-        if path not in self.shards:
-            self.shards[path] = self._read(path)
-            self._take(self.shards[path].items)
-        shard = self.shards[path]
-        tensors = _placed(shard)
-        own = {tensor.name for tensor in tensors}
-        self.packed[path] = PackedFile(tuple(tensors), tuple(name for name in shard.items if name not in own), mode)
-        gaps, at = [], 0
-        for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
-            if start > at:
-                gaps.append((at, start))
-            at = stop
-        if gaps:
-            rest, length = rest_of(path), sum(stop - start for start, stop in gaps)
-            self.rests[rest] = whole_tensor(rest, "uint8", (length,), path, gaps[0][0], length, (rest,))
-            self.gaps[rest] = gaps
-
-    def notes(self) -> list[str]:
-        """Files that were expected to have tensors, and are packed as bytes."""
-        files = many(len(self._unread), "file")
-        return [f"no tensors could be read from {files}, packed as bytes: {some(self._unread)}"] if self._unread else []
-
-    def _read(self, path: str) -> Shard:
-        """The tensors of a file that can be read, by names with its path before them."""
-        with located(file=self._storage.full(path)), self.places[path].open(random=True) as file:
+    def add(self, path: str) -> None:
+        """Add a file's tensors that can be read, by names with its path before them."""
+        if path in self.shards:
+            return
+        place = self._tree.place(path)
+        self.shards[path] = Shard({})
+        with located(file=place.given), place.open(random=True) as file:
             try:
                 found = self._shard(path, file)
             except StreamxfError:
                 found = None
-                self._unread += [path] if path.endswith(_OF_TENSORS) else []
-                self.of_checkpoint = self.of_checkpoint or path.endswith(_OF_TENSORS)
+                if path.endswith(tuple(SUFFIXES)):
+                    self.unread.append(path)
+                    self.of_checkpoint = True
         if found is None:
-            return Shard({})
+            return
         self.of_checkpoint = True
         own = {tensor.name for tensor in _placed(found)}
         labels = {
@@ -245,7 +191,16 @@ class _Packing:
             if isinstance(item, TensorItem) and (name in own or not item.size)
         }
         items = {label: replace(found.items[name], name=label, path=(label,)) for name, label in labels.items()}
-        return Shard(items, {labels[name]: strides for name, strides in found.strides.items() if name in labels})
+        strides = {labels[name]: strides for name, strides in found.strides.items() if name in labels}
+        self.shards[path] = Shard(items, strides)
+        self._take(items)
+
+    def _find_stored(self, folder: str) -> None:
+        checkpoint = Checkpoint.at(self._tree.storage.child(folder), Access(), listing=True)
+        for item in checkpoint.items.values():
+            for chunk in item.chunks if isinstance(item, TensorItem) else ():
+                if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
+                    self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
 
     def _shard(self, path: str, file: StoredFile) -> Shard | None:
         """What is in a file; None if it has no format with tensors."""
@@ -265,7 +220,7 @@ class _Packing:
             if name in self.items:
                 raise UnsupportedError(
                     f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude)",
-                    file=self._storage.given,
+                    file=self._tree.storage.given,
                 )
         self.items.update(items)
 
@@ -298,6 +253,16 @@ def _placed(shard: Shard) -> list[Placed]:
             found.append(Placed(item.name, start, item.dtype, item.shape, order))
             stop = start + item.size
     return found
+
+
+def _gaps(tensors: Iterable[Placed], size: int) -> Gaps:
+    """The bytes around tensors in a file of `size` bytes."""
+    gaps, at = [], 0
+    for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
+        if start > at:
+            gaps.append((at, start))
+        at = stop
+    return gaps
 
 
 def _dense_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

@@ -23,30 +23,20 @@ from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.output import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
-from streamxf.formats.huggingface import layout_of
+from streamxf.formats.huggingface import INDEX, layout_of
+from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress
 from streamxf.tools.convert.layout import pieces
-from streamxf.tools.convert.plan import INDEX, Plan
+from streamxf.tools.convert.plan import Plan
 from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
-_OF_DCP = (".distcp", ".metadata")
 _EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
-    """Write what is planned, with what `reader` reads. After an error a local target is as it was.
-
-    Raises
-    ------
-    FileExistsError, IsADirectoryError, NotADirectoryError
-        If the target may not, or cannot, be replaced.
-    AbortedError
-        If another process is writing to this target.
-    NoSpaceError
-        If the files cannot fit on the disk.
-    UnsupportedError
-        If there are links, and the target cannot have any.
+    """Write what is planned, with what `reader` reads; raises as `unpack`. After an error a local target is as it
+    was.
     """
     if target.local is not None:
         _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
@@ -137,7 +127,7 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
     if plan.folder and not target.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "a folder is to be written, and this is a file", str(target))
     names = os.listdir(target) if plan.folder else []
-    if names and (any(name.endswith(_OF_DCP) for name in names) or layout_of(names) is None):
+    if names and (any(name.endswith(OF_DCP) for name in names) or layout_of(names) is None):
         text = "the folder is not a Hugging Face checkpoint, and is not replaced; name another target"
         raise FileExistsError(errno.EEXIST, text, str(target))
 

@@ -18,7 +18,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.origin import Origin, origin_of
-from streamxf.tools.convert.tree import paths_in
+from streamxf.tools.convert.tree import Tree, paths_in
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.diff.items import compare
@@ -104,7 +104,7 @@ def diff(
 def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
     """One side; a folder with all that is in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(storage, packed.excluded, follow_links=True, max_expansion=access.objects.max_expansion)
+        return open_whole(Tree.of(storage, packed.excluded, follow_links=True), access.objects.max_expansion)
     return open_source(storage, access)
 
 

@@ -17,7 +17,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import Item, TensorItem
-from streamxf.formats.choosing import chosen
+from streamxf.formats.contents import chosen
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.convert.origin import is_kept

@@ -21,13 +21,10 @@ from streamxf.dcp.registry import access_with
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.format.items import Chunk, Item, Place, TensorItem
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.chains import chain_for
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion
-from streamxf.tools.convert.destination import Destination, is_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, is_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.salvage.catalog import Catalog, open_catalog
@@ -188,9 +185,15 @@ def salvage_to(
         items = [item for metadata, _ in catalog.found for item in metadata.items.values()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
-        made = chain_for(chain, encrypt_to, signer, was_encrypted=encrypted)
-        to = Destination.of(target, made, 1 << DEFAULT_BLOCK_LOG2, target_options, overwrite=False)
-        to.check("name another target")
+        to = Destination.of(
+            target,
+            chain,
+            encrypt_to=encrypt_to,
+            signer=signer,
+            was_encrypted=encrypted,
+            storage_options=target_options,
+            cure="name another target",
+        )
         found = Filler(catalog, partial, progress).check()
         if not found.loaded:
             return found, None

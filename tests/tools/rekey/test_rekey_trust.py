@@ -26,8 +26,7 @@ from streamxf.errors import (
     PolicyError,
 )
 from streamxf.format.trailer import pack
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.tools.rekey.holders import MetadataFiles
 
