@@ -16,8 +16,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import MetadataError
-from streamxf.format.items import TensorItem
-from streamxf.format.tiling import Chunk, check_tiles
+from streamxf.format.items import Span, TensorItem, check_tiles
 
 _Target = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
@@ -30,7 +29,7 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
     tensor. Raises MetadataError if a part would stay as it was.
     """
-    read: dict[_Target, list[Chunk]] = {}
+    read: dict[_Target, list[Span]] = {}
     sizes = _wanted(planner, items)
     lookup = getattr(planner, "lookup_tensor", None)
     for request in plan.items:
@@ -62,7 +61,7 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, tor
     return sizes
 
 
-def _check(name: str, size: Sequence[int], parts: list[Chunk]) -> None:
+def _check(name: str, size: Sequence[int], parts: list[Span]) -> None:
     try:
         check_tiles(size, parts)
     except MetadataError as error:

@@ -32,6 +32,8 @@ from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, Memor
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
 
+_PIECE = 2**20  # bytes that a stream without blocks is given at a time
+
 
 @dataclass(eq=False, slots=True)
 class _InFlight:
@@ -163,36 +165,33 @@ class DataFile:
             return MemorySource(data.getbuffer()), Kind.OBJECT
         if has_elements(data):
             return source_of(data, self._staging), Kind.TENSOR
-        buffer, data = io.BytesIO(), data.cpu()
-        if type(data) is torch.Tensor and data.untyped_storage().size() != data.nbytes:
-            data = data.clone()  # in a storage of its own size
-        torch.save(data, buffer)
+        buffer = io.BytesIO()
+        torch.save(_minimal(data.cpu()), buffer)
         return MemorySource(buffer.getbuffer()), Kind.FRAMED
 
     # -- without a container, or behind stream transforms ------------------------------------------------
 
     def _add_framed(self, item: WriteItem, data: Any) -> None:
-        source, kind = self._source(item, data)
-        is_tensor = kind is not Kind.OBJECT
-        identity = identity_of(self._writer_id, item, Kind.FRAMED if is_tensor else kind)
-        if not isinstance(data, Streamed):
-            data = Streamed(source, kind, identity.dtype, identity.shape)
+        is_tensor = item.type != WriteItemType.BYTE_IO
+        identity = identity_of(self._writer_id, item, Kind.FRAMED if is_tensor else Kind.OBJECT)
         target = self._extensions.open(self, identity, published=True, block_log2=self._block_log2, meter=self._meter)
-        start, size = self.size, 0
-        share = self._share_of(item, source.size)
+        start = self.size
+        if not is_tensor and not isinstance(data, Streamed):
+            data = Streamed(MemorySource(data.getbuffer()), Kind.OBJECT)
+        share = self._share_of(item, data.source.size if isinstance(data, Streamed) else 0)
+        counted = _Counted(target.stream, share)
         try:
-            for piece in data.pieces():
-                if target.stream.write(piece) not in (len(piece), None):  # some streams return nothing
-                    raise OSError("a stream transform accepted only part of what was written to it")
-                size += len(piece)
-                if share is not None:
-                    share.advance(len(piece))
+            if isinstance(data, Streamed):
+                for piece in data.pieces():
+                    counted.write(piece)
+            else:
+                counted.save(data)
             target.close()
         except BaseException:
             target.abort()
             raise
         leaving = _InFlight(item, cast("Any", None), is_tensor, share)
-        self._note(leaving, size, self.size - start, Stored(is_tensor, None))
+        self._note(leaving, counted.size, self.size - start, Stored(is_tensor, None))
 
     # -- results ---------------------------------------------------------------------------------------
 
@@ -213,6 +212,46 @@ class DataFile:
         self._meter.item(raw_size, size)
         if leaving.share is not None:
             leaving.share.finish()
+
+
+class _Counted:
+    """A stream for ``torch.save``: it writes all that it is given in pieces, and keeps count and the first error, which
+    torch turns into another one.
+    """
+
+    def __init__(self, stream: IO[bytes], share: Share | None) -> None:
+        self._stream = stream
+        self._share = share
+        self._error: BaseException | None = None
+        self.size = 0
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                if self._stream.write(piece) not in (len(piece), None):  # some streams return nothing
+                    raise OSError("a stream transform accepted only part of what was written to it")
+                if self._share is not None:
+                    self._share.advance(len(piece))
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """The file is flushed once, when all of its items are written."""
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Write what ``torch.save`` writes for a tensor, as torch's own writer does."""
+        try:
+            torch.save(_minimal(tensor.cpu()), cast("IO[bytes]", self))
+        except RuntimeError:
+            if self._error is None:
+                raise
+        if self._error is not None:
+            raise self._error
 
 
 @contextmanager
@@ -249,6 +288,13 @@ def _discard(stream: Any, error: BaseException) -> None:
         )
     finally:
         stream.closed = True  # or it would be completed with what there is
+
+
+def _minimal(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a storage of its own size, where it has one of its own."""
+    if type(tensor) is not torch.Tensor or tensor.untyped_storage().size() == tensor.nbytes:
+        return tensor
+    return tensor.clone()
 
 
 def _check_planned(item: WriteItem, data: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.disk import Mount
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile, storing
 from streamxf.dcp.threads import side_by_side
