@@ -18,9 +18,9 @@ from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
 from streamxf.errors import CodecError, located
-from streamxf.format.container import check_payload, pack_head, parse_head
+from streamxf.format.container import check_payload, pack_head, parse_head, stage_limit
 from streamxf.format.header import Header
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES
 from streamxf.progress import Progress
 from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import Sample

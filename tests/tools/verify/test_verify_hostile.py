@@ -27,7 +27,7 @@ from streamxf.tools.framed import check_records
 from streamxf.tools.verify.reading import GuardedAccess
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
-SIZE = 2**20
+SIZE = 2**18
 
 
 class Reads:
