@@ -26,8 +26,7 @@ from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress
-from streamxf.tools.convert.layout import pieces
-from streamxf.tools.convert.plan import Plan
+from streamxf.tools.convert.plan import Plan, pieces
 from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
