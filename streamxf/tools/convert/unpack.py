@@ -96,8 +96,8 @@ def unpack(
 
     Raises
     ------
-    FileExistsError
-        If there is something at the target, and `overwrite` is False.
+    FileExistsError, IsADirectoryError, NotADirectoryError
+        If there is something at the target that may not, or cannot, be replaced.
     FileNotFoundError, NoCheckpointError
         If there is no checkpoint.
     ParameterError
