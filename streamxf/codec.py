@@ -22,7 +22,7 @@ from streamxf.errors import DescriptorError
 
 if TYPE_CHECKING:
     from streamxf.keys import KeyRing
-    from streamxf.keys.datakey import DataKey
+    from streamxf.keys.envelope import DataKey
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
@@ -103,6 +103,11 @@ class Codec(abc.ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     role: ClassVar[Role] = "transform"
+
+    @classmethod
+    def implementation(cls) -> str | None:
+        """Which of several implementations runs in this process, in a word for reports; None if there is only one."""
+        return None
 
     @abc.abstractmethod
     def encode(self, block: memoryview, info: BlockInfo) -> Buffer:

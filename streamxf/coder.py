@@ -35,6 +35,8 @@ class StreamCoder:
             (codec, encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream))
             for codec in chain
         ]
+        if meter is not None:
+            meter.implementations.update((codec.name, kind) for codec in chain if (kind := codec.implementation()))
 
     @classmethod
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:

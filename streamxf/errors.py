@@ -149,6 +149,10 @@ class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 
 
+NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError)
+"""What says something about keys, or about what is required, and nothing about whether data is intact."""
+
+
 class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""
 

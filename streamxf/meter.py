@@ -30,6 +30,7 @@ class Meter:
     def __init__(self) -> None:
         self._local = threading.local()
         self._cells: list[Cell] = []
+        self.implementations: dict[str, str] = {}  # which one runs of a codec that has several, by the codec's name
 
     @property
     def cell(self) -> Cell:

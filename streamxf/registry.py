@@ -14,7 +14,7 @@ from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, Descriptor, check_name
 from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
 NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)

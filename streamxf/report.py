@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from streamxf.meter import Meter
@@ -24,6 +24,8 @@ class Report:
     - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
     - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
       small that they are done on the spot do not count.
+    - `implementations`: of the codecs that have several, which one ran, by the codec's name: of `FloatZip`
+      ``"compiled"`` or ``"numpy"``.
     """
 
     items: int
@@ -33,6 +35,7 @@ class Report:
     codec_seconds: Mapping[str, float]
     io_seconds: float
     peak_blocks: int
+    implementations: Mapping[str, str] = field(default_factory=dict)
 
     what: ClassVar[str]
 
@@ -41,7 +44,8 @@ class Report:
         """The report of a save or load that is over."""
         total = meter.total()
         counts = total.items, total.raw_bytes, total.stored_bytes
-        return cls(*counts, wall_seconds, dict(total.busy), total.io_seconds, total.peak_blocks)
+        ran = dict(meter.implementations)
+        return cls(*counts, wall_seconds, dict(total.busy), total.io_seconds, total.peak_blocks, ran)
 
     @property
     def ratio(self) -> float:
@@ -73,7 +77,10 @@ class Report:
             ("raw", size_text(self.raw_bytes), ""),
             ("stored", size_text(self.stored_bytes), f"{self.ratio:.3f} of raw"),
             ("wall", f"{self.wall_seconds:,.3f} s", f"{rate_text(self.throughput)} of raw"),
-            *((f"busy in {name}", f"{seconds:,.3f} s", "") for name, seconds in self.codec_seconds.items()),
+            *(
+                (f"busy in {name}", f"{seconds:,.3f} s", self.implementations.get(name, ""))
+                for name, seconds in self.codec_seconds.items()
+            ),
             ("busy in I/O", f"{self.io_seconds:,.3f} s", ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
         ]

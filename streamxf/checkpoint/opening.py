@@ -26,7 +26,7 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in

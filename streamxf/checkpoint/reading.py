@@ -115,14 +115,7 @@ class BoxReader(abc.ABC):
         """Fill `out`, an array of the box's shape with elements of the item's size, in any strides; raises as
         `read_boxes`.
         """
-        pipeline: Pipeline[None] = Pipeline()
-        try:
-            for job, size in self.jobs(box, out):
-                pipeline.submit(job, size)
-            for _ in pipeline.results():
-                """Blocks are decoded into their place."""
-        finally:
-            pipeline.cancel()
+        run_jobs(self.jobs(box, out))
 
     def jobs(self, box: Box, out: Array) -> Iterator[tuple[Callable[[], None], int]]:
         """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`.
@@ -193,6 +186,18 @@ def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
 def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
     with located(**place):
         job()
+
+
+def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
+    """Make the calls that `Elements.jobs` gives, in workers."""
+    pipeline: Pipeline[None] = Pipeline()
+    try:
+        for job, size in jobs:
+            pipeline.submit(job, size)
+        for _ in pipeline.results():
+            """Blocks are decoded into their place."""
+    finally:
+        pipeline.cancel()
 
 
 def itemsize_of(item: TensorItem) -> int:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from inspect import cleandoc
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from streamxf.cli import (
-    bench,
-    cat,
-    clean,
-    codecs,
-    demo,
-    diff,
-    inspect,
-    keygen,
-    pack,
-    recipients,
-    rekey,
-    salvage,
-    transcode,
-    tune,
-    unpack,
-    verify,
-)
 from streamxf.version import __version__
 
 # Each module has the command as a function of its own name, and examples of it. It imports what is heavy when it runs.
-PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Look": (inspect, diff, cat),
-    "Check and repair": (verify, salvage, clean),
-    "Convert": (pack, unpack, transcode),
-    "Keys": (keygen, rekey, recipients),
-    "Choose a chain": (tune, bench, codecs, demo),
+PANELS = {
+    "Look": ("inspect", "diff", "cat"),
+    "Check and repair": ("verify", "salvage", "clean"),
+    "Convert": ("pack", "unpack", "transcode"),
+    "Keys": ("keygen", "rekey", "recipients"),
+    "Choose a chain": ("tune", "bench", "codecs", "demo"),
 }
-COMMANDS = {module.__name__.rpartition(".")[2]: module for panel in PANELS.values() for module in panel}
+COMMANDS = {name: import_module(f"streamxf.cli.{name}") for panel in PANELS.values() for name in panel}
 
 
 def _version(asked: bool) -> None:
@@ -64,9 +46,9 @@ def command_line() -> Any:
         epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 it could not start.",
     )
     app.callback()(_options)
-    for panel, modules in PANELS.items():
-        for module in modules:
-            name = module.__name__.rpartition(".")[2]
+    for panel, names in PANELS.items():
+        for name in names:
+            module = COMMANDS[name]
             command = getattr(module, name)
             paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
             examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamxf.cli import options, show, units
-from streamxf.cli.candidates import NO_CHAIN, ChainsOption, EncryptOption, Figures, chains_to_try, print_figures
+from streamxf.cli.candidates import NO_CHAIN, ChainsOption, EncryptOption, chains_to_try, print_figures
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
 from streamxf.wording import many, size_text
@@ -59,8 +59,7 @@ def bench(
     Every load is compared bit for bit. It needs disk space for its saves and memory for twice --size, and nothing else
     should be running.
     """
-    from streamxf.cli.portion import portion_of, random_weights
-    from streamxf.cli.timing import measure
+    from streamxf.cli.timing import measure, portion_of, random_weights
     from streamxf.keys import KeyRing
 
     if not os.path.isdir(at):
@@ -127,13 +126,11 @@ def _print(path: str | None, at: str, found: list[Timing], best: Timing, runs: i
         f"{size_text(best.raw_bytes)} of {what} in {many(best.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
-    figures = []
+    rows = []
     for each in found:
-        rates = each.raw_bytes / each.save_seconds, each.raw_bytes / each.load_seconds
-        speeds = f"{rates[0] / 1e6:,.0f}", f"{rates[1] / 1e6:,.0f}"
-        sizes = each.stored_bytes, each.raw_bytes
-        figures.append(Figures(each.side, *sizes, speeds, each.save_seconds, each.load_seconds))
-    print_figures(figures, ("save\nMB/s", "load\nMB/s"), best.side)
+        save, load = (f"{each.raw_bytes / took / 1e6:,.0f}" for took in (each.save_seconds, each.load_seconds))
+        rows.append((each.side, each, save, load))
+    print_figures(rows, ("save\nMB/s", "load\nMB/s"), best.side)
     for each in found:
         if not each.correct:
             out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,8 @@ from streamxf.wording import printable, size_text
 
 if TYPE_CHECKING:
     from streamxf.chain import Chain
+    from streamxf.cli.timing import Timing
+    from streamxf.tuning.estimate import Estimate
 
 NO_CHAIN = "no chain"
 _WIDTH = 80
@@ -47,31 +49,21 @@ def chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
     return [Chain([*codecs, Encrypt(key)] if encrypt else codecs) for codecs in CANDIDATES]
 
 
-class Figures(NamedTuple):
-    """What a chain took."""
-
-    chain: str
-    stored_bytes: int
-    raw_bytes: int
-    speeds: tuple[str, str]
-    save_seconds: float
-    load_seconds: float
-
-
-def print_figures(found: Sequence[Figures], speeds: tuple[str, str], best: str) -> None:
-    """A table and charts of what chains took, and the one to choose. `speeds` are the headings of two columns."""
+def print_figures(found: Sequence[tuple[str, Timing | Estimate, str, str]], speeds: tuple[str, str], best: str) -> None:
+    """A table and charts of what chains took, and the one to choose. `found` has a chain, its figures and two speeds,
+    whose headings are `speeds`.
+    """
     out = show.console()
     numbers = ("stored", "of raw", *speeds, "save", "load")
     table = show.table("chain", *numbers, right=numbers)
-    for each in found:
-        cells = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}", *each.speeds
+    for chain, each, *rates in found:
+        cells = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}", *rates
         seconds = f"{each.save_seconds:,.3f} s", f"{each.load_seconds:,.3f} s"
-        style = "bold" if each.chain == best else ""
-        show.row(table, each.chain or NO_CHAIN, *cells, *seconds, style=style)
+        show.row(table, chain or NO_CHAIN, *cells, *seconds, style="bold" if chain == best else "")
     out.print(table)
     width = min(out.width, _WIDTH)
-    out.print("\n".join(chart("seconds to save", [(each.chain, each.save_seconds) for each in found], width)))
-    out.print("\n".join(chart("seconds to load", [(each.chain, each.load_seconds) for each in found], width)))
+    out.print("\n".join(chart("seconds to save", [(chain, each.save_seconds) for chain, each, *_ in found], width)))
+    out.print("\n".join(chart("seconds to load", [(chain, each.load_seconds) for chain, each, *_ in found], width)))
     out.print(f"\nrecommended: {best or NO_CHAIN}")
 
 

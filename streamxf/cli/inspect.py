@@ -89,6 +89,7 @@ def inspect(
 
     Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
     """
+    from streamxf.cli import figures
     from streamxf.tools.inspect.inspect import inspect as look
 
     if html is not None:
@@ -113,8 +114,6 @@ def inspect(
         if json:
             show.as_json(plain.as_dict())
         else:
-            from streamxf.cli import figures
-
             figures.plain(plain)
         return FINE
     found = summary.values
@@ -132,19 +131,15 @@ def inspect(
         facts = summary.as_dict(largest=top, items=items) | more
         show.as_json(facts, show.budget_for(max_expansion, path))
         return code
-    from streamxf.cli import figures
-
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
     elif not items and top and found is None:
         figures.largest(summary, top)
     if found is not None:
-        from streamxf.cli.values import flagged, table
-
-        flagged(found)
+        figures.flagged(found)
         if not items and top and module is None:
-            table(summary, top)
+            figures.table(summary, top)
     figures.about(summary)
     if items:
         figures.items(summary)
@@ -178,12 +173,7 @@ def _branch(module: Module, depth: int | None) -> dict[str, Any]:
 
 
 def _check_page(file: str) -> None:
-    """Refuse to write over anything but an older page, before anything is read.
-
-    Raises
-    ------
-    FileExistsError
-    """
+    """Refuse to write over anything but an older page, before anything is read."""
     if os.path.isfile(file) and os.path.getsize(file):
         with open(file, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:

@@ -54,7 +54,6 @@ def keygen(
     The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
     its key a checkpoint is lost.
     """
-    from streamxf.cli.keys import new_passphrase
     from streamxf.keys import Key, PrivateKey, SigningKey, write_key
     from streamxf.keys.derive import X25519
 
@@ -71,7 +70,7 @@ def keygen(
     else:
         key = PrivateKey.generate(*[X25519] if kind == "x25519" else [])
         half, use = key.public, "whoever has it can write for you, and not read"
-    write_key(file, key, new_passphrase(file) if passphrase else None)
+    write_key(file, key, options.new_passphrase(file) if passphrase else None)
     if half is not None and other is not None:
         try:
             write_key(other, half)
@@ -80,12 +79,11 @@ def keygen(
             raise
     if json:
         show.as_json({"kind": key.kind, "id": key.id, "secret": file, "public": other})
-    else:
-        out = show.console()
-        out.print(f"{key.kind} key {key.id}")
-        out.print(f"secret  {file}  keep it, and a copy in a safe place")
-        if other is not None:
-            out.print(f"public  {other}  give it away: {use}")
+        return FINE
+    lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]
+    if other is not None:
+        lines.append(f"public  {other}  give it away: {use}")
+    show.console().print("\n".join(lines))
     return FINE
 
 

@@ -1,16 +1,22 @@
-"""Arguments and options that several commands have, so that each has one name, one help text and one meaning."""
+"""Arguments and options that several commands have, so that each has one name, one help text and one meaning.
+
+Keys are given by their locations, never on the command line, where other users could read them.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from getpass import getpass
 from typing import Annotated, Any, Literal
 
 import typer
 
-from streamxf.cli.keys import key_at
-from streamxf.errors import ParameterError
+from streamxf.errors import KeyMissingError, ParameterError
 
 KEYS_VARIABLE = "STREAMXF_KEYS"
+PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
+PROMPT = "prompt"
 
 
 def existing(path: str) -> str:
@@ -28,6 +34,56 @@ def key(location: str) -> Any:
         return key_at(location)
     except ParameterError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def key_at(location: str) -> Any:
+    """The key at a location; raises what `streamxf.keys.read_key` raises.
+
+    ``prompt`` asks for what a key file holds. Where a passphrase protects the key it is taken from the environment
+    variable STREAMXF_PASSPHRASE, or asked for.
+    """
+    from streamxf.keys.file import key_line, read_line
+    from streamxf.keys.location import find, maker
+
+    if location == PROMPT:
+        return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
+    try:
+        return find(location)
+    except KeyMissingError:
+        scheme, _, rest = location.partition(":")
+        if scheme == "file" or (scheme == "env" and rest in os.environ):
+            return maker(scheme)(rest, _passphrase(f"Passphrase of {location}: ", f"{location} has a passphrase"))
+        raise
+
+
+def new_passphrase(file: str) -> str:
+    """A passphrase for a new file: that of STREAMXF_PASSPHRASE, or one that is typed twice."""
+    first = _passphrase(f"New passphrase for {file}: ", "a passphrase is asked for")
+    if PASSPHRASE_VARIABLE not in os.environ and getpass("The same again: ") != first:
+        raise ParameterError("the two passphrases differ; nothing was written")
+    return first
+
+
+def _passphrase(question: str, why: str) -> str:
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    return given if given is not None else _asked(question, why)
+
+
+def _asked(question: str, why: str) -> str:
+    if not sys.stdin.isatty():
+        raise KeyMissingError(
+            f"{why}, and there is no terminal to ask at; give the key as file:PATH or env:VARIABLE, and its "
+            f"passphrase, if it has one, in {PASSPHRASE_VARIABLE}"
+        )
+    answer = getpass(question)
+    if not answer:
+        raise ParameterError("nothing was typed")
+    return answer
+
+
+def location(*names: str, help: str, **more: Any) -> Any:
+    """An option that takes the location of a key, for an argument that takes the key."""
+    return typer.Option(*names, parser=key, metavar="LOCATION", help=help, **more)
 
 
 def codecs_behind(incomplete: str) -> list[str]:
@@ -50,8 +106,7 @@ Path = Annotated[
     ),
 ]
 Target = Annotated[
-    str,
-    typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL."),
+    str, typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL.")
 ]
 Chain = Annotated[
     str | None,
@@ -65,12 +120,7 @@ Chain = Annotated[
 ]
 EncryptTo = Annotated[
     list[Any] | None,
-    typer.Option(
-        "--encrypt-to",
-        parser=key,
-        metavar="LOCATION",
-        help="A key that may read what is written; may be given several times.",
-    ),
+    location("--encrypt-to", help="A key that may read what is written; may be given several times."),
 ]
 Only = Annotated[
     list[str] | None,
@@ -89,25 +139,17 @@ FileSize = Annotated[
 ]
 Key = Annotated[
     list[Any] | None,
-    typer.Option(
+    location(
         "--key",
         "-k",
-        parser=key,
-        metavar="LOCATION",
         envvar=KEYS_VARIABLE,
         help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
         "May be given several times. Never the key itself: other users could read it.",
     ),
 ]
-Trust = Annotated[
-    list[Any] | None,
-    typer.Option(
-        "--trust", parser=key, metavar="LOCATION", help="The public key of a trusted signer (file:..., env:...)."
-    ),
-]
+Trust = Annotated[list[Any] | None, location("--trust", help="The public key of a trusted signer (file:..., env:...).")]
 Unsigned = Annotated[
-    bool,
-    typer.Option("--allow-unsigned", help="Accept what a private key opens without a signature."),
+    bool, typer.Option("--allow-unsigned", help="Accept what a private key opens without a signature.")
 ]
 Require = Annotated[
     Literal["published", "bound", "encrypted"] | None,
@@ -117,20 +159,11 @@ Require = Annotated[
         help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
     ),
 ]
-Signer = Annotated[
-    Any,
-    typer.Option(
-        "--signer", parser=key, metavar="LOCATION", help="The signing key that vouches for it (file:..., env:...)."
-    ),
-]
+Signer = Annotated[Any, location("--signer", help="The signing key that vouches for it (file:..., env:...).")]
 Vouch = Annotated[
-    bool,
-    typer.Option("--vouch", help="Vouch for a checkpoint that anyone could have written, since it is not signed."),
+    bool, typer.Option("--vouch", help="Vouch for a checkpoint that anyone could have written, since it is not signed.")
 ]
-SaveIds = Annotated[
-    list[str] | None,
-    typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save."),
-]
+SaveIds = Annotated[list[str] | None, typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save.")]
 MaxExpansion = Annotated[
     int,
     typer.Option(

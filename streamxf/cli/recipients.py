@@ -9,7 +9,6 @@ import typer
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
-from streamxf.cli.keys import key_at
 from streamxf.errors import KeyMissingError
 from streamxf.keys.derive import is_key_id
 
@@ -23,10 +22,7 @@ EXAMPLES = (
 def recipients(
     path: options.Path,
     add: Annotated[
-        list[Any] | None,
-        typer.Option(
-            "--add", parser=options.key, metavar="LOCATION", help="A recipient to add; may be given several times."
-        ),
+        list[Any] | None, options.location("--add", help="A recipient to add; may be given several times.")
     ] = None,
     remove: Annotated[
         list[str] | None,
@@ -52,21 +48,13 @@ def recipients(
 
     if key is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
-    less = [entry if is_key_id(entry) else key_at(entry) for entry in remove or ()]
+    less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
+    terms: dict[str, Any] = {"trust": trust, "allow_unsigned": allow_unsigned, "expect_save_id": expect_save_id}
     if add:
-        add_recipient(
-            path,
-            key,
-            add,
-            signer=signer,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            vouch=vouch,
-            expect_save_id=expect_save_id,
-        )
+        add_recipient(path, key, add, signer=signer, vouch=vouch, **terms)
     for entry in less:
-        remove_recipient(path, key, entry, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
-    found = listed(path, key, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+        remove_recipient(path, key, entry, **terms)
+    found = listed(path, key, **terms)
     if json:
         signers = [signer for signer in found.signers if signer is not None]
         show.as_json({"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers})

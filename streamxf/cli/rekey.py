@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from streamxf.cli import options, show
 from streamxf.cli.exits import FINE
 from streamxf.errors import KeyMissingError
@@ -20,13 +18,7 @@ def rekey(
     path: options.Path,
     to: Annotated[
         list[Any],
-        typer.Option(
-            "--to",
-            parser=options.key,
-            metavar="LOCATION",
-            help="Who may read from now on; may be given several times.",
-            show_default=False,
-        ),
+        options.location("--to", help="Who may read from now on; may be given several times.", show_default=False),
     ],
     key: options.Key = None,
     signer: options.Signer = None,
@@ -58,8 +50,7 @@ def rekey(
     )
     if json:
         show.as_json({"path": path, "rewritten": written})
-    elif written:
-        show.console().print(f"rewritten: {', '.join(written)}")
     else:
-        show.console().print("nothing changed: it is already for these keys alone")
+        said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
+        show.console().print(said)
     return FINE

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import typer
 from typer.exceptions import TyperException
 
-from streamxf.cli import storage
 from streamxf.cli.app import COMMANDS, command_line
-from streamxf.cli.exits import FINE, INTERRUPTED, LINE, PIPE_CLOSED, USAGE, exit_code, expected, line_of, root_of
-from streamxf.cli.interrupts import Interrupts
+from streamxf.cli.exits import (
+    FINE,
+    INTERRUPTED,
+    LINE,
+    PIPE_CLOSED,
+    USAGE,
+    exit_code,
+    expected,
+    line_of,
+    root_of,
+    storage_failure_in,
+    storage_line_of,
+)
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
 
 TRACEBACK = "STREAMXF_TRACEBACK"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of Ctrl-C, schedulers and closed terminals
 
 
 def run(arguments: list[str]) -> int:
@@ -72,9 +87,9 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    failure = storage.failure_in(error)
+    failure = storage_failure_in(error)
     if failure is not None:
-        text = storage.line_of(failure, arguments)
+        text = storage_line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
     text = line_of(error)
     if not expected(error):
@@ -121,3 +136,44 @@ def _warn(message: Warning | str, category: type[Warning], *place: object, **mor
 def _say(text: str) -> None:
     """One line on stderr; at a terminal, as many as it takes to end each between words."""
     print(wrapped(text, sys.stderr), file=sys.stderr)
+
+
+class Interrupts:
+    """Turns signals into KeyboardInterrupt, and remembers the first: what is interrupted may turn that into an error of
+    its own, as imports and DCP do.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._raised: list[KeyboardInterrupt] = []
+
+    @property
+    def exit_code(self) -> int:
+        """As shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
+        return INTERRUPTED if self.first is None else 128 + self.first
+
+    def how_to_resume(self, error: BaseException) -> list[str]:
+        """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""
+        notes = (note for each in (*self._raised, error) for note in getattr(each, "__notes__", ()))
+        return [note for note in dict.fromkeys(notes) if "repeat" in note]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch for signals in the block. Those that the process was started to ignore, as by nohup, stay ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        try:
+            for number, known in before.items():
+                if known is not signal.SIG_IGN:
+                    signal.signal(number, self._note)
+            yield
+        finally:
+            for number, known in before.items():
+                signal.signal(number, known)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or number
+        self._raised.append(KeyboardInterrupt())
+        raise self._raised[-1]

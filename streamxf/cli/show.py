@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,8 +17,10 @@ from streamxf.wording import printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text
 
     from streamxf.progress import Progress
     from streamxf.proportion import Budget
@@ -60,15 +64,7 @@ def console() -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table in the look of all commands.
-
-    Parameters
-    ----------
-    columns : str
-        Headings.
-    right : sequence of str
-        Those of them whose cells are numbers.
-    """
+    """An empty table in the look of all commands; the headings in `right` stand over numbers."""
     from rich import box
     from rich.table import Table
 
@@ -78,11 +74,31 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def name(text: str, style: str = "") -> RenderableType:
+class ItemName:
     """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-    from streamxf.cli.folding import FoldedName
 
-    return FoldedName(printable(text), style)
+    def __init__(self, text: str, style: str = "") -> None:
+        self._style = style
+        self._pieces = re.findall(r"[^./_:-]*[./_:-]+|[^./_:-]+", printable(text))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        lengths = list(map(cell_len, self._pieces))
+        return Measurement(max(lengths, default=0), sum(lengths))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        line = ""
+        for piece in self._pieces:
+            if line and cell_len(line + piece) > options.max_width:
+                yield Text(line, self._style)
+                line = ""
+            line += piece
+        yield Text(line, self._style, overflow="fold")
 
 
 def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
@@ -113,16 +129,13 @@ def can_show(characters: str) -> bool:
     return True
 
 
-@contextmanager
-def progress(title: str, json: bool) -> Iterator[Progress | None]:
+def progress(title: str, json: bool) -> AbstractContextManager[Progress | None]:
     """A bar, which appears on a terminal after a second; nothing with --json."""
     if json:
-        yield None
-        return
+        return nullcontext()
     from streamxf.bar import ProgressBar
 
-    with ProgressBar(title) as bar:
-        yield bar
+    return ProgressBar(title)
 
 
 def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
@@ -132,14 +145,13 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     often than there is memory for; if they are too many, nothing is printed, and PolicyError raised.
     """
     facts = {"json_version": JSON_VERSION, **facts}
-    pieces: list[str] = []
-    for piece in _pieces(facts):
+    text = io.StringIO()
+    for piece in json.JSONEncoder(default=_plain).iterencode(facts):
         if budget is not None:
             budget.spend(len(piece), "the output")
-        pieces.append(piece)
-    if sum(map(len, pieces)) <= _INDENTED:
-        pieces = [json.dumps(facts, indent=2, default=_plain)]
-    sys.stdout.writelines([*pieces, "\n"])
+        text.write(piece)
+    short = text.tell() <= _INDENTED
+    print(json.dumps(facts, indent=2, default=_plain) if short else text.getvalue())
 
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
@@ -155,23 +167,6 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
         else:
             stored += storage.held("", None)
     return Budget(max_expansion, stored)
-
-
-def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The text of an object, in which each element of a list is a piece of its own."""
-    before = "{"
-    for key, value in facts.items():
-        yield f"{before}{json.dumps(key)}: "
-        before = ", "
-        if isinstance(value, list | tuple):
-            between = "["
-            for element in value:
-                yield between + json.dumps(element, default=_plain)
-                between = ", "
-            yield "]" if value else "[]"
-        else:
-            yield json.dumps(value, default=_plain)
-    yield "}"
 
 
 def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Saves and loads of one state dict by several writers in turn, and what they took."""
+"""Saves and loads of one state dict by several writers in turn, and what they took; what ``bench`` saves and loads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,21 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.reading import Box
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import ParameterError
+from streamxf.format.items import TensorItem
+from streamxf.formats.opening import open_source
+from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 
 State = dict[str, torch.Tensor]
+
+_SPREAD = 0.02  # of weights as transformers are initialized
+_SQUARE = 4096
+_MOST = 64  # tensors, where these hold enough: many small parts of tensors would take longer than they do whole
 
 
 @dataclass(frozen=True)
@@ -32,14 +44,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one side took for one state dict; seconds are medians.
-
-    Attributes
-    ----------
-    raw_bytes, stored_bytes : int
-        Bytes of the tensors, and of all files of the checkpoint.
-    correct : bool
-        Whether every load gave the tensors back bit for bit.
+    """What one side took for one state dict: its tensors, all files of the checkpoint, medians of seconds, and whether
+    every load gave the tensors back bit for bit.
     """
 
     side: str
@@ -56,14 +62,8 @@ def measure(
 ) -> list[Timing]:
     """Save and load `state` by every side in turn, `runs` times after one round to warm up.
 
-    Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget.
-
-    Parameters
-    ----------
-    folder : Path
-        For the checkpoints; what is left there is each side's last one, in a folder of the side's number.
-    progress : Progress, optional
-        Is told of raw bytes, those of saves and of loads.
+    Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget. What is
+    left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` is told of raw bytes.
     """
     raw = sum(tensor.nbytes for tensor in state.values())
     if progress is not None:
@@ -110,3 +110,60 @@ def _forget(path: Path) -> None:
     for file in path.iterdir():
         with file.open("rb") as stream, suppress(OSError):  # some file systems keep no cache
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
+    """The first rows of tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
+
+    Raises ParameterError if no tensor has data.
+    """
+    with open_source(Storage.of(path), Access.of(keys)) as reader:
+        boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
+        if not boxes:
+            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
+        if progress is not None:
+            progress.expect(sum(box.size for box in boxes))
+        state: State = {}
+        for box, elements in zip(boxes, reader.read_boxes(boxes), strict=True):
+            state[box.item.name] = as_torch(elements, box.item.dtype)
+            if progress is not None:
+                progress.advance(box.size)
+        return state
+
+
+def random_weights(size: int) -> State:
+    """Weights in bf16 as a model is initialized, of `size` bytes; at least one element, and no half ones."""
+    generator = torch.Generator().manual_seed(0)
+    rows, rest = divmod(max(1, size // 2), _SQUARE)
+    shapes = [(min(_SQUARE, rows - first), _SQUARE) for first in range(0, rows, _SQUARE)]
+    if rest:
+        shapes.append((1, rest))
+    return {
+        f"layers.{number}.weight": (torch.randn(shape, generator=generator) * _SPREAD).to(torch.bfloat16)
+        for number, shape in enumerate(shapes)
+    }
+
+
+def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
+    """The same share of each tensor. The largest one comes last, and gets what rounding to rows left over."""
+    full = [item for item in items if item.size]
+    fewer = full[:: -(-len(full) // _MOST) or 1]
+    if sum(item.size for item in fewer) >= size:
+        full = fewer
+    full.sort(key=lambda item: item.size)
+    left, total = size, sum(item.size for item in full)
+    for item in full:
+        lengths = _lengths(item.shape, left / total)
+        total -= item.size
+        box = Box(item, (0,) * len(lengths), lengths)
+        if box.size <= left:
+            yield box
+            left -= box.size
+
+
+def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
+    """The shape of what is taken of a tensor: as many rows as make up a share of it, and at least a part of one."""
+    if share >= 1 or not shape:
+        return shape
+    rows = int(shape[0] * share)
+    return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamxf.cli import options, show, units
-from streamxf.cli.candidates import ChainsOption, EncryptOption, Figures, chains_to_try, print_figures
+from streamxf.cli.candidates import ChainsOption, EncryptOption, chains_to_try, print_figures
 from streamxf.cli.exits import FINE
 from streamxf.errors import ParameterError
 from streamxf.wording import many, rate_text, size_text
@@ -110,10 +110,9 @@ def _print(found: Recommendation, measured: bool) -> None:
         f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
         f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
     )
-    figures = []
-    for each in found.estimates:
-        speeds = f"{each.encode_bytes_per_second / 1e9:.2f}", f"{each.decode_bytes_per_second / 1e9:.2f}"
-        sizes = each.stored_bytes, each.raw_bytes
-        figures.append(Figures(each.chain, *sizes, speeds, each.save_seconds, each.load_seconds))
-    print_figures(figures, ("encode\nGB/s", "decode\nGB/s"), str(found.chain))
+    rows = [
+        (each.chain, each, f"{each.encode_bytes_per_second / 1e9:.2f}", f"{each.decode_bytes_per_second / 1e9:.2f}")
+        for each in found.estimates
+    ]
+    print_figures(rows, ("encode\nGB/s", "decode\nGB/s"), str(found.chain))
     out.print(found.reason)

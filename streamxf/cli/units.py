@@ -7,18 +7,9 @@ import re
 import typer
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_BYTES = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _BYTES |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?) *([a-z]*)", re.ASCII | re.IGNORECASE)
 
 

@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
 from streamxf.descriptor import Descriptor
@@ -28,11 +27,10 @@ from streamxf.errors import (
     ParameterError,
 )
 from streamxf.keys import KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import MAX_RECIPIENTS, Envelope
+from streamxf.keys.envelope import MAX_RECIPIENTS, DataKey, Envelope
+from streamxf.keys.key import Uncopied
 from streamxf.keys.location import as_signing_key
 from streamxf.keys.ring import as_providers
-from streamxf.keys.secret import Uncopied
 from streamxf.keys.vouchers import Vouchers
 
 if TYPE_CHECKING:  # slow to import, and not every process encrypts
@@ -42,18 +40,12 @@ TAG_BYTES = 16
 MAX_BLOCKS = 2**32
 
 
-class _Session:
-    """A data key, wrapped for the recipients by the process `writer`; None where it was read.
+class _Session(NamedTuple):
+    """A data key, wrapped for the recipients by the process `writer`; None where it was read."""
 
-    Not a dataclass: `dataclasses.asdict` of a codec would reveal the data key.
-    """
-
-    __slots__ = ("data_key", "wrapped", "writer")
-
-    def __init__(self, data_key: DataKey, wrapped: str, writer: int | None) -> None:
-        self.data_key = data_key
-        self.wrapped = wrapped
-        self.writer = writer
+    data_key: DataKey
+    wrapped: str
+    writer: int | None
 
 
 @cache
@@ -124,17 +116,13 @@ class Encrypt(Uncopied, Codec):
                 "Readers will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
-        self._take(made, by, None)
+        vars(self).update(vars(self._made(made, by)))
 
-    def _take(self, recipients: tuple[KeyProvider, ...], signer: Any, session: _Session | None) -> Self:
-        for name, value in (
-            ("recipients", recipients),
-            ("signer", signer),
-            ("_session", session),
-            ("_turns", _Turns()),
-        ):
-            object.__setattr__(self, name, value)
-        return self
+    @classmethod
+    def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _Session | None = None) -> Self:
+        codec = cls.__new__(cls)
+        vars(codec).update(recipients=recipients, signer=signer, _session=session, _turns=_Turns())
+        return codec
 
     # -- blocks ------------------------------------------------------------------------------------
 
@@ -167,7 +155,7 @@ class Encrypt(Uncopied, Codec):
 
     @property
     def data_key(self) -> DataKey:
-        """The data key in use: the one that was read, or one drawn for this process."""
+        """The one that was read, or one drawn for this process."""
         return self._current().data_key
 
     @property
@@ -196,7 +184,7 @@ class Encrypt(Uncopied, Codec):
 
     def renew(self) -> Self:
         self._check_writes()
-        return self.__new__(type(self))._take(self.recipients, self.signer, None)
+        return self._made(self.recipients, self.signer)
 
     def _check_writes(self) -> None:
         if not self.recipients:
@@ -209,8 +197,8 @@ class Encrypt(Uncopied, Codec):
                 session = self._session
                 if session is None or session.writer not in (None, os.getpid()):
                     self._check_writes()
-                    if isinstance(self.signer, _AbsentSigner):  # before anything is written that it must sign
-                        raise _left_behind(repr(self.signer))
+                    if isinstance(self.signer, _Absent):  # before anything is written that it must sign
+                        raise self.signer.error()
                     data_key = DataKey.draw()
                     session = _Session(data_key, str(Envelope.seal(data_key, self.recipients)), os.getpid())
                     object.__setattr__(self, "_session", session)
@@ -247,7 +235,7 @@ class Encrypt(Uncopied, Codec):
     @classmethod
     def reading(cls, data_key: DataKey) -> Self:
         """Make the codec that decrypts what was encrypted under `data_key`."""
-        return cls.__new__(cls)._take((), None, _Session(data_key, "", None))
+        return cls._made((), None, _Session(data_key, "", None))
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
@@ -273,42 +261,29 @@ class Encrypt(Uncopied, Codec):
     # -- copies and pickles ------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kept = tuple(key if key.portable else _AbsentKey(key.kind, key.id) for key in self.recipients)
-        return _remade, (kept, _AbsentSigner(self.signer.id) if self.signer is not None else None)
+        kept = tuple(key if key.portable else _Absent("key", key) for key in self.recipients)
+        return self._made, (kept, _Absent("signing key", self.signer) if self.signer is not None else None)
+
+    def _to_own_child(self) -> tuple[Any, ...]:
+        return self._made, (self.recipients, self.signer)
 
 
-class _AbsentKey(KeyProvider):
+class _Absent(KeyProvider):
     """Stands in for a key that a pickle left out: it has that key's kind and id."""
 
     portable: ClassVar[bool] = True
 
-    def __init__(self, kind: str, key_id: str) -> None:
-        self.kind = kind
-        self.id = key_id
+    def __init__(self, noun: str, key: Any) -> None:
+        self.noun, self.kind, self.id = noun, key.kind, key.id
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> NoReturn:
-        raise _left_behind(repr(self))
+        raise self.error()
+
+    def error(self) -> KeyMissingError:
+        return KeyMissingError(f"{self!r} was left out when this Encrypt was pickled; make a new Encrypt(key) here")
 
     def __repr__(self) -> str:
-        return f"key {self.id}"
-
-
-class _AbsentSigner:
-    """The same for a signing key."""
-
-    def __init__(self, key_id: str) -> None:
-        self.id = key_id
-
-    def __repr__(self) -> str:
-        return f"signing key {self.id}"
-
-
-def _left_behind(what: str) -> KeyMissingError:
-    return KeyMissingError(f"{what} was left out when this Encrypt was pickled; make a new Encrypt(key) here")
-
-
-def _remade(recipients: tuple[KeyProvider, ...], signer: Any) -> Encrypt:
-    return Encrypt.__new__(Encrypt)._take(recipients, signer, None)
+        return f"{self.noun} {self.id}"
 
 
 def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
@@ -321,13 +296,6 @@ def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider
     if not 1 <= len(made) <= MAX_RECIPIENTS:
         raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
     return made
-
-
-def _to_own_child(codec: Encrypt) -> tuple[Any, ...]:
-    return _remade, (codec.recipients, codec.signer)
-
-
-ForkingPickler.register(Encrypt, _to_own_child)
 
 
 def _nonce(info: BlockInfo) -> bytes:

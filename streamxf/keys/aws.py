@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -60,7 +61,8 @@ class AwsKms(KeyProvider):
     Parameters
     ----------
     arn : str
-        ``arn:aws:kms:<region>:<account>:key/<id>``. An alias is refused, since it can be pointed to another key.
+        ``arn:aws:kms:<region>:<account>:key/<id>``; the key's own `id` here, 16 hexadecimal digits, is derived from it.
+        An alias is refused, since it can be pointed to another key.
         Replicas of a multi-Region key count as different keys.
     profile : str, optional
         In boto3's configuration files.
@@ -70,11 +72,6 @@ class AwsKms(KeyProvider):
     allow_http : bool
         Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
         unprotected, and never through a proxy.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the ARN.
 
     Raises
     ------
@@ -125,7 +122,12 @@ class AwsKms(KeyProvider):
         return f"AwsKms({self.arn!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self.arn, self.profile, self.endpoint_url, self.allow_http)
+        more: dict[str, Any] = {
+            "profile": self.profile,
+            "endpoint_url": self.endpoint_url,
+            "allow_http": self.allow_http,
+        }
+        return partial(AwsKms, self.arn, **more), ()
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
         """The part `wanted` of KMS's answer."""
@@ -139,7 +141,8 @@ class AwsKms(KeyProvider):
         except ClientError as error:
             failure = self._refusal(operation, error.response)
         except BotoCoreError as error:
-            failure = KeyServiceError(f"AWS KMS could not {operation} with {self.arn}: {_said(error)}")
+            said = " ".join(f"{type(error).__name__}: {error}".split())  # made of addresses and names of settings
+            failure = KeyServiceError(f"AWS KMS could not {operation} with {self.arn}: {said[:300]}")
         except StreamxfError as error:
             failure = error.with_traceback(None)
         except Exception as error:  # what botocore's parsers and urllib3 raise for odd answers and addresses
@@ -148,13 +151,9 @@ class AwsKms(KeyProvider):
                 "endpoint without https://?) or an answer that is not from KMS"
             )
         else:
-            if (
-                isinstance(answer, dict)
-                and answer.get("KeyId") == self.arn
-                and isinstance(answer.get(wanted), bytes)
-                and answer[wanted]
-            ):
-                return bytes(answer[wanted])
+            found = answer.get(wanted) if isinstance(answer, dict) and answer.get("KeyId") == self.arn else None
+            if found and isinstance(found, bytes):
+                return found
             failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and answered something else")
         # raised here, since botocore's exceptions hold the request, which has the data key
         raise failure
@@ -171,22 +170,19 @@ class AwsKms(KeyProvider):
 
     def _connected(self) -> Any:
         made = self._client
-        if made is None or made[0] != os.getpid():
-            made = (os.getpid(), self._connect())  # threads may make one each, of which one stays
-            object.__setattr__(self, "_client", made)
-        return made[1]
-
-    def _connect(self) -> Any:
+        if made is not None and made[0] == os.getpid():
+            return made[1]
         client = self._new_client()
         url = urlsplit(client.meta.endpoint_url)
-        if url.scheme == "https":
-            return client
         if url.scheme == "http" and self.allow_http and _is_loopback(url.hostname or ""):
-            return self._new_client(proxies={})  # one that the environment names would read the data key
-        raise KeyServiceError(
-            f"data keys are not sent to {url.scheme}://{url.hostname}: that needs https. For tests, allow_http=True "
-            "accepts http on this machine's loopback address"
-        )
+            client = self._new_client(proxies={})  # one that the environment names would read the data key
+        elif url.scheme != "https":
+            raise KeyServiceError(
+                f"data keys are not sent to {url.scheme}://{url.hostname}: that needs https. For tests, "
+                "allow_http=True accepts http on this machine's loopback address"
+            )
+        object.__setattr__(self, "_client", (os.getpid(), client))  # threads may make one each, of which one stays
+        return client
 
     def _new_client(self, **config: Any) -> Any:
         import boto3
@@ -205,10 +201,6 @@ class AwsKms(KeyProvider):
         )
 
 
-def _remade(arn: str, profile: str | None, endpoint_url: str | None, allow_http: bool) -> AwsKms:
-    return AwsKms(arn, profile=profile, endpoint_url=endpoint_url, allow_http=allow_http)
-
-
 def _context(what: str, data: bytes) -> dict[str, str]:
     return {f"streamxf:{what}": data.hex()}
 
@@ -222,31 +214,21 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _said(error: Exception) -> str:
-    """botocore's own message, which it makes of addresses and names of settings."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
 # -- what boto3 logs -------------------------------------------------------------------------------
 
 _asking = threading.local()
 
 
-class _Hush(logging.Filter):
-    """Drops what a thread logs for debugging while it calls KMS: botocore logs whole requests and answers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.INFO or not getattr(_asking, "now", False)
-
-
-_hush = _Hush()
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Not what a thread logs for debugging while it calls KMS: botocore logs whole requests and answers."""
+    return record.levelno >= logging.INFO or not getattr(_asking, "now", False)
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in ("boto3", "botocore", "urllib3"):
-            logging.getLogger(name).addFilter(_hush)
+            logging.getLogger(name).addFilter(_is_shown)
     _asking.now = True
     try:
         yield

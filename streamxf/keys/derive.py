@@ -1,10 +1,14 @@
-"""Key derivation as the format uses it, what is made with it, and the kinds of key pairs; docs/format/keys.md."""
+"""HKDF, base64url and ids as the format uses them, and the kinds of key pairs; docs/format/keys.md."""
 
 from __future__ import annotations
 
+import base64
 import re
 from functools import cache
 from typing import Any
+
+from streamxf.descriptor import shorten
+from streamxf.errors import DescriptorError
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
@@ -40,3 +44,25 @@ def is_key_id(text: str) -> bool:
 def statement(digest: bytes) -> bytes:
     """V of the format: what a voucher or a signature for contents with the digest D is made over."""
     return b"streamxf/1 contents\0" + digest
+
+
+def encode_b64url(data: bytes) -> str:
+    """Base64url without padding (RFC 4648, section 5)."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def decode_b64url(text: str) -> bytes:
+    """Undo `encode_b64url`; raises DescriptorError for anything but its own spelling."""
+    data = try_decode(text)
+    if data is None:
+        raise DescriptorError(f"{shorten(text)!r} is not base64url")
+    return data
+
+
+def try_decode(text: str) -> bytes | None:
+    """As `decode_b64url`, for text that must not appear in an error: None if it is anything else."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        return None
+    return data if encode_b64url(data) == text else None

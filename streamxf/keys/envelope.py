@@ -1,45 +1,122 @@
-"""A data key, wrapped for each of its recipients; docs/format/keys.md, "Wrapped keys"."""
+"""A data key, drawn at random for each save, and the same wrapped for each of its recipients; docs/format/keys.md,
+"Wrapped keys".
+"""
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NoReturn, Self
 
 from streamxf.descriptor import shorten
-from streamxf.errors import DescriptorError, KeyMissingError, ParameterError
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry, ask, breach, fault
+from streamxf.errors import DescriptorError, KeyMissingError, KeyServiceError, ParameterError, StreamxfError
+from streamxf.keys.derive import decode_b64url, derive, encode_b64url
+from streamxf.keys.key import Uncopied
 from streamxf.keys.provider import KeyProvider
 
+DEK_BYTES = 32
+MAX_ENTRY = 6144
 MAX_RECIPIENTS = 16
+MAX_TEXT = 32768
 
-_FORM = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
+_ENTRY = re.compile(r"([a-z0-9-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
+_ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
+
+
+class DataKey(Uncopied):
+    """A data key (DEK), 32 random bytes, and what is derived from it.
+
+    Not a dataclass: `dataclasses.asdict` would reveal the secret.
+    """
+
+    __slots__ = ("secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataKey) and hmac.compare_digest(self.secret, other.secret)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return "DataKey()"
+
+    @classmethod
+    def draw(cls) -> DataKey:
+        return cls(os.urandom(DEK_BYTES))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("data keys cannot be pickled")
+
+    @property
+    def id(self) -> bytes:
+        """The public id that a wrapped key is checked against, 32 bytes."""
+        return derive(self.secret, b"streamxf/1 dek id", 32)
+
+    def mac_key(self) -> bytes:
+        """The HMAC-SHA256 key of the vouchers' MAC, 32 bytes."""
+        return derive(self.secret, b"streamxf/1 mac", 32)
+
+    def stream_keys(self, salt: bytes, header_digest: bytes) -> tuple[bytes, bytes]:
+        """The AES-256-GCM key and the seal of one stream, 32 bytes each."""
+        material = derive(self.secret, b"streamxf/1 stream" + header_digest, 64, salt)
+        return material[:32], material[32:]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the key of this kind and id made, a wrapped data key or a voucher: 1 to 6144 bytes of `data`."""
+
+    kind: str
+    key_id: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key_id}:{encode_b64url(self.data)}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What finds the key: its kind and id."""
+        return self.kind, self.key_id
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises DescriptorError if `text` is not an entry."""
+        match = _ENTRY.fullmatch(text)
+        if match is None:
+            raise DescriptorError(f"{shorten(text)!r} is not of the form kind:key_id:data")
+        entry = cls(match[1], match[2], decode_b64url(match[3]))
+        if not 1 <= len(entry.data) <= MAX_ENTRY:
+            raise DescriptorError(f"the entry of key {entry.key_id} has {len(entry.data)} bytes, not 1 to {MAX_ENTRY}")
+        return entry
+
+    @classmethod
+    def of(cls, provider: KeyProvider, operation: str, answer: object) -> Self:
+        """The entry with what a provider returned; raises ParameterError if that breaks its protocol."""
+        if not isinstance(answer, bytes):
+            raise breach(provider, f"{operation} returned {type(answer).__name__}, not bytes")
+        try:
+            return cls.parse(str(cls(provider.kind, provider.id, answer)))
+        except DescriptorError as error:
+            raise breach(provider, error.message) from None
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A wrapped data key.
-
-    Attributes
-    ----------
-    dek_id : bytes
-        The data key's id, 32 bytes.
-    recipients : tuple of Entry
-        1 to 16; each holds the data key, wrapped for one key.
-    """
+    """A wrapped data key: its id, 32 bytes, and 1 to 16 entries with the data key, wrapped for one key each."""
 
     dek_id: bytes
     recipients: tuple[Entry, ...]
 
     @classmethod
     def seal(cls, data_key: DataKey, recipients: Iterable[KeyProvider]) -> Self:
-        """Wrap a data key for all who may read.
-
-        Raises ParameterError as `checked`, or if a key provider breaks its protocol, and KeyServiceError if a service
-        that holds a key cannot be reached.
-        """
+        """Wrap a data key for all who may read; raises ParameterError as `checked`, and as `Entry.of` and `ask`."""
         dek_id = data_key.id
         entries = []
         for recipient in recipients:
@@ -52,7 +129,7 @@ class Envelope:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a wrapped data key; raises DescriptorError if it is malformed."""
-        match = _FORM.fullmatch(text)
+        match = _ENVELOPE.fullmatch(text)
         if match is None:
             raise DescriptorError(f"wrapped data key {shorten(text)!r} is not of the form dek=id&w=kind:key_id:data")
         made = cls(bytes.fromhex(match[1]), tuple(map(Entry.parse, match[2].split("&w=")[1:])))
@@ -80,3 +157,30 @@ class Envelope:
         halves = ", ".join(key.id for key in keys if (key.kind, key.id) in names)
         cure = f"Reading needs the PrivateKey of {halves}" if halves else "Pass the right key"
         return KeyMissingError(f"encrypted for key id {wanted}; keys given: {', '.join(given) or 'none'}. {cure}")
+
+
+def fault(text: str, entries: Iterable[Entry]) -> str | None:
+    """What the format does not allow about `text`, which has these entries; None if it is fine."""
+    if len(text) > MAX_TEXT:
+        return f"they take {len(text)} characters; at most {MAX_TEXT} are allowed"
+    keys = Counter(entry.key for entry in entries)
+    return next((f"the key {key_id} is named twice" for (_, key_id), count in keys.items() if count > 1), None)
+
+
+def ask(key: KeyProvider, operation: str, *arguments: bytes) -> Any:
+    """What a provider returns; raises KeyServiceError if it fails in a way that its protocol does not have."""
+    failure: StreamxfError
+    try:
+        return getattr(key, operation)(*arguments)
+    except StreamxfError as error:
+        failure = error.with_traceback(None)
+    except Exception as error:  # whatever a third party's provider, or a package below it, raises
+        failure = KeyServiceError(f"{type(key).__name__} {key.id}: {operation} failed with {type(error).__name__}")
+    # raised here, without frames: they, and the text of the original error, may hold the data key
+    arguments = ()
+    raise failure
+
+
+def breach(key: KeyProvider, reason: str) -> ParameterError:
+    """The error for a provider that breaks its protocol."""
+    return ParameterError(f"{type(key).__name__} breaks the KeyProvider protocol: {reason}")

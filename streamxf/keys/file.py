@@ -1,7 +1,12 @@
-"""Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both."""
+"""Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both.
+
+Either holds a line of `streamxf.keys.text`, one that a passphrase protects, or 32 bytes in hexadecimal or base64, as
+``openssl rand`` prints them.
+"""
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import stat
@@ -9,13 +14,14 @@ import warnings
 from contextlib import suppress
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.line import key_line, read_line
+from streamxf.keys.key import SECRET_BYTES, Key
 from streamxf.keys.pair import PublicKey
 from streamxf.keys.signing import VerifyKey
-from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key
+from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 
 PathLike = str | os.PathLike[str]
 
+_HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 _PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
 _SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -55,7 +61,10 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     data, status = _read(place)
     if len(data) > MAX_TEXT:
         raise KeyFileError(f"a key file has at most {MAX_TEXT} bytes", file=place)
-    text = _decoded(data)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:  # it holds the data, so it must not become another error's context
+        text = None
     if text is None:
         raise KeyFileError(
             "this key file is not text; if it holds the 32 raw bytes of a key, pass those bytes", file=place
@@ -142,8 +151,8 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     """Read a key from the environment variable `name`, which holds what a key file may hold.
 
-    Child processes inherit it, and other processes of the same user can read it. Arguments, what is returned and what
-    is raised are those of `read_key`; KeyMissingError if there is no such variable, ParameterError if it holds no key.
+    Child processes inherit it, and other processes of the same user can read it. As `read_key`; raises KeyMissingError
+    if there is no such variable, and ParameterError if it holds no key.
     """
     if not _VARIABLE.fullmatch(name):
         raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")
@@ -157,6 +166,40 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
         return read_line(key_line(text), passphrase)
     except ParameterError as error:
         raise ParameterError(f"{shown} cannot be used: {error.message}") from None
+
+
+def key_line(text: str) -> str:
+    """The line besides comments and blank lines in a file's text; raises ParameterError if there is not exactly one."""
+    lines = [line.strip(" \t\r") for line in text.split("\n")]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if len(found) != 1:
+        raise ParameterError(f"it has {len(found)} lines besides blank ones and comments (#); a key is one line")
+    return found[0]
+
+
+def read_line(line: str, passphrase: str | None = None) -> AnyKey:
+    """The key in a line, which no error shows; raises as `read_key`, and ParameterError if it is not a key."""
+    label = line.partition(":")[0]
+    if label == PROTECTED:
+        from streamxf.keys.passphrase import open_protected
+
+        return open_protected(line, passphrase)
+    if passphrase is not None:
+        raise ParameterError("the key is not protected by a passphrase; leave passphrase= out")
+    if label in (SECRET, PUBLIC):
+        return parse_key(line)
+    if _HEX.fullmatch(line):
+        return Key(bytes.fromhex(line))
+    try:
+        material = base64.b64decode(line, validate=True)
+    except ValueError:
+        material = b""
+    if len(material) != SECRET_BYTES or base64.b64encode(material).decode("ascii") != line:
+        raise ParameterError(
+            f"there is no key in it: it does not look like {SECRET}:..., {PUBLIC}:... or {PROTECTED}:..., nor like 64 "
+            "hexadecimal digits or 44 characters of base64"
+        )
+    return Key(material)
 
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
@@ -197,13 +240,6 @@ def _shown(place: str) -> str:
     return place if len(place) - len(folder) <= _SHORT else os.path.join(folder, "...")
 
 
-def _decoded(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:  # it holds the data, so it must not become another error's context
-        return None
-
-
 def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (0, os.geteuid()):
@@ -228,14 +264,12 @@ def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
 
 
 def _line(key: AnyKey, passphrase: str | None) -> str:
-    if isinstance(key, PublicKey | VerifyKey):
-        if passphrase is not None:
-            raise ParameterError("a public key needs no passphrase; leave passphrase= out")
-        return format_key(key)
     if not isinstance(key, AnyKey):
         raise ParameterError(f"write_key takes one of streamxf's own keys, not {type(key).__name__}")
     if passphrase is None:
         return format_key(key)
+    if isinstance(key, PublicKey | VerifyKey):
+        raise ParameterError("a public key needs no passphrase; leave passphrase= out")
     from streamxf.keys.passphrase import protect_key
 
     return protect_key(key, passphrase)

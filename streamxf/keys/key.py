@@ -1,34 +1,116 @@
-"""`Key`: a user's 32-byte key-encryption key."""
+"""`Key`, a user's 32-byte key-encryption key, and `Secret`: 32 bytes that are never shown."""
 
 from __future__ import annotations
 
 import hmac
-from typing import ClassVar
+import os
+import re
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar, NoReturn, Self
 
 from typing_extensions import Buffer
 
-from streamxf.errors import WrongKeyError
+from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.keys.derive import derive, statement
 from streamxf.keys.provider import KeyProvider, wrong_voucher
-from streamxf.keys.secret import Secret
+
+SECRET_BYTES = 32
+
+_TEXT = re.compile(rb"[A-Za-z0-9 _./+=:-]+|[a-z][a-z0-9-]*:[ -~]+")
+
+
+class Uncopied:
+    """What `copy` gives back as it is, since by way of a pickle it would lose its keys, or fail.
+
+    ForkingPickler serves multiprocessing's connections: to the children that it starts, and to others only through a
+    Listener that was opened on purpose, with an authentication key. `_to_own_child` is what they carry.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        ForkingPickler.register(cls, cls._to_own_child)
+
+    def _to_own_child(self) -> Any:
+        return self.__reduce_ex__(4)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Secret(Uncopied):
+    """Base of every key that must stay secret: its material never appears in a repr, an error, a log, a descriptor or
+    an ordinary pickle.
+    """
+
+    __slots__ = ("_material", "id")
+
+    noun: ClassVar[str] = "a key"
+
+    id: str
+    _material: bytes
+
+    def __init__(self, material: Buffer) -> None:
+        # what only looks like a key is refused: the mistake would go unnoticed, since it encrypts and decrypts
+        if isinstance(material, str):
+            raise ParameterError(
+                f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
+                "passphrase as a key"
+            )
+        secret = as_bytes(material, self.noun)
+        make = f"Make one with streamxf.{type(self).__name__}.generate()"
+        if len(secret) != SECRET_BYTES:
+            raise ParameterError(f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. {make}")
+        if reason := _suspicion(secret):
+            raise ParameterError(f"{self.noun} is {SECRET_BYTES} random bytes, and {reason}. {make}")
+        object.__setattr__(self, "_material", secret)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Draw a new one from the operating system's random source."""
+        return cls(draw_secret())
+
+    def reveal(self) -> bytes:
+        """Return the 32 bytes, to store them elsewhere; of streamxf, only `streamxf.keys.write_key` does that."""
+        return self._material
+
+    def _to_own_child(self) -> Any:
+        return type(self), (self._material,)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} cannot be changed")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it could end up on disk or in a log; pass it on as a secret "
+            "(a file, an environment variable) and make it there"
+        )
 
 
 class Key(Secret, KeyProvider):
     """A 256-bit key-encryption key (KEK): it wraps data keys and never encrypts data itself.
 
-    Whoever has it can read and write. Its material never appears in a repr, an error, a log, a descriptor or an
-    ordinary pickle. Only a process that ``multiprocessing`` starts from this one may receive it
-    (``dcp.async_save`` by process needs that).
+    Whoever has it can read and write. Its `id`, 16 hexadecimal digits derived from it, is public: checkpoints name keys
+    by it. Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only a process
+    that ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
 
     Parameters
     ----------
     material : bytes-like
         Exactly 32 bytes, from a cryptographic random source (`Key.generate`). A passphrase, or other text, is refused.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the key; public. Checkpoints name keys by it.
     """
 
     __slots__ = ()
@@ -67,3 +149,30 @@ class Key(Secret, KeyProvider):
     def check_voucher(self, voucher: bytes, digest: bytes) -> None:
         if not hmac.compare_digest(voucher, self.vouch(digest)):
             raise wrong_voucher(self)
+
+
+def as_bytes(data: Buffer, noun: str) -> bytes:
+    """A copy of a buffer of bytes; raises ParameterError for anything else, even a number, which `bytes` would take."""
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise ParameterError(f"{noun} is made of bytes, not of {type(data).__name__}") from None
+    if view.format not in ("B", "b", "c"):
+        raise ParameterError(f"{noun} is made of bytes; this {type(data).__name__} has items of another kind")
+    return bytes(view)
+
+
+def draw_secret() -> bytes:
+    """32 bytes from the operating system's random source that no `Secret` mistakes for text."""
+    while _suspicion(secret := os.urandom(SECRET_BYTES)):
+        pass
+    return secret
+
+
+def _suspicion(secret: bytes) -> str | None:
+    """Why 32 bytes cannot have been drawn at random; None if they can."""
+    if len(set(secret)) == 1:
+        return "these are all the same"
+    if _TEXT.fullmatch(secret):
+        return "these are text: a part of a key in hexadecimal or base64, a location ('file:...') or a passphrase"
+    return None

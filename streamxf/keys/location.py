@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -40,7 +39,6 @@ _HEX = re.compile(r"[0-9A-Fa-f]+", re.ASCII)
 _SHOWN = 31  # characters of a file name: fewer than 16 bytes take in hexadecimal
 
 T = TypeVar("T")
-Made = TypeVar("Made")
 
 
 def as_provider(key: KeyLike) -> KeyProvider:
@@ -49,23 +47,17 @@ def as_provider(key: KeyLike) -> KeyProvider:
     Raises ParameterError if it is none of these, or leads to a key that opens nothing; also as `find`.
     """
     found = _followed(key)
-    if isinstance(found, KeyProvider):
-        return _checked(found)
     if isinstance(found, SigningKey | VerifyKey):
         use = "signer=" if isinstance(found, SigningKey) else "trust="
         raise ParameterError(f"{_named(key, found)}, which opens nothing; pass it as {use}")
-    return Key(found)
-
-
-def _checked(provider: KeyProvider) -> KeyProvider:
-    """Refuse a third party's provider with a kind that the format defines."""
-    own = any(cls.__module__.startswith("streamxf.") and cls is not KeyProvider for cls in type(provider).__mro__)
-    if provider.kind in _FORMAT_KINDS and not own:
+    if not isinstance(found, KeyProvider):
+        return Key(found)
+    own = any(cls.__module__.startswith("streamxf.") and cls is not KeyProvider for cls in type(found).__mro__)
+    if found.kind in _FORMAT_KINDS and not own:
         raise ParameterError(
-            f"{type(provider).__name__} has the kind {provider.kind!r}, which the format defines; give it a kind of "
-            "its own"
+            f"{type(found).__name__} has the kind {found.kind!r}, which the format defines; give it a kind of its own"
         )
-    return provider
+    return found
 
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
@@ -89,8 +81,12 @@ def _as(given: object, cls: type[T], takes: str) -> T:
     raise ParameterError(f"{takes}, not {type(found).__name__}")
 
 
-def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]:
-    """`make` for each entry of the argument `name`; an error says which entry it was."""
+def several(given: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
+    """`make` for what the argument `name` was given: nothing, one or several; an error says which entry it was."""
+    if given is None:
+        return ()
+    if isinstance(given, str | Buffer | KeyProvider) or not isinstance(given, Iterable):
+        return (make(given),)
     made = []
     for number, entry in enumerate(given):
         try:
@@ -98,7 +94,12 @@ def each(given: Iterable[T], name: str, make: Callable[[T], Made]) -> list[Made]
         except StreamxfError as error:
             error.message = f"{name}[{number}]: {error.message}"
             raise
-    return made
+    if not made:
+        raise ParameterError(
+            f"{name}= is empty: an empty list would switch checks off without notice; leave {name}= out if that is "
+            "what you want"
+        )
+    return tuple(made)
 
 
 def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
@@ -107,17 +108,15 @@ def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
     Raises KeyFileError, KeyMissingError or KeyServiceError if it cannot be read there, and ParameterError if the string
     has no known scheme. The string may be a key, so no error shows more than a short word before its first colon.
     """
-    if not isinstance(location, str):
-        scheme, rest = "file", os.fsdecode(location)
-    else:
-        scheme, colon, rest = location.partition(":")
-        if not colon or scheme not in places():
-            begin = f"{guess} A" if (guess := _guess(location)) else "a"
-            raise ParameterError(
-                f"{begin} key is 32 bytes, not a string (see bytes.fromhex, base64); a string is a location: "
-                "'file:PATH', 'env:VARIABLE', 'aws-kms:ARN', or that of an installed provider. This one begins with "
-                "none of " + ", ".join(places())
-            )
+    text = location if isinstance(location, str) else f"file:{os.fsdecode(location)}"
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme not in places():
+        begin = f"{guess} A" if (guess := _guess(text)) else "a"
+        raise ParameterError(
+            f"{begin} key is 32 bytes, not a string (see bytes.fromhex, base64); a string is a location: "
+            "'file:PATH', 'env:VARIABLE', 'aws-kms:ARN', or that of an installed provider. This one begins with "
+            "none of " + ", ".join(places())
+        )
     found = maker(scheme)(rest)
     if not isinstance(found, KeyProvider | SigningKey | VerifyKey) or (
         scheme not in _PLACES and not isinstance(found, KeyProvider)
@@ -146,40 +145,25 @@ def _guess(text: str) -> str:
     if colon and _WORD.fullmatch(word) and not _HEX.fullmatch(word):
         close = get_close_matches(word.lower(), places(), 1)
         return f"{word!r} is not a scheme" + (f"; did you mean '{close[0]}:'?" if close else ".")
-    if text and _is_file(text):
+    if text and os.path.isfile(text):
         return f"did you mean 'file:{text}'?" if len(text) <= _SHOWN else "if this is a file, put 'file:' before it."
     return ""
 
 
-def _is_file(text: str) -> bool:
-    try:
-        return os.path.isfile(text)
-    except ValueError:  # a null character
-        return False
-
-
 def places() -> list[str]:
     """All schemes: those of streamxf, and of installed packages. Imports nothing."""
-    return [*_PLACES, *sorted({point.name for point in _foreign()} - set(_PLACES))]
+    return [*_PLACES, *sorted({point.name for point in entry_points(group=PROVIDER_GROUP)} - set(_PLACES))]
 
 
 def packages(scheme: str) -> list[str]:
     """The installed packages that provide a scheme, as in ``acme-vault==1.0``; none for those of streamxf."""
-    dists = [] if scheme in _PLACES else [point.dist for point in _foreign() if point.name == scheme]
+    dists = [point.dist for point in _points(scheme)]
     return list(dict.fromkeys(f"{dist.name}=={dist.version}" for dist in dists if dist is not None))
-
-
-def _foreign() -> list[EntryPoint]:
-    return list(entry_points(group=PROVIDER_GROUP))
 
 
 def maker(scheme: str) -> Callable[..., Any]:
     """The callable that makes a key of the rest of a location; raises ParameterError if there is none."""
-    if scheme in _PLACES:
-        module, _, name = _PLACES[scheme].partition(":")
-        made: Callable[..., Any] = getattr(import_module(module), name)
-        return made
-    points = {point.value: point for point in _foreign() if point.name == scheme}
+    points = {point.value: point for point in _points(scheme)}
     if len(points) > 1:
         raise ParameterError(
             f"several packages provide keys for {scheme!r}: {', '.join(sorted(points))}; uninstall all but one"
@@ -192,3 +176,9 @@ def maker(scheme: str) -> Callable[..., Any]:
     if not callable(loaded):
         raise ParameterError(f"the key provider {scheme!r} ({point.value}) is not a callable that makes a KeyProvider")
     return loaded
+
+
+def _points(scheme: str) -> Iterable[EntryPoint]:
+    if scheme in _PLACES:
+        return [EntryPoint(scheme, _PLACES[scheme], PROVIDER_GROUP)]
+    return entry_points(group=PROVIDER_GROUP, name=scheme)

@@ -13,8 +13,8 @@ from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.keys.derive import HYBRID, public_id
+from streamxf.keys.key import Secret, as_bytes, draw_secret
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.secret import Secret, as_bytes, draw_secret
 
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem
@@ -26,7 +26,7 @@ _INFO = b"streamxf/1 hpke"
 class PublicKey(KeyProvider):
     """The public half of a `PrivateKey`: it wraps data keys that only the private half opens.
 
-    It is not secret.
+    It is not secret. Its `id` is 16 hexadecimal digits derived from it.
 
     Parameters
     ----------
@@ -34,11 +34,6 @@ class PublicKey(KeyProvider):
         32 bytes for ``hpke-x25519``, 1216 for ``hpke-mlkem768-x25519``.
     kind : str
         ``"hpke-mlkem768-x25519"``, the default, which also holds against quantum computers, or ``"hpke-x25519"``.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the key.
 
     Raises
     ------
@@ -75,7 +70,7 @@ class PublicKey(KeyProvider):
 
 
 class PrivateKey(Secret, KeyProvider):
-    """The private half of a key pair: it opens the data keys that were wrapped for its `public` half.
+    """The private half of a key pair: it opens the data keys that were wrapped for its `public` half, and has its id.
 
     Parameters
     ----------
@@ -83,11 +78,6 @@ class PrivateKey(Secret, KeyProvider):
         Exactly 32 bytes: the X25519 private key, or the seed of X-Wing.
     kind : str
         As in `PublicKey`.
-
-    Attributes
-    ----------
-    id : str
-        That of the public key.
 
     Raises
     ------
@@ -130,8 +120,8 @@ class PrivateKey(Secret, KeyProvider):
             raise WrongKeyError(f"private key {self.id} does not open this wrapped data key") from None
         return data_key
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return (self._material, self.kind)
+    def _to_own_child(self) -> Any:
+        return type(self), (self._material, self.kind)
 
 
 def _kem(kind: str) -> Kem:

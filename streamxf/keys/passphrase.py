@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys.b64url import encode_b64url, try_decode
-from streamxf.keys.derive import is_key_id
-from streamxf.keys.secret import SECRET_BYTES
+from streamxf.keys.derive import encode_b64url, is_key_id, try_decode
+from streamxf.keys.key import SECRET_BYTES
 from streamxf.keys.text import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, make_key
 
 MAX_MEMORY = 2**20
@@ -37,40 +36,29 @@ _UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a ch
 
 @dataclass(frozen=True)
 class PassphraseCost:
-    """What one guess at a passphrase costs, by Argon2id. The default is the second choice of RFC 9106.
+    """What one guess at a passphrase costs, by Argon2id. The default is the second choice of RFC 9106."""
 
-    Parameters
-    ----------
-    memory : int
-        KiB, from ``8 * lanes`` to 1048576 (1 GiB). Opening the key takes as much.
-    passes : int
-        Over that memory, 1 to 16.
-    lanes : int
-        How much one guess may compute in parallel, 1 to 16.
-    """
-
-    memory: int = 2**16
-    passes: int = 3
-    lanes: int = 4
+    memory: int = 2**16  # KiB, at least 8 for each lane; opening the key takes as much
+    passes: int = 3  # over that memory
+    lanes: int = 4  # how much one guess may compute in parallel
 
     def __post_init__(self) -> None:
-        _check_cost("lanes", self.lanes, 1, MAX_LANES)
-        _check_cost("passes", self.passes, 1, MAX_PASSES)
-        _check_cost("memory", self.memory, 8 * self.lanes, MAX_MEMORY)
+        for name, low, high in (("lanes", 1, MAX_LANES), ("passes", 1, MAX_PASSES), ("memory", 0, MAX_MEMORY)):
+            value, least = getattr(self, name), low or 8 * self.lanes
+            if type(value) is not int or not least <= value <= high:
+                raise ParameterError(f"the cost of a passphrase: {name} is {value!r:.20}; {least} to {high} is allowed")
 
     def __str__(self) -> str:
         return f"{self.memory}.{self.passes}.{self.lanes}"
 
     @classmethod
     def parse(cls, text: str) -> PassphraseCost:
-        """Undo `str`; raises ParameterError if `text` is not a cost within the limits."""
         match = _COST.fullmatch(text)
         if match is None:
             raise ParameterError("this protected key is damaged: its cost is not memory.passes.lanes")
         return cls(*map(int, match.groups()))
 
     def stretch(self, passphrase: str, salt: bytes) -> bytes:
-        """The 32 bytes that Argon2id makes of a passphrase."""
         typed = normalise(passphrase)
         try:
             kdf = Argon2id(
@@ -82,11 +70,6 @@ class PassphraseCost:
                 "Install cryptography 48 or later from PyPI"
             ) from None
         return kdf.derive(typed)
-
-
-def _check_cost(name: str, value: int, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise ParameterError(f"the cost of a passphrase: {name} is {value!r:.20}; {low} to {high} is allowed")
 
 
 DEFAULT_COST: Final = PassphraseCost()

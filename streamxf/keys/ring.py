@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
+import warnings
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Self, TypeVar, Union
+from functools import lru_cache, partial
+from time import monotonic
+from typing import Any, NamedTuple, Union
 
 from typing_extensions import Buffer
 
 from streamxf.descriptor import Parameters, format_parameters
-from streamxf.errors import KeyServiceError, ParameterError, PolicyError, WrongKeyError
-from streamxf.keys.answers import Answers
-from streamxf.keys.datakey import DEK_BYTES, DataKey
-from streamxf.keys.entry import breach
-from streamxf.keys.envelope import Envelope
-from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, each
-from streamxf.keys.policy import NO_INDEX, PIPE, Claim
+from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
+from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, ask, breach
+from streamxf.keys.key import Uncopied
+from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, several
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.secret import Uncopied
 from streamxf.keys.signing import SigningKey, VerifyKey
 from streamxf.keys.vouchers import Vouchers
 
@@ -28,8 +26,23 @@ KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None
 
 MAX_OPENED = 1024
+MAX_REMEMBERED = 2**13
+REST_SECONDS = 300.0
 
-T = TypeVar("T")
+
+class Claim(NamedTuple):
+    """What is stored with a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
+
+    vouchers: Vouchers | None = None
+    digest: bytes = b""
+    unsigned: str = "it is not signed"
+    cure: str = "have it saved with a signer"
+
+
+_NO_INDEX = Claim(
+    unsigned="a checkpoint without an index cannot be signed", cure="save it with streamxf.FileSystemWriter"
+)
+_PIPE = Claim(unsigned="in a pipe, the signature comes last", cure="open a file that can seek")
 
 
 class KeyRing(Uncopied):
@@ -57,15 +70,14 @@ class KeyRing(Uncopied):
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
         if not isinstance(allow_unsigned, bool):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
-        self._take(_distinct(as_providers(keys)), _as_signers(trust), allow_unsigned)
+        given = as_providers(keys)
+        # not by a hash: a third party's provider need not have one
+        self._keys = tuple(key for place, key in enumerate(given) if key not in given[:place])
+        self._trust, self._allow_unsigned = several(trust, "trust", as_verify_key), allow_unsigned
         if (self._trust or allow_unsigned) and not self._keys:
             raise ParameterError("trust and allow_unsigned apply to what keys open; pass keys, too")
-
-    def _take(self, keys: tuple[KeyProvider, ...], trust: tuple[VerifyKey, ...], allow_unsigned: bool) -> Self:
-        self._keys, self._trust, self._allow_unsigned = keys, trust, allow_unsigned
-        self._answers = Answers()
+        self._answers = _Answers()
         self._opened = lru_cache(MAX_OPENED)(self._open)
-        return self
 
     @property
     def trust(self) -> tuple[VerifyKey, ...]:
@@ -84,7 +96,7 @@ class KeyRing(Uncopied):
         Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given with a ring.
         """
         if isinstance(keys, KeyRing):
-            if _as_signers(trust) or allow_unsigned:
+            if several(trust, "trust", as_verify_key) or allow_unsigned:
                 raise ParameterError("keys= is a KeyRing: pass trust= and allow_unsigned= to that")
             return keys
         return cls(keys, trust=trust, allow_unsigned=allow_unsigned)
@@ -119,7 +131,7 @@ class KeyRing(Uncopied):
 
         Raises as `open`, and PolicyError if the contents must be signed: a pipe hands them out before the signature.
         """
-        return self._opened(wrapped, PIPE)[1]
+        return self._opened(wrapped, _PIPE)[1]
 
     def unwrap(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose id is in an index that was vouched for; raises as `open`."""
@@ -130,7 +142,7 @@ class KeyRing(Uncopied):
 
         Raises as `open`, and PolicyError if a signature is required.
         """
-        return self._opened(format_parameters(fragment), NO_INDEX)[1]
+        return self._opened(format_parameters(fragment), _NO_INDEX)[1]
 
     def _open(self, wrapped: str, claim: Claim | None) -> tuple[KeyProvider, DataKey]:
         envelope, answers = Envelope.parse(wrapped), self._answers
@@ -150,9 +162,9 @@ class KeyRing(Uncopied):
                 if data_key is None:
                     continue
                 if claim is not None and claim.vouchers is not None:
-                    claim.vouchers.check(claim.digest, wrapped, data_key, key, answers)
+                    claim.vouchers.check(claim.digest, wrapped, data_key, key, answers.ask)
                 if claim is not None:
-                    claim.check_signature(key, self._trust, self._allow_unsigned, answers.first_error(named))
+                    self._check_signature(key, claim, answers.first_error(named))
             except KeyServiceError:
                 continue
             except PolicyError as error:
@@ -174,6 +186,29 @@ class KeyRing(Uncopied):
         data_key = DataKey(secret)
         return data_key if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id) else None
 
+    def _check_signature(self, key: KeyProvider, claim: Claim, unanswered: KeyServiceError | None) -> None:
+        """What `key` opened may need a signature (docs/format/keys.md, "What a reader requires"); `unanswered` is why
+        another key did not open it, which might have vouched.
+        """
+        if key.vouches and not self.trust:
+            return
+        if claim.vouchers is None or claim.vouchers.signature is None:
+            if self.allow_unsigned:
+                return
+            found, cure = claim.unsigned, f"{claim.cure}, or accept it unsigned (allow_unsigned)"
+        else:
+            # allow_unsigned= beside trust= accepts a missing signature, but not a stranger's
+            if claim.vouchers.signed_by(self.trust, claim.digest) or (self.allow_unsigned and not self.trust):
+                return
+            found = f"it is signed by {claim.vouchers.signature[0]}, who is not trusted"
+            cure = "if you trust that writer, pass the signer's public key as trust"
+        if key.vouches:
+            found += ", and since signers are trusted, one of them has to sign"
+            cure += f", or trust no signer: the key {key.id} vouches for the contents"
+        else:
+            found += ", and anyone who has the public key can have written it"
+        raise PolicyError(f"{found}; {cure}. A KeyRing holds keys and trusted signers together") from unanswered
+
     def __iter__(self) -> Iterator[KeyProvider]:
         return iter(self._keys)
 
@@ -189,56 +224,75 @@ class KeyRing(Uncopied):
                 f"a KeyRing with a {type(held[0]).__name__} cannot be pickled: the key could end up on disk or in a "
                 "log; make a ring where it is needed"
             )
-        return _to_own_child(self)
+        return self._to_own_child()
+
+    def _to_own_child(self) -> tuple[Any, ...]:
+        return partial(KeyRing, trust=self.trust or None, allow_unsigned=self.allow_unsigned), (self._keys or None,)
 
 
-def _remade(*parts: Any) -> KeyRing:
-    return KeyRing.__new__(KeyRing)._take(*parts)
+class _Answers:
+    """What keys were asked, and what they answered.
+
+    A checkpoint has a data key for each process that wrote it. To wait for the same service for each of a thousand
+    would take hours: one that did not answer is asked last for a while, and nothing is asked twice.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[Any, WrongKeyError | AuthenticationError | None]] = {}
+        self._silent: dict[tuple[str, str], tuple[float, str]] = {}
+        self._warned: set[tuple[str, str]] = set()
+
+    def ask(self, key: KeyProvider, operation: str, data: bytes, bound_to: bytes) -> Any:
+        """As `envelope.ask`, for ``unwrap`` and ``check_voucher``; that something is wrong is remembered, too."""
+        name = f"{operation} {key.kind} {key.id} ".encode()
+        question = hashlib.sha256(name + bound_to + data).digest()  # `bound_to` has 32 bytes
+        known = self._known.get(question)
+        if known is None:
+            try:
+                known = ask(key, operation, data, bound_to), None
+            except (WrongKeyError, AuthenticationError) as error:
+                known = None, error
+            except KeyServiceError as error:
+                self._silent[key.kind, key.id] = (monotonic() + REST_SECONDS, error.message)
+                raise
+            self._silent.pop((key.kind, key.id), None)
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.pop(next(iter(self._known)), None)
+            self._known[question] = known
+        answer, wrong = known
+        if wrong is not None:
+            raise type(wrong)(wrong.message)
+        return answer
+
+    def error(self, key: KeyProvider) -> KeyServiceError | None:
+        """What it failed with, if that was just now."""
+        until, message = self._silent.get((key.kind, key.id), (0.0, ""))
+        return KeyServiceError(message) if monotonic() < until else None
+
+    def first_error(self, keys: Iterable[KeyProvider]) -> KeyServiceError | None:
+        return next(filter(None, map(self.error, keys)), None)
+
+    def warn(self, keys: Iterable[KeyProvider], used: KeyProvider) -> None:
+        """Warn once of each key that could not be reached, since `used` stood in for it."""
+        for key in keys:
+            error = self.error(key)
+            if error is None or (key.kind, key.id) in self._warned:
+                continue
+            self._warned.add((key.kind, key.id))
+            warnings.warn(
+                f"a key service did not answer, and key {used.id} ({used.kind}) was used instead: {error}. For "
+                f"{REST_SECONDS / 60:.0f} minutes it is asked only for what no other key opens",
+                stacklevel=2,
+            )
 
 
-def _to_own_child(ring: KeyRing) -> tuple[Any, ...]:
-    return _remade, (ring._keys, ring._trust, ring._allow_unsigned)
-
-
-ForkingPickler.register(KeyRing, _to_own_child)  # multiprocessing's own pipes, as for `Secret`
-
-
-def _distinct(keys: Iterable[KeyProvider]) -> tuple[KeyProvider, ...]:
-    found: list[KeyProvider] = []
-    for key in keys:
-        if key not in found:  # not by a hash: a third party's provider need not have one
-            found.append(key)
-    return tuple(found)
-
-
-def as_providers(keys: KeysLike, name: str = "keys") -> list[KeyProvider]:
+def as_providers(keys: KeysLike, name: str = "keys") -> tuple[KeyProvider, ...]:
     """What the argument `name` was given, one key or several: each as a `KeyProvider`; raises as `as_provider`."""
     if isinstance(keys, KeyRing):
         raise ParameterError(f"{name}= is a KeyRing, which has its own trust=; KeyRing([*ring]) takes only its keys")
-    if keys is None:
-        return []
-    if isinstance(keys, KeyProvider | SigningKey | VerifyKey | Buffer | str | os.PathLike):
-        return [as_provider(keys)]
-    if isinstance(keys, Iterable):
-        return _some(each(keys, name, as_provider), name)
-    raise ParameterError(
-        f"{name}= takes a key (32 bytes, a streamxf.Key, a location such as 'file:key.txt'), several, or a KeyRing, "
-        f"not {type(keys).__name__}"
-    )
-
-
-def _as_signers(trust: TrustLike) -> tuple[VerifyKey, ...]:
-    if trust is None:
-        return ()
-    if isinstance(trust, str | Buffer) or not isinstance(trust, Iterable):
-        return (as_verify_key(trust),)
-    return tuple(_some(each(trust, "trust", as_verify_key), "trust"))
-
-
-def _some(made: list[T], name: str) -> list[T]:
-    if not made:
+    if not isinstance(keys, KeyProvider | SigningKey | VerifyKey | Buffer | str | os.PathLike | Iterable | None):
         raise ParameterError(
-            f"{name}= is empty: an empty list would switch checks off without notice; leave {name}= out if that is "
-            "what you want"
+            f"{name}= takes a key (32 bytes, a streamxf.Key, a location such as 'file:key.txt'), several, or a "
+            f"KeyRing, not {type(keys).__name__}"
         )
-    return made
+    return several(keys, name, as_provider)

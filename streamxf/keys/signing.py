@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError
 from streamxf.keys.derive import public_id
-from streamxf.keys.secret import Secret, as_bytes
+from streamxf.keys.key import Secret, as_bytes
 
 ED25519 = "ed25519"
 _PRIME = 2**255 - 19
@@ -25,17 +25,12 @@ _LOW_ORDER = (
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """The public half of a `SigningKey`, for ``trust=``. Not secret.
+    """The public half of a `SigningKey`, for ``trust=``. Not secret; `id` is 16 hexadecimal digits derived from it.
 
     Parameters
     ----------
     data : bytes-like
         32 bytes. Points of low order, for which anyone can sign, are refused.
-
-    Attributes
-    ----------
-    id : str
-        16 hexadecimal digits derived from the key.
     """
 
     kind: ClassVar[str] = ED25519
@@ -70,17 +65,12 @@ class VerifyKey:
 
 
 class SigningKey(Secret):
-    """Signs what a process publishes (Ed25519).
+    """Signs what a process publishes (Ed25519). Its `id` is that of its public half, `verify_key`.
 
     Parameters
     ----------
     material : bytes-like
         Exactly 32 bytes.
-
-    Attributes
-    ----------
-    id : str
-        That of its public half, `verify_key`.
     """
 
     __slots__ = ()

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streamxf.errors import ParameterError
-from streamxf.keys.b64url import encode_b64url, try_decode
-from streamxf.keys.derive import HYBRID, X25519
+from streamxf.keys.derive import HYBRID, X25519, encode_b64url, try_decode
 from streamxf.keys.key import Key
 from streamxf.keys.pair import PrivateKey, PublicKey
 from streamxf.keys.signing import ED25519, SigningKey, VerifyKey

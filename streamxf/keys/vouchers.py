@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from streamxf.descriptor import shorten
 from streamxf.errors import AuthenticationError, DescriptorError, ParameterError, WrongKeyError
-from streamxf.keys.answers import Answers
-from streamxf.keys.b64url import decode_b64url, encode_b64url
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.derive import statement
-from streamxf.keys.entry import Entry, ask, breach, fault
+from streamxf.keys.derive import decode_b64url, encode_b64url, statement
+from streamxf.keys.envelope import DataKey, Entry, ask, breach, fault
 from streamxf.keys.provider import KeyProvider, wrong_voucher
 from streamxf.keys.signing import SigningKey, VerifyKey
+
+Ask = Callable[[KeyProvider, str, bytes, bytes], Any]
 
 _FORM = re.compile(
     r"mac=([0-9a-f]{64})((?:&v=(?!hpke-)[A-Za-z0-9:_-]+)*)(?:&sig=([0-9a-f]{16}):([A-Za-z0-9_-]{86}))?", re.ASCII
@@ -27,21 +26,15 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class Vouchers:
-    """What vouches for contents, which stand there by their digest alone.
+    """What vouches for contents, by their digest.
 
-    Attributes
-    ----------
-    mac : bytes
-        HMAC-SHA256 under the data key, also over the data key as it is wrapped: so it shows who the recipients are.
-    entries : tuple of Entry
-        A voucher for each recipient whose key vouches, in the order of the `Envelope`.
-    signature : tuple of str and bytes, or None
-        The signer's id, and 64 bytes.
+    The MAC, HMAC-SHA256 under the data key, also covers the data key as it is wrapped: it shows who the recipients are.
+    Then there is an entry for each recipient whose key vouches, in the order of the `Envelope`, and a signature.
     """
 
     mac: bytes
     entries: tuple[Entry, ...] = ()
-    signature: tuple[str, bytes] | None = None
+    signature: tuple[str, bytes] | None = None  # the signer's id, and 64 bytes
 
     @classmethod
     def make(
@@ -87,7 +80,7 @@ class Vouchers:
             parts.append(f"sig={self.signature[0]}:{encode_b64url(self.signature[1])}")
         return "&".join(parts)
 
-    def check(self, digest: bytes, wrapped: str, data_key: DataKey, key: KeyProvider, answers: Answers) -> None:
+    def check(self, digest: bytes, wrapped: str, data_key: DataKey, key: KeyProvider, ask_once: Ask) -> None:
         """Check the MAC, and the voucher of the key that opened the data key.
 
         Raises AuthenticationError if one of them is wrong, or the voucher is missing, and KeyServiceError if a service
@@ -106,7 +99,7 @@ class Vouchers:
                 "without that key by someone who had the data key"
             )
         try:
-            answer = answers.ask(key, "check_voucher", voucher, digest)
+            answer = ask_once(key, "check_voucher", voucher, digest)
         except WrongKeyError:
             raise wrong_voucher(key) from None
         if answer is not None:  # False, say, from an author who took this for a predicate

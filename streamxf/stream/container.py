@@ -12,12 +12,12 @@ from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import ContainerError, IdentityError
+from streamxf.errors import CodecError, ContainerError, IdentityError
 from streamxf.format.container import Footer, Table, check_stored
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.stream.source import FileSlice
@@ -51,7 +51,7 @@ class BlockReader:
 
     - `source`: the container, whole.
     - `header`: as `read_header` gave it; identity and chain were checked by the caller.
-    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone, and gives nothing.
+    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.
     - `table_digest`: T of the format, if it was vouched for.
     - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot
       be.
@@ -125,8 +125,8 @@ class BlockReader:
         """Where block `index` begins in the container; for `count`, where the last one ends."""
         return self._table.ends[index - 1] if index else self.header.size
 
-    def decode(self, index: int, out: memoryview) -> None:
-        """Decode block `index` into `out`, which has exactly its size.
+    def decode(self, index: int, out: memoryview | None) -> None:
+        """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact.
 
         Raises
         ------
@@ -134,10 +134,9 @@ class BlockReader:
             If it is not as it was stored. What `out` then holds did not pass its checks and must not be used.
         """
         scratch = _scratch.take()
-        self.decode_stored(index, self.read(index, scratch), scratch, out)
-        _scratch.give(scratch)
+        self.decode_stored(index, self._read(index, scratch), scratch, out)
 
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
+    def decoder(self, index: int) -> Callable[[memoryview | None], None]:
         """A `decode` of block `index` that some thread may call, once.
 
         Where several threads cannot read at the same time, the block is read here: files that fetch what lies ahead are
@@ -146,32 +145,21 @@ class BlockReader:
         if self.parallel:
             return partial(self.decode, index)
         scratch = _scratch.take()
-        return partial(self._decode_and_give, index, self.read(index, scratch), scratch)
+        return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
-    def _decode_and_give(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview) -> None:
-        self.decode_stored(index, stored, scratch, out)
-        _scratch.give(scratch)
-
-    def read(self, index: int, scratch: Scratch) -> memoryview:
-        """Block `index` as it is stored, head and payload: in `scratch`, or where it is in memory already. Raises
-        ContainerError if the file ends before.
-        """
+    def _read(self, index: int, scratch: Scratch) -> memoryview:
         return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
 
-    def decode_stored(
-        self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None = None
-    ) -> memoryview:
-        """Decode block `index`, which `read` gave; raises as `decode`.
-
-        - `out`: where the block belongs, which has exactly its size. Without it the result lies in `scratch` or
-          `stored`, and is at most a block long. Where there is no coder it is empty.
-        """
-        last = index == self.count - 1
+    def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
+        """The same for a block as it is stored, head and payload, which may lie in `scratch`."""
+        last, size = index == self.count - 1, self.size_of(index)
         digest = self._table.hashes[index] if self.header.hashed else None
         payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
-        if self._coder is None:
-            return memoryview(b"")
-        return self._coder.decode(payload, index, last, scratch, out)
+        if self._coder is not None:
+            decoded = self._coder.decode(payload, index, last, scratch, out)
+            if len(decoded) != size:
+                raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
+        _scratch.give(scratch)
 
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an

@@ -37,7 +37,7 @@ from streamxf.format.plain import (
     seal_size,
 )
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, ChainOpener, read_header

@@ -11,7 +11,7 @@ from streamxf.codec import Codec, Role
 from streamxf.descriptor import Descriptor, check_name
 from streamxf.errors import KeyMissingError
 from streamxf.format.limits import MAX_CHAIN
-from streamxf.keys.secret import Secret
+from streamxf.keys.key import Secret
 from streamxf.registry import BUILTINS
 from streamxf.testing.case import Case, Stream, require
 from streamxf.testing.data import samples

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from typer import BadParameter
 
 from cli.command import Done, Run
-from streamxf.cli import portion, show, timing, units
+from streamxf.cli import show, timing, units
 from streamxf.cli.__main__ import main
 from streamxf.cli.candidates import chart
 from streamxf.keys import KeyRing
@@ -165,7 +165,7 @@ def test_a_portion_is_bounded_and_of_the_data(weights: Path, size: int):
     whole = load_file(weights)
     if size == 1:
         size = 2  # an element has two bytes
-    state = portion.portion_of(str(weights), KeyRing(), size)
+    state = timing.portion_of(str(weights), KeyRing(), size)
     assert 0 < sum(tensor.nbytes for tensor in state.values()) <= size
     for name, tensor in state.items():
         assert timing.same_bits(tensor, whole[name][tuple(map(slice, tensor.shape))])
@@ -183,14 +183,14 @@ def test_a_portion_is_as_large_as_it_was_asked_to_be(tmp_path: Path, size: int):
     tensors["embedding"] = torch.zeros(2000, 256)
     save_file(tensors, tmp_path / "model.safetensors")
     there = sum(tensor.nbytes for tensor in tensors.values())
-    state = portion.portion_of(str(tmp_path / "model.safetensors"), KeyRing(), size)
+    state = timing.portion_of(str(tmp_path / "model.safetensors"), KeyRing(), size)
     taken = sum(tensor.nbytes for tensor in state.values())
     assert min(size, there) - 1024 < taken <= size  # a row of the embedding is a KiB
 
 
 def test_random_weights_have_the_size_that_is_asked_for():
     for size in (2, 1000, 2**20, 3 * 2**25 + 2**20 + 6):
-        state = portion.random_weights(size)
+        state = timing.random_weights(size)
         assert sum(tensor.nbytes for tensor in state.values()) == size
         assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
 

@@ -20,6 +20,8 @@ from streamxf.codecs.floatzip.planes import Workspace
 from streamxf.format.limits import stage_limit
 from streamxf.testing import CodecConformance
 
+pytestmark = pytest.mark.usefixtures("each_implementation")
+
 MIB = 1 << 20
 DTYPES = [
     "bfloat16",

@@ -24,7 +24,7 @@ from streamxf.format.index import Index
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 
 KEY = Key(bytes(range(32)))

@@ -24,7 +24,7 @@ from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
-from streamxf.keys.datakey import DataKey
+from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
 
 CHAINS = (

@@ -27,8 +27,7 @@ import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.format.trailer import Sections, pack, pack_keys
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 from .rows import Row

@@ -18,8 +18,7 @@ from dcp.writers import save_as_ranks
 import streamxf
 from streamxf import Encrypt, PrivateKey
 from streamxf.errors import StreamxfError
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 
 PAIR = PrivateKey(bytes(range(2, 34)))
 PACKAGE = Path(streamxf.__file__).parent

@@ -17,8 +17,7 @@ from streamxf import Encrypt, Key, KeyProvider, KeyRing
 from streamxf.codecs.encrypt import _Session
 from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import WrongKeyError
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 DEK = DataKey(bytes(range(60, 92)))
@@ -120,7 +119,7 @@ class Forger(Encrypt):
     def __init__(
         self, data_key: DataKey, wrapped: str, vouch: Callable[[bytes], Vouchers], hashed: bool = False
     ) -> None:
-        self._take((Key.generate(),), None, _Session(data_key, wrapped, os.getpid()))
+        vars(self).update(vars(self._made((Key.generate(),), None, _Session(data_key, wrapped, os.getpid()))))
         object.__setattr__(self, "_forged", vouch)
         object.__setattr__(self, "_hashed", hashed)
 

@@ -10,10 +10,9 @@ import pytest
 from sealed import DEK, DIGEST, Fake, Sealed, fragment_of
 
 from streamxf.errors import AuthenticationError, KeyServiceError, PolicyError, WrongKeyError
-from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey, answers
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
+from streamxf.keys.envelope import DataKey, Entry, Envelope
+from streamxf.keys.ring import REST_SECONDS
 
 KEY = Key(bytes(range(100, 132)))
 PAIR = PrivateKey(bytes(range(101, 133)), "hpke-x25519")
@@ -44,7 +43,7 @@ class Service(KeyProvider):
 def clock(monkeypatch):
     """What time it is, in a list of one."""
     now = [1000.0]
-    monkeypatch.setattr(answers, "monotonic", lambda: now[0])
+    monkeypatch.setattr("streamxf.keys.ring.monotonic", lambda: now[0])
     return now
 
 
@@ -82,7 +81,7 @@ def test_it_is_asked_again_after_some_minutes(clock):
     ring = KeyRing([service, KEY])
     given = wrapped(3, service, KEY)
     assert len(opened(ring, given[:1])) == 1
-    clock[0] += answers.REST_SECONDS - 1
+    clock[0] += REST_SECONDS - 1
     assert not opened(ring, given[1:2])
     assert service.asked == 1
     clock[0] += 2
@@ -194,7 +193,7 @@ def test_another_wrapped_key_or_id_is_another_question():
 
 
 def test_only_so_much_is_remembered(monkeypatch):
-    monkeypatch.setattr(answers, "MAX_REMEMBERED", 4)
+    monkeypatch.setattr("streamxf.keys.ring.MAX_REMEMBERED", 4)
     service = Service()
     service.up = True
     ring = KeyRing([service])

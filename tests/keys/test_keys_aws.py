@@ -18,8 +18,7 @@ from sealed import Sealed
 import streamxf
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, WrongKeyError
 from streamxf.keys import AwsKms, PrivateKey, aws, public_id
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry
+from streamxf.keys.envelope import DataKey, Entry
 
 DEK = DataKey(bytes(range(50, 82)))
 DIGEST = bytes(range(32))
@@ -229,7 +228,7 @@ def test_data_keys_do_not_travel_in_the_open(url, allow_http, kms, monkeypatch):
 
 @pytest.mark.parametrize("url", ["https://kms.example.com", "http://[::1]:1", "http://localhost:1"])
 def test_addresses_that_are_fine(url, kms):
-    assert AwsKms(ARN, endpoint_url=url, allow_http=True)._connect().meta.endpoint_url == url
+    assert AwsKms(ARN, endpoint_url=url, allow_http=True)._connected().meta.endpoint_url == url
 
 
 def test_http_goes_through_no_proxy(answers: Answers, kms, monkeypatch):

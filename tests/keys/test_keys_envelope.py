@@ -16,9 +16,8 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.b64url import encode_b64url
-from streamxf.keys.entry import MAX_ENTRY, MAX_TEXT, Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.derive import encode_b64url
+from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, Entry, Envelope
 
 KEY = Key(bytes(range(107, 139)))
 PAIR = PrivateKey(bytes(range(112, 144)), "hpke-x25519")

@@ -13,9 +13,7 @@ from sealed import fragment_of
 from streamxf import Encrypt, Key, KeyProvider, KeyRing
 from streamxf.errors import DescriptorError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import AwsKms, aws
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 DEK = DataKey(bytes(range(100, 132)))

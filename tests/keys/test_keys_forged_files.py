@@ -15,9 +15,7 @@ from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ContainerError, KeyMissingError, PolicyError, StreamxfError
 from streamxf.format.plain import pack_prefix, pack_seal, parse_prefix, parse_seal, prefix_size, seal_size
 from streamxf.keys import AwsKms
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 REAL = data_of(2 * BLOCK + 5)

@@ -8,8 +8,7 @@ from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
-from streamxf.keys.b64url import decode_b64url
-from streamxf.keys.derive import HYBRID, X25519
+from streamxf.keys.derive import HYBRID, X25519, decode_b64url
 
 SECRET = bytes(range(32))
 DEK = bytes(range(100, 132))

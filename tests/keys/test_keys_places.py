@@ -28,7 +28,7 @@ def claim(monkeypatch):
     module.table = {}
     monkeypatch.setitem(sys.modules, module.__name__, module)
     points: list[EntryPoint] = []
-    monkeypatch.setattr(location, "entry_points", lambda group: [point for point in points if point.group == group])
+    monkeypatch.setattr(location, "entry_points", lambda **wanted: [each for each in points if each.matches(**wanted)])
 
     def add(name: str, value: str = "acme_test_keys:open_key", group: str = "streamxf.key_providers") -> None:
         points.append(EntryPoint(name, value, group))

@@ -22,10 +22,8 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
-from streamxf.keys.b64url import encode_b64url
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import MAX_ENTRY, MAX_TEXT, Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.derive import encode_b64url
+from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 KEY = Key(bytes(range(107, 139)))

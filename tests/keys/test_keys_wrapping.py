@@ -22,10 +22,8 @@ from streamxf.format.plain import (
     prefix_size,
     seal_size,
 )
-from streamxf.keys.b64url import decode_b64url, encode_b64url
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.derive import decode_b64url, encode_b64url
+from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 DEK = DataKey(bytes(range(100, 132)))

@@ -23,8 +23,7 @@ import streamxf
 from streamxf import KeyRing, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, write_key
-from streamxf.keys.datakey import DataKey
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 
 WEIGHT = torch.arange(1000.0)

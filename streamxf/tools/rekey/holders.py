@@ -31,7 +31,7 @@ from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.stream.plain import Draft, PlainParts
 from streamxf.stream.source import FileSlice
-from streamxf.tools.rekey.keyset import KeySet, Opened
+from streamxf.tools.rekey.recipients import KeySet, Opened
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
 
@@ -76,7 +76,7 @@ class MetadataFiles:
             raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
         return _key_set(sections), sections
 
-    def open(self, name: str, keys: KeySet, sections: Sections, access: Access) -> Opened:
+    def open(self, access: Access, name: str, keys: KeySet, sections: Sections) -> Opened:
         """Unwrap all data keys, and check what vouches for them."""
         metadata = metadata_in(sections, name, access)
         index = metadata.index
@@ -155,7 +155,7 @@ class PlainFile:
         with open(self._path, "rb", buffering=0) as file:
             return _parts(file)
 
-    def open(self, name: str, keys: KeySet, parts: PlainParts, access: Access) -> Opened:
+    def open(self, access: Access, name: str, keys: KeySet, parts: PlainParts) -> Opened:
         try:
             opener, data_key = access.keys.open_by(parts.wrapped, parts.vouchers, keys.digest)
         except KeyMissingError as error:

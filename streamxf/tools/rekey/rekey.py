@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from streamxf.checkpoint.access import Access, SaveIds
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, ParameterError, located
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
-from streamxf.keys.datakey import DataKey
 from streamxf.keys.derive import is_key_id
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.location import as_provider, as_signing_key
 from streamxf.tools.rekey.holders import Holder, holder_at
-from streamxf.tools.rekey.keyset import KeySet, Opened, Terms
-from streamxf.tools.rekey.recipients import Recipients
+from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
 
 StorageOptions = Mapping[str, Any] | None
 
@@ -125,9 +123,11 @@ def rekey(
     terms = replace(terms, trust=(*terms.trust, *own.trust))
     wanted = {(key.kind, key.id) for key in chosen}
 
-    def open_(holder: Holder, name: str, keys: KeySet, body: Any) -> Opened:
+    holder = holder_at(path, storage_options, access.expected_saves)
+
+    def open_(name: str, keys: KeySet, body: Any) -> Opened:
         try:
-            return holder.open(name, keys, body, access)
+            return holder.open(access, name, keys, body)
         except KeyMissingError as error:
             if {entry.key for entry in keys.envelopes[0].recipients} != wanted:
                 raise
@@ -137,7 +137,7 @@ def rekey(
                     "and no key shows that this is true: give one that opens it as well, in new= a PrivateKey in place "
                     "of its public key"
                 ) from None
-        return holder.open(name, keys, body, replace(access, keys=own))
+        return holder.open(replace(access, keys=own), name, keys, body)
 
     def change(opened: Opened) -> KeySet:
         entries = opened.keys.vouchers.entries
@@ -146,7 +146,7 @@ def rekey(
         kept = () if again else tuple(entry for entry in entries if entry.key in wanted)
         return opened.change(lambda _, data_key: _wrapped(data_key, chosen), kept, again, terms.signer)
 
-    return _change(holder_at(path, storage_options, access.expected_saves), open_, change)
+    return _change(holder, open_, change)
 
 
 def add_recipient(
@@ -168,6 +168,8 @@ def add_recipient(
     chosen = as_recipients(new, "new")
     access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
 
+    holder = holder_at(path, storage_options, access.expected_saves)
+
     def change(opened: Opened) -> KeySet:
         kept = opened.keys.vouchers.entries
         fresh = _without(chosen, opened.keys.envelopes[0].recipients)
@@ -179,7 +181,7 @@ def add_recipient(
 
         return opened.change(wrap, kept, vouching, terms.signer)
 
-    return _change(holder_at(path, storage_options, access.expected_saves), _opener(access), change)
+    return _change(holder, partial(holder.open, access), change)
 
 
 def remove_recipient(
@@ -218,16 +220,13 @@ def remove_recipient(
             raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
         return left(envelope.recipients)
 
-    return _change(holder, _opener(access), lambda opened: opened.change(wrap, left(opened.keys.vouchers.entries)))
+    def change(opened: Opened) -> KeySet:
+        return opened.change(wrap, left(opened.keys.vouchers.entries))
+
+    return _change(holder, partial(holder.open, access), change)
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-_Open = Callable[[Holder, str, KeySet, Any], Opened]
-
-
-def _opener(access: Access) -> _Open:
-    return lambda holder, name, keys, body: holder.open(name, keys, body, access)
 
 
 def _each(holder: Holder, names: list[str], work: Callable[[str, KeySet, Any], T]) -> list[T]:
@@ -244,18 +243,20 @@ def _listed(holder: Holder, access: Access) -> Recipients:
     def read(name: str, keys: KeySet, body: Any) -> tuple[KeySet, bool, str]:
         if not authenticated:
             return keys, False, ""
-        opened = holder.open(name, keys, body, access)
+        opened = holder.open(access, name, keys, body)
         return keys, opened.signed_by(access.keys.trust), opened.save_id
 
     return Recipients.of(_each(holder, holder.names(), read), authenticated)
 
 
-def _change(holder: Holder, open_: _Open, change: Callable[[Opened], KeySet]) -> tuple[str, ...]:
+def _change(
+    holder: Holder, open_: Callable[[str, KeySet, Any], Opened], change: Callable[[Opened], KeySet]
+) -> tuple[str, ...]:
     """Make all that is to be written, and only then write it."""
     names = holder.names()
 
     def plan(name: str, keys: KeySet, body: Any) -> tuple[str, KeySet, KeySet]:
-        made = change(open_(holder, name, keys, body))
+        made = change(open_(name, keys, body))
         if made != keys and len(names) > 1:  # or else nothing could be written before it fails
             holder.pack(body, made)
         return name, keys, made

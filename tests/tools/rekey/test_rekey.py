@@ -55,8 +55,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.trailer import pack
-from streamxf.keys.entry import Entry
-from streamxf.keys.envelope import MAX_RECIPIENTS
+from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
 from streamxf.tools.rekey import holders
 
 
