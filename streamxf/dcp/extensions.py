@@ -20,8 +20,8 @@ from streamxf.errors import ChainError, DescriptorError, ParameterError, Unsuppo
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
+from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
 

@@ -48,9 +48,9 @@ from streamxf.errors import (
     escaped,
 )
 from streamxf.format.items import ObjectItem, TensorItem
-from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
+from streamxf.report import Meter
 from streamxf.stream.reader import StreamReader, read_all
 from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
 
