@@ -91,6 +91,7 @@ def inspect(
     """
     from streamxf.cli import figures
     from streamxf.tools.inspect.inspect import inspect as look
+    from streamxf.tools.inspect.tree import tree_of
 
     if html is not None:
         _check_page(html)
@@ -119,11 +120,7 @@ def inspect(
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
-    module = None
-    if tree:
-        from streamxf.tools.inspect.tree import tree_of
-
-        module = tree_of(summary.contents.items.values())
+    module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         _write_page(html, summary)
     if json:

@@ -35,10 +35,7 @@ class PublicKey(KeyProvider):
     kind : str
         ``"hpke-mlkem768-x25519"``, the default, which also holds against quantum computers, or ``"hpke-x25519"``.
 
-    Raises
-    ------
-    UnsupportedError
-        If the cryptography package here has no ML-KEM.
+    Raises UnsupportedError if the cryptography package here has no ML-KEM.
     """
 
     unwraps: ClassVar[bool] = False
@@ -79,10 +76,7 @@ class PrivateKey(Secret, KeyProvider):
     kind : str
         As in `PublicKey`.
 
-    Raises
-    ------
-    UnsupportedError
-        If the cryptography package here has no ML-KEM.
+    Raises UnsupportedError as `PublicKey`.
     """
 
     __slots__ = ("kind",)
@@ -99,12 +93,10 @@ class PrivateKey(Secret, KeyProvider):
 
     @classmethod
     def generate(cls, kind: str = HYBRID) -> Self:
-        """Draw a new one from the operating system's random source."""
         return cls(draw_secret(), kind)
 
     @property
     def public(self) -> PublicKey:
-        """The public half."""
         return PublicKey(_kem(self.kind).public_bytes(self._material), self.kind)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:

@@ -27,10 +27,7 @@ _LOW_ORDER = (
 class VerifyKey:
     """The public half of a `SigningKey`, for ``trust=``. Not secret; `id` is 16 hexadecimal digits derived from it.
 
-    Parameters
-    ----------
-    data : bytes-like
-        32 bytes. Points of low order, for which anyone can sign, are refused.
+    `data` is 32 bytes. Points of low order, for which anyone can sign, are refused.
     """
 
     kind: ClassVar[str] = ED25519
@@ -67,10 +64,7 @@ class VerifyKey:
 class SigningKey(Secret):
     """Signs what a process publishes (Ed25519). Its `id` is that of its public half, `verify_key`.
 
-    Parameters
-    ----------
-    material : bytes-like
-        Exactly 32 bytes.
+    `material` is exactly 32 bytes.
     """
 
     __slots__ = ()
@@ -84,11 +78,9 @@ class SigningKey(Secret):
 
     @property
     def verify_key(self) -> VerifyKey:
-        """The public half."""
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
     def sign(self, statement: bytes) -> bytes:
-        """Sign a statement: 64 bytes."""
         signature: bytes = self._private().sign(statement)
         return signature
 
