@@ -131,12 +131,10 @@ def inspect(
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
-    elif not items and top and found is None:
-        figures.largest(summary, top)
     if found is not None:
         figures.flagged(found)
-        if not items and top and module is None:
-            figures.table(summary, top)
+    if module is None and not items and top:
+        figures.largest(summary, top)
     figures.about(summary)
     if items:
         figures.items(summary)

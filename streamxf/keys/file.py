@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
-from streamxf.keys.pair import PublicKey
-from streamxf.keys.signing import VerifyKey
+from streamxf.keys.pair import PublicKey, VerifyKey
 from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 
 PathLike = str | os.PathLike[str]

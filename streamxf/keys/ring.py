@@ -18,8 +18,8 @@ from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, ask, breach
 from streamxf.keys.key import Uncopied
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, several
+from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.signing import SigningKey, VerifyKey
 from streamxf.keys.vouchers import Vouchers
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
