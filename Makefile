@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exhaustive fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test exhaustive sanitize fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -35,6 +35,10 @@ test: $(STAMPS)/test ## Run the tests
 SHARE ?= 1
 exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=20 for a twentieth, another each day)
 	$(RUN) pytest -n 2 --exhaustive $(SHARE) $(ARGS)
+
+# With the compiler that CC names, which must have the sanitizers.
+sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (3 minutes)
+	PYTHONPATH=.:tests $(RUN) sanitized $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
@@ -76,7 +80,7 @@ docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a m
 	PYTHONPATH=.:tests $(RUN) tools.inspect.screenshots
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) site dist fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site dist streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.
@@ -85,15 +89,15 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-# The build backend, with what it needs for an editable install, and setuptools, which the source package of ZipNN is built with.
+# The build backend of streamxf and ZipNN, and hatchling, with which a test builds the package of a third party.
 # Build isolation would fetch them again for each set of extras, unpinned.
 # What is installed here is named in the Makefile, hence the prerequisite.
 $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
-	$(PIP_INSTALL) hatchling editables setuptools
+	$(PIP_INSTALL) hatchling setuptools
 	touch $@
 
-# $* is the extra's name in pyproject.toml.
-$(STAMPS)/%: $(STAMPS)/build pyproject.toml constraints.txt
+# $* is the extra's name in pyproject.toml. This compiles FloatZip's kernel, too, where there is a compiler.
+$(STAMPS)/%: $(STAMPS)/build pyproject.toml setup.py streamxf/codecs/floatzip/_kernel.c constraints.txt
 	$(PIP_INSTALL) --no-build-isolation -e '.[$*]'
 	touch $@
 

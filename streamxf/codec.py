@@ -104,6 +104,11 @@ class Codec(abc.ABC):
     version: ClassVar[int] = 1
     role: ClassVar[Role] = "transform"
 
+    @classmethod
+    def implementation(cls) -> str | None:
+        """Which of several implementations runs in this process, in a word for reports; None if there is only one."""
+        return None
+
     @abc.abstractmethod
     def encode(self, block: memoryview, info: BlockInfo) -> Buffer:
         """Transform one block on save. The result may be longer than the block, up to ``info.limit``."""
@@ -140,14 +145,8 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Make the codec from parameters in their text form.
-
-        Raises
-        ------
-        DescriptorError
-            If a parameter is unknown, or its text is not of the parameter's type.
-        ParameterError
-            If a value is out of range.
+        """Make the codec from parameters in their text form. Raises DescriptorError if a parameter is unknown or its
+        text is not of its type, and ParameterError if a value is out of range.
         """
         hints = get_type_hints(cls)
         known = {field.name: hints[field.name] for field in parameter_fields(cls)}

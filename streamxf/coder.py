@@ -16,8 +16,8 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
-from streamxf.format.limits import stage_limit
-from streamxf.meter import Meter
+from streamxf.format.container import stage_limit
+from streamxf.report import Meter
 
 
 class StreamCoder:
@@ -35,6 +35,8 @@ class StreamCoder:
             (codec, encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream))
             for codec in chain
         ]
+        if meter is not None:
+            meter.implementations.update((codec.name, kind) for codec in chain if (kind := codec.implementation()))
 
     @classmethod
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:

@@ -8,7 +8,7 @@ element and without numpy.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zstandard
@@ -33,8 +33,14 @@ class Shape:
     period: int = 1
 
 
-def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
-    """Encode `data`, which must have an element; `idle_halves` are the four bits of elements that are listed."""
+def _frame(plane: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(plane)
+
+
+def forge(data: bytes, shape: Shape, idle_halves: int = 0, frame: Callable[[bytes], bytes] = _frame) -> bytes:
+    """Encode `data`, which must have an element; `idle_halves` are the four bits of elements that are listed, and
+    `frame` makes the zstd frames.
+    """
     width, phase = shape.width, shape.phase
     count = (len(data) - phase) // width
     end = phase + count * width
@@ -42,7 +48,7 @@ def forge(data: bytes, shape: Shape, idle_halves: int = 0) -> bytes:
     table, raw, coded, below = b"", b"", b"", 0
     for coding, lane in shape.planes:
         plane = b"".join((number >> 8 * below & (1 << 8 * lane) - 1).to_bytes(lane, "little") for number in elements)
-        stored = _store(coding, plane, shape, idle_halves)
+        stored = _store(coding, plane, shape, idle_halves, frame)
         table += struct.pack("<BI", coding | (lane.bit_length() - 1) << 2, len(stored))
         raw, coded = (raw + stored, coded) if coding == RAW else (raw, coded + stored)
         below += lane
@@ -56,31 +62,27 @@ def _turn(number: int, shape: Shape) -> int:
     return (number << 1 | number >> bits - 1) & (1 << bits) - 1 if shape.rotated else number
 
 
-def _store(coding: int, plane: bytes, shape: Shape, idle: int) -> bytes:
+def _store(coding: int, plane: bytes, shape: Shape, idle: int, frame: Callable[[bytes], bytes]) -> bytes:
     if coding == RAW:
         return plane
     if coding == ZSTD:
-        return _frame(plane)
+        return frame(plane)
     if coding == PACKED:
-        return _pack(plane, shape.base, idle)
+        return _pack(plane, shape.base, idle, frame)
     rows = -(-len(plane) // 64)
     levels = (shape.levels * (rows + shape.period))[: rows + shape.period]
     flat = bytes(value - levels[i // 64] - levels[rows + i % shape.period] & 255 for i, value in enumerate(plane))
-    frame = _frame(levels)
-    return struct.pack("<B3xII", 6, shape.period, len(frame)) + frame + _pack(flat, shape.base, idle)
+    first = frame(levels)
+    return struct.pack("<B3xII", 6, shape.period, len(first)) + first + _pack(flat, shape.base, idle, frame)
 
 
-def _frame(plane: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(plane)
-
-
-def _pack(plane: bytes, base: int, idle: int) -> bytes:
+def _pack(plane: bytes, base: int, idle: int, frame: Callable[[bytes], bytes]) -> bytes:
     distances = [value - base & 255 for value in plane]
     places = [place for place, distance in enumerate(distances) if distance > 15]
     halves = [idle if distance > 15 else distance for distance in distances] + [0] * (len(plane) % 2)
     pairs = bytes(low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True))
     head = struct.pack(f"<B3xI{len(places)}I", base, len(places), *places)
-    return head + bytes(plane[place] for place in places) + _frame(pairs)
+    return head + bytes(plane[place] for place in places) + frame(pairs)
 
 
 def features(payload: bytes) -> set[str]:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from streamxf import LoadReport, SaveReport
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 
 def metered() -> Meter:
@@ -91,3 +91,12 @@ def test_reports_do_not_change_and_travel() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.items = 1
     assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_which_implementation_ran() -> None:
+    meter = metered()
+    meter.implementations["streamxf.zstd"] = "compiled"
+    report = SaveReport.of(meter, 2.0)
+    assert report.implementations == {"streamxf.zstd": "compiled"}
+    lines = str(report).splitlines()
+    assert [line.split()[-1] for line in lines if "busy in" in line] == ["compiled", "s", "s"]

@@ -22,7 +22,8 @@ EXAMPLES = ("streamxf codecs",)
 def codecs(json: options.Json = False) -> int:
     """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
 
-    Loading imports the packages of third parties in this process.
+    Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip's compiled
+    kernel is used or numpy, which is slower and reads and writes the same.
     """
     from streamxf.keys import location
     from streamxf.registry import CodecRegistry
@@ -41,7 +42,7 @@ def codecs(json: options.Json = False) -> int:
 
 
 def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
-    """For JSON; version, role and parameters are None where the codec does not load."""
+    """For JSON; version, role, implementation and parameters are None where the codec does not load."""
     from streamxf.registry import short_name
 
     cls, problem = _loaded(registry.find, name)
@@ -51,6 +52,7 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
         "descriptor_name": name,
         "version": cls and cls.version,
         "role": cls and cls.role,
+        "implementation": cls and cls.implementation(),
         "parameters": cls and _parameters(cls),
         "from": _from(registry.packages(name)),
     }
@@ -80,11 +82,12 @@ def _parameters(cls: type[Codec]) -> dict[str, Any]:
 
 def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
     out = show.console()
-    codecs = show.table("codec", "version", "role", "parameters", "from", right=["version"])
+    codecs = show.table("codec", "version", "role", "runs", "parameters", "from", right=["version"])
     for each in found:
         parameters = (each["parameters"] or {}).items()
         text = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters)
-        show.row(codecs, each["name"], str(each["version"] or ""), each["role"] or "", text, ", ".join(each["from"]))
+        what = (each["name"], str(each["version"] or ""), each["role"] or "", each["implementation"] or "")
+        show.row(codecs, *what, text, ", ".join(each["from"]))
     out.print(codecs)
     places = show.table("keys from", "from")
     for each in keys:

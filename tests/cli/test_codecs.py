@@ -8,6 +8,7 @@ import pytest
 
 import streamxf
 from cli.command import Run
+from streamxf.codecs.floatzip import kernel
 
 GOOD = """
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ def test_built_in_ones(run: Run):
     assert found["zstd"]["descriptor_name"] == "streamxf.zstd"
     assert found["zstd"]["parameters"] == {"level": 3}
     assert found["zstd"]["from"] == [f"streamxf=={streamxf.__version__}"]
+    assert found["floatzip"]["implementation"] == kernel.implementation()
+    assert found["zstd"]["implementation"] is None
     assert [entry["name"] for entry in done.json["key_providers"]][:3] == ["file", "env", "aws-kms"]
 
 
@@ -76,6 +79,7 @@ def test_one_of_a_third_party(run: Run, install):
         "descriptor_name": "good.same",
         "version": 3,
         "role": "transform",
+        "implementation": None,
         "parameters": {"stride": 2},
     }
     line = next(line for line in run("codecs").out.splitlines() if "good.same" in line)

@@ -14,6 +14,7 @@ import numpy as np
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import frames
+from streamxf.codecs.floatzip import kernel
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
@@ -22,6 +23,7 @@ from streamxf.codecs.floatzip.layout import (
     PlaneTable,
     pack_table,
     parse_table,
+    raw_size,
     table_size,
 )
 from streamxf.codecs.floatzip.levels import best_period, level_into, unlevel
@@ -44,19 +46,26 @@ class FloatZip(Codec):
     name: ClassVar[str] = "streamxf.floatzip"
     role: ClassVar[Role] = "compression"
 
+    @classmethod
+    def implementation(cls) -> str:
+        return kernel.implementation()
+
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        dtype = info.stream.dtype
+        if dtype is not None and (needed := kernel.encode_bound(len(block), dtype)) is not None:
+            out = info.scratch(needed)
+            size = kernel.encode_into(block, dtype, info.stream.row, out)
+            if size is not None:
+                return out[:size] if size != kernel.STORE else _store(block, info)
         data = np.frombuffer(block, np.uint8)
         with borrowed(Workspace) as work:
-            plan = choose(data, info.stream.dtype)
+            plan = choose(data, dtype)
             if plan is not None:
                 out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
                 size = _encode_planes(data, plan, info.stream.row, out, work)
                 if size <= len(block):
                     return out[:size]
-        out = info.scratch(len(block) + 1)
-        out[:1] = _STORED
-        out[1:] = block
-        return out
+        return _store(block, info)
 
     def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
         if not len(block):
@@ -65,14 +74,23 @@ class FloatZip(Codec):
             if len(block) - 1 > info.limit:
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
+        out = info.scratch(raw_size(block, info.limit))
+        if kernel.decode_into(block, out):
+            return out
         table = parse_table(block, info.limit)
         plane, _ = table.planes[0]
         if table.layout.width == 1 and plane.coding == Coding.ZSTD:  # as of most that are not numbers
             return memoryview(inflate(block[table.end :], table.raw_size))
-        out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
             _decode_planes(block, table, out, work)
         return out
+
+
+def _store(block: memoryview, info: BlockInfo) -> memoryview:
+    out = info.scratch(len(block) + 1)
+    out[:1] = _STORED
+    out[1:] = block
+    return out
 
 
 def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryview, work: Workspace) -> int:

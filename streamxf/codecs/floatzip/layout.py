@@ -101,29 +101,38 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]
     out[:end] = table.ljust(end, b"\0")
 
 
+def raw_size(block: memoryview, limit: int) -> int:
+    """How many bytes a block declares that it decodes to. Raises CodecError if they are more than `limit`, or the block
+    is too short to say.
+    """
+    if len(block) < _HEAD.size:
+        raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
+    size: int = _HEAD.unpack_from(block)[1]
+    if size > limit:
+        raise CodecError(f"FloatZip block declares {size} bytes, {limit} are allowed here")
+    return size
+
+
 def parse_table(block: memoryview, limit: int) -> PlaneTable:
     """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
     or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
     """
-    if len(block) < _HEAD.size:
-        raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
-    first, raw_size = _HEAD.unpack_from(block)
+    size = raw_size(block, limit)
+    first = block[0]
     layout = _LAYOUTS.get(first)
     if layout is None:
         raise CodecError(f"FloatZip block of an unknown layout {first:#04x}")
-    if raw_size > limit:
-        raise CodecError(f"FloatZip block declares {raw_size} bytes, {limit} are allowed here")
-    count = layout.count(raw_size)
+    count = layout.count(size)
     if not count:
-        raise CodecError(f"FloatZip block of {raw_size} bytes has no whole element of {layout.width} bytes")
+        raise CodecError(f"FloatZip block of {size} bytes has no whole element of {layout.width} bytes")
     planes, position = _parse_planes(block, layout, count)
     end = table_size(len(planes))
     if block[position:end] != _PADDING[: end - position]:
         raise CodecError("FloatZip table does not end with zeros")
-    edges = raw_size - count * layout.width
+    edges = size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
-    return PlaneTable(layout, raw_size, planes, end)
+    return PlaneTable(layout, size, planes, end)
 
 
 def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:

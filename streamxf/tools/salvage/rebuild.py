@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
@@ -51,26 +50,19 @@ _SHOWN = 64
 _ZIP = b"PK\x03\x04"
 
 
-class Rebuilt(NamedTuple):
-    """What was found in the data files of one save, as metadata without a name; and what was not."""
-
-    metadata: Metadata
-    damaged: list[Lost]
-    budget: Budget
-
-
 def rebuild(
     storage: Storage,
     access: Access,
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
     progress: Progress | None = None,
-) -> Rebuilt:
+) -> tuple[Metadata, list[Lost], Budget]:
     """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
     `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
 
-    Raises PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if
-    there is nothing, or nothing that can be decrypted.
+    Returns what was found, as metadata without a name; what was not; and what may be made of the files. Raises
+    PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if there is
+    nothing, or nothing that can be decrypted.
     """
     save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
     reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
@@ -86,7 +78,7 @@ def rebuild(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
             "not say what they are. Restore .metadata from a copy"
         )
-    return Rebuilt(Metadata("", None, reader.items(), None), reader.damaged, budget)
+    return Metadata("", None, reader.items(), None), reader.damaged, budget
 
 
 class _Files:
@@ -139,7 +131,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Lost(name, None, None, None, IdentityError.__name__, wrong))
+                self.damaged.append(Lost.of(IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:
@@ -183,14 +175,9 @@ def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
     )
 
 
-# -- wrapped data keys -----------------------------------------------------------------------------
-
-
 class _WrappedKeys:
-    """The wrapped data keys that `keys` open, wherever they stand in `texts`: a data key that does not belong to its id
-    does not count, so it does not matter what is around it.
-
-    They are tried when they are asked for, and no sooner: each may be a question to a service.
+    """The wrapped data keys among `texts` that `keys` open: one that does not belong to its id does not count. They are
+    tried when they are asked for, and no sooner: each may be a question to a service.
     """
 
     def __init__(self, texts: Iterator[str], keys: KeyRing) -> None:
@@ -253,19 +240,11 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
         return
 
 
-# -- which data files are of one save --------------------------------------------------------------
-
-
 def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collection[str]) -> tuple[list[str], list[str]]:
     """The files of one save among those of streamxf's writers, and those of it that are known to be missing.
 
-    Each process has an id of its own in each save, and nothing in the files says which of them belong together. What is
-    left of ``.metadata`` may: its index lists them all. It is not believed for anything else, and no damage makes up
-    the random id of another file.
-
-    `remains` is what is left of ``.metadata``, and `chosen` the ids that belong together according to the caller.
-    Raises PolicyError if nothing shows which of several ids belong together, and ParameterError if no file has an id
-    that the caller names.
+    Each process has an id of its own in each save, and only what remains of ``.metadata`` may say which of them belong
+    together: its index lists them all. It is not believed for anything else, and no damage makes up a random id.
     """
     there = set(map(_writer_of, present))
     listed = _listed(remains)

@@ -1,0 +1,1677 @@
+/* FloatZip in C: one call for a block, without the interpreter's lock.
+ *
+ * docs/format/floatzip.md is the norm; the Python beside this file is the reference implementation of it. This one is
+ * faster, and may leave any block to the reference. Without it streamxf works, more slowly.
+ *
+ *   encode(block, out, work, width, row) -> int
+ *       Encode a block that begins with a float of `width` bytes (1, 2, 4 or 8). `row` is how many of them a row of
+ *       their matrix has, or 0. Returns the size of the payload, at most len(block), at the start of `out`; 0 for a
+ *       block that is best stored as it is; -1 for one with runs, which the reference stores better. `out` has at least
+ *       encode_bound(len(block)) bytes, and `work` work_size(len(block)).
+ *
+ *   decode(payload, out, work) -> bool
+ *       Decode a payload that is not stored as it is into `out`, which has exactly the size that the payload declares.
+ *       True: `out` is what the format says. False: the payload is damaged, or it has what `encode` never writes, such
+ *       as matches in a frame; `out` then holds anything, and the reference has to look, which also names the damage.
+ *       `work` has at least work_size(len(out)) bytes.
+ *
+ *   compress(data, out) -> int, decompress(frame, out) -> bool
+ *       The Huffman coder by itself, for tests: a zstd frame (RFC 8878) that has literals and no sequences. `out` has
+ *       encode_bound(len(data)) bytes, or exactly the frame's content size.
+ *
+ * What holds for all of them:
+ * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
+ *   before it is used, against what is left of the buffer; lengths are below 2 GiB, so that sums of them fit size_t.
+ * - `encode` stays within `out` and `work` even if another thread writes to the block meanwhile; what it returns then
+ *   may not decode. The other buffers belong to the call until it returns.
+ * - Time is linear in the sizes of the buffers. No memory is allocated, no state is kept, and a call may run in any
+ *   number of threads. The lock is released for all of it.
+ * - Floating-point numbers only weigh alternatives: a wrong one would cost size, never correctness.
+ * - Little-endian machines, C11 and the builtins of GCC and Clang; no intrinsics. Where GCC and glibc allow it, hot
+ *   loops are compiled for several levels of x86-64, and the loader takes the best.
+ *
+ * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, the module.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h> /* setup.py defines Py_LIMITED_API */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "streamxf's kernel is for little-endian machines; without it the Python reference is used"
+#endif
+
+/* Loops that gain from wider vectors. Clang and other machines use what the compiler was told to build for; the loaders
+ * of other C libraries than glibc cannot choose among versions. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(STREAMXF_NO_CLONES)
+#define HOT __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define HOT
+#endif
+#define RESTRICT __restrict
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+static inline u16 rd16(const u8 *p) { u16 v; memcpy(&v, p, 2); return v; }
+static inline u32 rd32(const u8 *p) { u32 v; memcpy(&v, p, 4); return v; }
+static inline u64 rd64(const u8 *p) { u64 v; memcpy(&v, p, 8); return v; }
+static inline void wr16(u8 *p, u16 v) { memcpy(p, &v, 2); }
+static inline void wr32(u8 *p, u32 v) { memcpy(p, &v, 4); }
+static inline void wr64(u8 *p, u64 v) { memcpy(p, &v, 8); }
+static inline int top_bit(u32 v) { return 31 - __builtin_clz(v); }
+
+/* -- Huffman codes, RFC 8878 section 4.2 -------------------------------------------------------------------------- */
+
+enum {
+    MAX_BITS = 11,              /* of a code */
+    TABLE = 1 << MAX_BITS,
+    BLOCK = 128 * 1024,         /* bytes of a zstd block */
+    FRAME_OVERHEAD = 18,
+    WEIGHTS_LOG = 6,            /* accuracy of the distribution of weights */
+    WEIGHTS_TABLE = 1 << WEIGHTS_LOG,
+};
+
+typedef struct {
+    u16 code[256];
+    u8 bits[256];
+    int last; /* the highest symbol that occurs */
+} Codes;
+
+HOT static void count_bytes(const u8 *RESTRICT data, size_t size, u32 *RESTRICT counts)
+{
+    u32 part[4][256]; /* neighbours that are equal would wait for each other */
+    memset(part, 0, sizeof part);
+    size_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        u64 v = rd64(data + i);
+        part[0][(u8)v]++, part[1][(u8)(v >> 8)]++, part[2][(u8)(v >> 16)]++, part[3][(u8)(v >> 24)]++;
+        part[0][(u8)(v >> 32)]++, part[1][(u8)(v >> 40)]++, part[2][(u8)(v >> 48)]++, part[3][v >> 56]++;
+    }
+    for (; i < size; i++)
+        part[0][data[i]]++;
+    for (int s = 0; s < 256; s++)
+        counts[s] = part[0][s] + part[1][s] + part[2][s] + part[3][s];
+}
+
+/* Code lengths of at most MAX_BITS that fill the code space exactly. At least two symbols occur. */
+static void code_lengths(const u32 *counts, u8 *bits)
+{
+    u16 order[256];
+    int n = 0;
+    for (int s = 0; s < 256; s++) {
+        bits[s] = 0;
+        if (!counts[s])
+            continue;
+        int at = n++;
+        for (; at && counts[order[at - 1]] > counts[s]; at--)
+            order[at] = order[at - 1];
+        order[at] = (u16)s;
+    }
+    /* a tree of two queues: leaves in the order of their counts, and nodes in the order in which they are made */
+    u32 weight[512];
+    u16 parent[512];
+    for (int i = 0; i < n; i++)
+        weight[i] = counts[order[i]];
+    int leaf = 0, node = n, made = n;
+    for (; made < 2 * n - 1; made++) {
+        u32 sum = 0;
+        for (int k = 0; k < 2; k++) {
+            int take = leaf < n && (node == made || weight[leaf] <= weight[node]) ? leaf++ : node++;
+            parent[take] = (u16)made;
+            sum += weight[take];
+        }
+        weight[made] = sum;
+    }
+    u8 depth[512];
+    depth[2 * n - 2] = 0;
+    for (int i = 2 * n - 3; i >= 0; i--)
+        depth[i] = (u8)(depth[parent[i]] < 255 ? depth[parent[i]] + 1 : 255);
+    /* lengths are cut to MAX_BITS; then some are made longer until all fit, and some shorter until no room is left */
+    int used = 0;
+    for (int i = 0; i < n; i++) {
+        if (depth[i] > MAX_BITS)
+            depth[i] = MAX_BITS;
+        used += 1 << (MAX_BITS - depth[i]);
+    }
+    while (used > TABLE) {
+        int best = -1;
+        u64 least = 0;
+        for (int i = 0; i < n; i++) { /* the one that costs least for the room that it leaves */
+            if (depth[i] == MAX_BITS)
+                continue;
+            u64 cost = (u64)counts[order[i]] << depth[i];
+            if (best < 0 || cost < least)
+                best = i, least = cost;
+        }
+        depth[best]++;
+        used -= 1 << (MAX_BITS - depth[best]);
+    }
+    while (used < TABLE) {
+        int best = -1;
+        u64 most = 0;
+        for (int i = 0; i < n; i++) { /* the one that gains most for the room that it takes */
+            u64 gain = (u64)counts[order[i]] << depth[i];
+            if (1 << (MAX_BITS - depth[i]) <= TABLE - used && gain >= most)
+                best = i, most = gain;
+        }
+        used += 1 << (MAX_BITS - depth[best]);
+        depth[best]--;
+    }
+    for (int i = 0; i < n; i++)
+        bits[order[i]] = depth[i];
+}
+
+/* Codes in the order that the format fixes: the longest first, and symbols in their order among those of one length. */
+static int assign_codes(Codes *codes)
+{
+    int longest = 0;
+    codes->last = 0;
+    for (int s = 0; s < 256; s++) {
+        if (codes->bits[s])
+            codes->last = s;
+        if (codes->bits[s] > longest)
+            longest = codes->bits[s];
+    }
+    u32 next = 0;
+    for (int length = longest; length; length--) {
+        for (int s = 0; s < 256; s++)
+            if (codes->bits[s] == length)
+                codes->code[s] = (u16)next++;
+        next >>= 1;
+    }
+    return longest;
+}
+
+/* -- weights of codes, as they are stored ------------------------------------------------------------------------- */
+
+typedef struct {
+    u64 bits;
+    int count;
+    u8 *at;
+} BitWriter;
+
+static inline void put(BitWriter *w, u32 value, int count)
+{
+    w->bits |= (u64)value << w->count;
+    w->count += count;
+    while (w->count >= 8) {
+        *w->at++ = (u8)w->bits;
+        w->bits >>= 8;
+        w->count -= 8;
+    }
+}
+
+/* Weights by finite state entropy, RFC 8878 section 4.1: their distribution, then two states that take turns. Returns
+ * the bytes written to `out`, of at most 127; 0 if that is not possible. */
+static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
+{
+    int counts[MAX_BITS + 2] = {0}, norm[MAX_BITS + 2] = {0};
+    int highest = 0, kinds = 0;
+    for (int i = 0; i < n; i++)
+        counts[weights[i]]++;
+    for (int w = 0; w <= MAX_BITS; w++)
+        if (counts[w])
+            highest = w, kinds++;
+    if (kinds < 2 || n < 3)
+        return 0;
+    /* shares of the table: at least one for each weight that occurs, and the rest to the most frequent */
+    int left = WEIGHTS_TABLE, most = 0;
+    for (int w = 0; w <= highest; w++) {
+        if (!counts[w])
+            continue;
+        norm[w] = counts[w] * WEIGHTS_TABLE / n;
+        if (!norm[w])
+            norm[w] = 1;
+        left -= norm[w];
+        if (counts[w] > counts[most])
+            most = w;
+    }
+    while (left < 0) {
+        int big = most;
+        for (int w = 0; w <= highest; w++)
+            if (norm[w] > norm[big])
+                big = w;
+        norm[big]--, left++;
+    }
+    norm[most] += left;
+    if (norm[most] >= WEIGHTS_TABLE)
+        return 0;
+
+    /* the distribution: each share in as many bits as what is left of the table allows for */
+    BitWriter w = {0, 0, out};
+    put(&w, WEIGHTS_LOG - 5, 4);
+    int remaining = WEIGHTS_TABLE + 1, threshold = WEIGHTS_TABLE, width = WEIGHTS_LOG + 1;
+    for (int s = 0; s <= highest && remaining > 1;) {
+        int share = norm[s] + 1; /* 1 stands for zero; a share below one is not used here */
+        int small = 2 * threshold - 1 - remaining;
+        remaining -= norm[s];
+        int value = share;
+        if (value >= threshold)
+            value += small;
+        put(&w, (u32)value, width - (value < small));
+        s++;
+        if (share == 1) { /* zeros that follow are counted by twos of bits */
+            int zeros = 0;
+            while (s <= highest && !norm[s])
+                s++, zeros++;
+            while (zeros >= 3)
+                put(&w, 3, 2), zeros -= 3;
+            put(&w, (u32)zeros, 2);
+        }
+        while (remaining < threshold)
+            width--, threshold >>= 1;
+    }
+    if (w.count)
+        *w.at++ = (u8)w.bits;
+
+    /* states: symbols are spread over the table, and each knows which states it may lead to */
+    u8 symbol[WEIGHTS_TABLE];
+    u16 states[WEIGHTS_TABLE];
+    int position = 0, mask = WEIGHTS_TABLE - 1, step = (WEIGHTS_TABLE >> 1) + (WEIGHTS_TABLE >> 3) + 3;
+    for (int s = 0; s <= highest; s++)
+        for (int k = 0; k < norm[s]; k++) {
+            symbol[position] = (u8)s;
+            position = (position + step) & mask;
+        }
+    int begin[MAX_BITS + 2], fill[MAX_BITS + 2], total = 0;
+    for (int s = 0; s <= highest; s++) {
+        begin[s] = fill[s] = total;
+        total += norm[s];
+    }
+    for (int u = 0; u < WEIGHTS_TABLE; u++)
+        states[fill[symbol[u]]++] = (u16)(WEIGHTS_TABLE + u);
+
+    u8 *start = w.at;
+    BitWriter b = {0, 0, start};
+    u32 state[2] = {0, 0};
+    int ready[2] = {0, 0};
+    for (int i = n - 1; i >= 0; i--) { /* backwards: the decoder reads from the end */
+        int which = i & 1, s = weights[i];
+        if (!ready[which]) { /* any state that gives the symbol will do to begin with */
+            state[which] = states[begin[s]];
+            ready[which] = 1;
+            continue;
+        }
+        /* leave as many bits of the state as bring it into the symbol's range */
+        u32 v = state[which];
+        int bits = 0;
+        while ((v >> bits) >= (u32)(2 * norm[s]))
+            bits++;
+        put(&b, v & ((1u << bits) - 1), bits);
+        state[which] = states[begin[s] + (int)(v >> bits) - norm[s]];
+    }
+    put(&b, state[1] & (u32)mask, WEIGHTS_LOG);
+    put(&b, state[0] & (u32)mask, WEIGHTS_LOG);
+    put(&b, 1, 1); /* the end, which the decoder looks for */
+    if (b.count)
+        *b.at++ = (u8)b.bits;
+    return (size_t)(b.at - out);
+}
+
+/* The description of a tree, at most 129 bytes; 0 if it cannot be stored. */
+static size_t store_tree(const Codes *codes, int longest, u8 *out)
+{
+    u8 weights[256];
+    for (int s = 0; s < codes->last; s++) /* the last one follows from the others */
+        weights[s] = (u8)(codes->bits[s] ? longest + 1 - codes->bits[s] : 0);
+    u8 packed[512];
+    size_t size = store_weights_fse(weights, codes->last, packed);
+    size_t direct = ((size_t)codes->last + 1) / 2;
+    if (codes->last <= 128 && (!size || direct < size || size > 127)) {
+        out[0] = (u8)(127 + codes->last);
+        for (int s = 0; s < codes->last; s += 2)
+            out[1 + s / 2] = (u8)(weights[s] << 4 | (s + 1 < codes->last ? weights[s + 1] : 0));
+        return 1 + direct;
+    }
+    if (!size || size > 127)
+        return 0;
+    out[0] = (u8)size;
+    memcpy(out + 1, packed, size);
+    return 1 + size;
+}
+
+/* One stream of codes, from the last symbol to the first. `out` has room for 8 bytes more than the codes take. An entry
+ * of `table` has a code in its highest bits and the code's length in its lowest. Codes come into `bits` from above and
+ * move down as others follow; lengths that come along never get up to where codes are. */
+HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *out)
+{
+    u64 bits = 0, count = 0; /* only the lowest byte of `count` counts */
+    u8 *at = out;
+    size_t i = size;
+#define ADD(k) { u64 e = table[data[i - (k)]]; bits = bits >> (e & 63) | e; count += e; }
+    for (; i >= 4; i -= 4) {
+        ADD(1) ADD(2) ADD(3) ADD(4) /* at most 44 bits and 7 from before */
+        wr64(at, bits >> 1 >> (63 - (count & 63))); /* there may be no bits if the block is being changed */
+        at += (count & 63) >> 3;
+        count &= 7;
+    }
+    for (; i; i--)
+        ADD(1)
+#undef ADD
+    bits = bits >> 1 | 1ull << 63;
+    count = (count & 63) + 1;
+    wr64(at, bits >> (64 - count));
+    return (size_t)(at - out) + (size_t)(count + 7) / 8;
+}
+
+/* Literals of one block: header, tree unless the one before is used again, four streams. 0 if that is no gain. */
+static size_t put_literals(const u8 *data, size_t size, const u64 *table, const u8 *tree, size_t tree_size, u8 *out,
+                           size_t expected)
+{
+    if (size < 256 || expected + tree_size + 20 >= size)
+        return 0;
+    size_t head = size < 1024 ? 3 : size < 16384 ? 4 : 5;
+    u8 *at = out + head;
+    memcpy(at, tree, tree_size);
+    at += tree_size;
+    u8 *jumps = at;
+    at += 6;
+    size_t part = (size + 3) / 4;
+    for (int k = 0; k < 4; k++) {
+        size_t begin = (size_t)k * part, length = k < 3 ? part : size - 3 * part;
+        size_t made = put_stream(data + begin, length, table, at);
+        if (made > 65535)
+            return 0;
+        if (k < 3)
+            wr16(jumps + 2 * k, (u16)made);
+        at += made;
+    }
+    size_t stored = (size_t)(at - out) - head;
+    if (stored + head + 4 >= size)
+        return 0;
+    u64 kind = tree_size ? 2 : 3;
+    if (head == 3 && stored >= 1024)
+        return 0;
+    u64 format = head == 3 ? 1 : head == 4 ? 2 : 3;
+    int wide = head == 3 ? 10 : head == 4 ? 14 : 18;
+    u64 word = kind | format << 2 | (u64)size << 4 | (u64)stored << (4 + wide);
+    for (size_t k = 0; k < head; k++)
+        out[k] = (u8)(word >> (8 * k));
+    *at++ = 0; /* no sequences */
+    return (size_t)(at - out);
+}
+
+/* A frame at the start of `out`, which has room for `size` bytes, the overheads of frame and blocks, and 64 more. */
+static size_t put_frame(const u8 *data, size_t size, u8 *out)
+{
+    u8 *at = out;
+    wr32(at, 0xFD2FB528u);
+    at += 4;
+    if (size < 256) {
+        *at++ = 0x20;
+        *at++ = (u8)size;
+    } else if (size < 65536 + 256) {
+        *at++ = 0x60;
+        wr16(at, (u16)(size - 256));
+        at += 2;
+    } else {
+        *at++ = 0xA0;
+        wr32(at, (u32)size);
+        at += 4;
+    }
+    u32 counts[256];
+    count_bytes(data, size, counts);
+    int kinds = 0;
+    for (int s = 0; s < 256; s++)
+        kinds += counts[s] > 0;
+    Codes codes;
+    u64 table[256];
+    u8 tree[132];
+    size_t tree_size = 0;
+    u64 expected = 0;
+    if (kinds > 1) {
+        code_lengths(counts, codes.bits);
+        int longest = assign_codes(&codes);
+        tree_size = store_tree(&codes, longest, tree);
+        for (int s = 0; s < 256; s++) {
+            table[s] = codes.bits[s] ? (u64)codes.code[s] << (64 - codes.bits[s]) | codes.bits[s] : 0;
+            expected += (u64)counts[s] * codes.bits[s];
+        }
+    }
+    size_t pending = tree_size; /* the first block that is coded has the tree */
+    size_t done = 0;
+    do {
+        size_t part = size - done < BLOCK ? size - done : BLOCK;
+        u32 last = done + part == size, kind = 0;
+        size_t stored = part;
+        if (kinds == 1 && part) {
+            kind = 1;
+            at[3] = data[0];
+            stored = 1;
+        } else if (tree_size) {
+            size_t share = (size_t)(expected / 8 * part / size);
+            size_t made = put_literals(data + done, part, table, tree, pending, at + 3, share);
+            if (made && made < part) {
+                kind = 2;
+                stored = made;
+                pending = 0;
+            }
+        }
+        if (!kind)
+            memcpy(at + 3, data + done, part);
+        u32 word = last | kind << 1 | (u32)(kind == 1 ? part : stored) << 3;
+        at[0] = (u8)word, at[1] = (u8)(word >> 8), at[2] = (u8)(word >> 16);
+        at += 3 + stored;
+        done += part;
+    } while (done < size);
+    return (size_t)(at - out);
+}
+
+/* -- reading frames ----------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    u16 entry[TABLE]; /* symbol << 8 | bits, by the next MAX_BITS bits */
+    int ready;
+} Lookup;
+
+static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
+{
+    /* the distribution */
+    u64 have = 0;
+    int bits = 0;
+    size_t used = 0;
+#define FILL while (bits <= 32) { have |= (u64)(used < size ? in[used] : 0) << bits; used++; bits += 8; }
+#define DROP(n) { have >>= (n); bits -= (n); }
+    FILL
+    int log = (int)(have & 15) + 5;
+    DROP(4)
+    if (log > WEIGHTS_LOG)
+        return -1;
+    int table_size = 1 << log, remaining = table_size + 1, threshold = table_size, width = log + 1;
+    int norm[16] = {0}, n = 0;
+    while (remaining > 1 && n <= 15) {
+        FILL
+        int small = 2 * threshold - 1 - remaining, value;
+        if ((int)(have & (u64)(threshold - 1)) < small) {
+            value = (int)(have & (u64)(threshold - 1));
+            DROP(width - 1)
+        } else {
+            value = (int)(have & (u64)(2 * threshold - 1));
+            if (value >= threshold)
+                value -= small;
+            DROP(width)
+        }
+        int share = value - 1;
+        norm[n++] = share;
+        remaining -= share < 0 ? 1 : share;
+        if (remaining < 1)
+            return -1;
+        if (!share)
+            for (;;) {
+                FILL
+                int zeros = (int)(have & 3);
+                DROP(2)
+                n += zeros;
+                if (n > 15)
+                    return -1;
+                if (zeros < 3)
+                    break;
+            }
+        while (remaining < threshold)
+            width--, threshold >>= 1;
+    }
+    if (remaining != 1 || n > MAX_BITS + 2)
+        return -1;
+    size_t head = used - (size_t)bits / 8; /* whole bytes that were not touched go back */
+    if (head >= size)
+        return -1;
+#undef FILL
+#undef DROP
+    /* the states */
+    u8 symbol[WEIGHTS_TABLE], width_of[WEIGHTS_TABLE];
+    u16 base[WEIGHTS_TABLE];
+    int next[16], high = table_size - 1, mask = table_size - 1, step = (table_size >> 1) + (table_size >> 3) + 3;
+    for (int s = 0; s < n; s++) {
+        next[s] = norm[s] < 0 ? 1 : norm[s];
+        if (norm[s] < 0)
+            symbol[high--] = (u8)s;
+    }
+    int position = 0;
+    for (int s = 0; s < n; s++)
+        for (int k = 0; k < norm[s]; k++) {
+            symbol[position] = (u8)s;
+            do
+                position = (position + step) & mask;
+            while (position > high);
+        }
+    if (position)
+        return -1;
+    for (int u = 0; u < table_size; u++) {
+        int v = next[symbol[u]]++;
+        width_of[u] = (u8)(log - top_bit((u32)v));
+        base[u] = (u16)((v << width_of[u]) - table_size);
+    }
+    /* the bits, from the end */
+    const u8 *stream = in + head;
+    size_t length = size - head;
+    if (!stream[length - 1])
+        return -1;
+    long at = (long)length * 8 - (8 - top_bit(stream[length - 1])); /* bits that are left */
+    int count = 0;
+    u32 state[2];
+#define TAKE(into, n) { \
+        u32 v_ = 0; \
+        for (int k_ = 0; k_ < (n); k_++) { \
+            at--; \
+            v_ = v_ << 1 | (at >= 0 ? (u32)(stream[at >> 3] >> (at & 7)) & 1 : 0); \
+        } \
+        (into) = v_; }
+    TAKE(state[0], log)
+    TAKE(state[1], log)
+    if (at < 0)
+        return -1;
+    for (int which = 0;; which ^= 1) {
+        if (count >= 254)
+            return -1;
+        weights[count++] = symbol[state[which]];
+        u32 more;
+        TAKE(more, width_of[state[which]])
+        state[which] = base[state[which]] + more;
+        if (at < 0) { /* it would need more than there is: the other state is the last one */
+            weights[count++] = symbol[state[which ^ 1]];
+            break;
+        }
+    }
+#undef TAKE
+    return count;
+}
+
+/* Read the description of a tree; its size in bytes, or 0 if it is damaged. */
+static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
+{
+    u8 weights[256];
+    int n;
+    size_t used;
+    lookup->ready = 0;
+    if (!size)
+        return 0;
+    if (in[0] >= 128) {
+        n = in[0] - 127;
+        used = 1 + ((size_t)n + 1) / 2;
+        if (used > size)
+            return 0;
+        for (int s = 0; s < n; s++)
+            weights[s] = (u8)(s & 1 ? in[1 + s / 2] & 15 : in[1 + s / 2] >> 4);
+    } else {
+        used = 1 + (size_t)in[0];
+        if (!in[0] || used > size)
+            return 0;
+        n = read_weights_fse(in + 1, in[0], weights);
+        if (n < 1)
+            return 0;
+    }
+    u32 sum = 0;
+    int longest = 0; /* how many codes are of the greatest length */
+    for (int s = 0; s < n; s++) {
+        if (weights[s] > MAX_BITS)
+            return 0;
+        sum += weights[s] ? 1u << (weights[s] - 1) : 0;
+        longest += weights[s] == 1;
+    }
+    if (!sum)
+        return 0;
+    int log = top_bit(sum) + 1;
+    u32 rest = (1u << log) - sum;
+    if (log > MAX_BITS || rest & (rest - 1)) /* the last weight is what fills the table */
+        return 0;
+    weights[n] = (u8)(top_bit(rest) + 1);
+    longest += weights[n++] == 1;
+    if (longest < 2) /* a code of weight 1 has a neighbour in the tree */
+        return 0;
+    /* each symbol fills a run of the table, the lowest weights first */
+    u32 at = 0;
+    int spread = MAX_BITS - log;
+    for (int w = 1; w <= log; w++)
+        for (int s = 0; s < n; s++)
+            if (weights[s] == w) {
+                u16 entry = (u16)(s << 8 | (log + 1 - w));
+                u32 run = (1u << (w - 1)) << spread;
+                for (u32 k = 0; k < run; k++)
+                    lookup->entry[at + k] = entry;
+                at += run;
+            }
+    lookup->ready = at == TABLE;
+    return lookup->ready ? used : 0;
+}
+
+/* One stream, bit by bit as it were: for the ends of streams, and for short ones. */
+typedef struct {
+    const u8 *start;
+    long bits; /* that are left */
+} Stream;
+
+static int open_stream(Stream *stream, const u8 *in, size_t size)
+{
+    if (!size || !in[size - 1])
+        return 0;
+    stream->start = in;
+    stream->bits = (long)size * 8 - (8 - top_bit(in[size - 1]));
+    return 1;
+}
+
+static inline u32 peek(const Stream *stream)
+{
+    long from = stream->bits - MAX_BITS;
+    u32 value = 0;
+    if (from >= 0) {
+        const u8 *p = stream->start + (from >> 3);
+        long rest = ((stream->bits + 7) >> 3) - (from >> 3);
+        for (long k = 0; k < rest; k++)
+            value |= (u32)p[k] << (8 * k);
+        return value >> (from & 7) & (TABLE - 1);
+    }
+    for (long k = 0; k < (stream->bits + 7) >> 3; k++) /* beyond the beginning stand zeros */
+        value |= (u32)stream->start[k] << (8 * k);
+    return value << -from & (TABLE - 1);
+}
+
+static int read_rest(Stream *stream, u8 *out, u8 *end, const u16 *entries)
+{
+    while (out < end) {
+        u16 entry = entries[peek(stream)];
+        stream->bits -= entry & 255;
+        if (stream->bits < 0)
+            return 0;
+        *out++ = (u8)(entry >> 8);
+    }
+    return stream->bits == 0;
+}
+
+/* Four streams at once: five symbols of each between two looks at memory. The lowest bit that is set in `bits` marks
+ * how many were used; before it are bits that were not loaded. */
+HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size_t size, const u16 *entries)
+{
+    size_t part = (size + 3) / 4;
+    Stream streams[4];
+    u8 *op[4], *ends[4];
+    if (3 * part > size)
+        return 0;
+    for (int k = 0; k < 4; k++) {
+        if (!open_stream(&streams[k], in[k], sizes[k]))
+            return 0;
+        op[k] = out + (size_t)k * part;
+        ends[k] = k < 3 ? op[k] + part : out + size;
+    }
+    const u8 *ip[4];
+    u64 bits[4];
+    int fast = 1;
+    for (int k = 0; k < 4; k++)
+        fast &= sizes[k] >= 16;
+    if (fast) {
+        for (int k = 0; k < 4; k++) {
+            ip[k] = in[k] + sizes[k] - 8;
+            int unused = 8 - top_bit(in[k][sizes[k] - 1]); /* of the last byte, the mark among them */
+            bits[k] = (rd64(ip[k]) | 1) << unused;
+        }
+        for (;;) {
+            int go = 1;
+            for (int k = 0; k < 4; k++)
+                go &= ip[k] >= in[k] + 7 && ends[k] - op[k] >= 5;
+            if (!go)
+                break;
+            /* each pass takes at most 7 bytes of a stream and gives 5 symbols */
+            long passes = ends[3] - op[3];
+            for (int k = 0; k < 3; k++)
+                passes = ends[k] - op[k] < passes ? ends[k] - op[k] : passes;
+            passes /= 5;
+            for (int k = 0; k < 4; k++) {
+                long room = (ip[k] - in[k]) / 7;
+                passes = room < passes ? room : passes;
+            }
+            const u8 *i0 = ip[0], *i1 = ip[1], *i2 = ip[2], *i3 = ip[3];
+            u8 *o0 = op[0], *o1 = op[1], *o2 = op[2], *o3 = op[3];
+            u64 b0 = bits[0], b1 = bits[1], b2 = bits[2], b3 = bits[3];
+            for (; passes > 0; passes--) {
+#define SYMBOL(k, n) { u16 e = entries[b##k >> (64 - MAX_BITS)]; b##k <<= e & 63; o##k[n] = (u8)(e >> 8); }
+#define ALL(n) SYMBOL(0, n) SYMBOL(1, n) SYMBOL(2, n) SYMBOL(3, n)
+                ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
+#define LOAD(k) { int z = __builtin_ctzll(b##k); i##k -= z >> 3; b##k = (rd64(i##k) | 1) << (z & 7); o##k += 5; }
+                LOAD(0) LOAD(1) LOAD(2) LOAD(3)
+#undef SYMBOL
+#undef ALL
+#undef LOAD
+            }
+            ip[0] = i0, ip[1] = i1, ip[2] = i2, ip[3] = i3;
+            op[0] = o0, op[1] = o1, op[2] = o2, op[3] = o3;
+            bits[0] = b0, bits[1] = b1, bits[2] = b2, bits[3] = b3;
+        }
+        for (int k = 0; k < 4; k++)
+            streams[k].bits = (long)(ip[k] - in[k]) * 8 + 64 - __builtin_ctzll(bits[k]);
+    }
+    int good = 1;
+    for (int k = 0; k < 4; k++)
+        good &= read_rest(&streams[k], op[k], ends[k], entries);
+    return good;
+}
+
+/* Literals of a block without sequences. Returns whether all of `in` was right; `*made` is what it decoded to. */
+static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t *made, Lookup *lookup)
+{
+    if (size < 2)
+        return 0;
+    int kind = in[0] & 3, format = in[0] >> 2 & 3;
+    size_t head, regenerated, stored = 0;
+    if (kind < 2) { /* raw, or one byte again and again */
+        head = format == 1 ? 2 : format == 3 ? 3 : 1;
+        if (size < head)
+            return 0;
+        regenerated = head == 1 ? in[0] >> 3 : head == 2 ? (size_t)(rd16(in) >> 4)
+                                             : (size_t)(in[0] | in[1] << 8 | in[2] << 16) >> 4;
+        stored = kind ? 1 : regenerated;
+    } else {
+        head = format < 2 ? 3 : (size_t)format + 2;
+        if (size < head)
+            return 0;
+        int wide = format < 2 ? 10 : format == 2 ? 14 : 18;
+        u64 word = 0;
+        for (size_t k = 0; k < head; k++)
+            word |= (u64)in[k] << (8 * k);
+        regenerated = word >> 4 & ((1u << wide) - 1);
+        stored = word >> (4 + wide) & ((1u << wide) - 1);
+    }
+    /* behind the literals stands the number of sequences, and there are none */
+    if (regenerated > room || regenerated > BLOCK || head + stored + 1 != size || in[size - 1] != 0)
+        return 0;
+    in += head;
+    *made = regenerated;
+    if (kind == 0) {
+        memcpy(out, in, regenerated);
+        return 1;
+    }
+    if (kind == 1) {
+        memset(out, in[0], regenerated);
+        return 1;
+    }
+    if (kind == 2) {
+        size_t used = read_tree(in, stored, lookup);
+        if (!used)
+            return 0;
+        in += used;
+        stored -= used;
+    }
+    if (!lookup->ready || !regenerated)
+        return 0;
+    if (format == 0) {
+        Stream stream;
+        return open_stream(&stream, in, stored) && read_rest(&stream, out, out + regenerated, lookup->entry);
+    }
+    if (stored < 10 || regenerated < 6) /* the least for four streams */
+        return 0;
+    size_t sizes[4] = {rd16(in), rd16(in + 2), rd16(in + 4), 0};
+    size_t three = sizes[0] + sizes[1] + sizes[2] + 6;
+    if (three >= stored)
+        return 0;
+    sizes[3] = stored - three;
+    const u8 *parts[4] = {in + 6, in + 6 + sizes[0], in + 6 + sizes[0] + sizes[1], in + three};
+    return read_four(parts, sizes, out, regenerated, lookup->entry);
+}
+
+/* A frame that is exactly `in` and decodes to exactly `out`. Whether it did; one with matches does not. */
+static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Lookup *lookup)
+{
+    if (size < 9 || rd32(in) != 0xFD2FB528u)
+        return 0;
+    u8 descriptor = in[4];
+    /* one segment, no checksum, no dictionary: what is written here. The reference knows the others */
+    if ((descriptor & 0x3F) != 0x20)
+        return 0;
+    size_t at = 5, declared;
+    switch (descriptor >> 6) {
+    case 0: declared = in[at]; at += 1; break;
+    case 1: declared = (size_t)rd16(in + at) + 256; at += 2; break;
+    case 2: declared = rd32(in + at); at += 4; break;
+    default: return 0;
+    }
+    if (declared != out_size)
+        return 0;
+    lookup->ready = 0;
+    size_t done = 0, most = declared < BLOCK ? declared : BLOCK;
+    for (;;) {
+        if (size - at < 3)
+            return 0;
+        u32 word = in[at] | (u32)in[at + 1] << 8 | (u32)in[at + 2] << 16;
+        u32 last = word & 1, kind = word >> 1 & 3;
+        size_t length = word >> 3;
+        at += 3;
+        if (length > most)
+            return 0;
+        if (kind == 0) {
+            if (length > size - at || length > out_size - done)
+                return 0;
+            memcpy(out + done, in + at, length);
+            at += length, done += length;
+        } else if (kind == 1) {
+            if (size - at < 1 || length > out_size - done)
+                return 0;
+            memset(out + done, in[at], length);
+            at += 1, done += length;
+        } else if (kind == 2) {
+            size_t made;
+            if (length > size - at || !read_literals(in + at, length, out + done, out_size - done, &made, lookup))
+                return 0;
+            at += length, done += made;
+        } else
+            return 0;
+        if (last)
+            return at == size && done == out_size;
+    }
+}
+
+/* -- planes: elements to bytes of one place each, and back ------------------------------------------------------- */
+
+enum { CHUNK = 2048 /* elements that are handled at a time, in the first cache */ };
+
+/* Write lane `lane` bytes of each element, from byte `low` of it on, to `out`. `y` are elements after the rotation. */
+#define LANES(TYPE) \
+    switch (lane) { \
+    case 1: for (size_t i = 0; i < n; i++) out[i] = (u8)(y[i] >> shift); break; \
+    case 2: for (size_t i = 0; i < n; i++) wr16(out + 2 * i, (u16)(y[i] >> shift)); break; \
+    default: for (size_t i = 0; i < n; i++) wr32(out + 4 * i, (u32)(y[i] >> shift)); break; \
+    }
+
+HOT static void cut16(const u16 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u16) }
+HOT static void cut32(const u32 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u32) }
+HOT static void cut64(const u64 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u64) }
+
+HOT static void turn16(const u8 *RESTRICT x, size_t n, u16 *RESTRICT y)
+{
+    for (size_t i = 0; i < n; i++) {
+        u16 v = rd16(x + 2 * i);
+        y[i] = (u16)(v << 1 | v >> 15);
+    }
+}
+HOT static void turn32(const u8 *RESTRICT x, size_t n, u32 *RESTRICT y)
+{
+    for (size_t i = 0; i < n; i++) {
+        u32 v = rd32(x + 4 * i);
+        y[i] = v << 1 | v >> 31;
+    }
+}
+HOT static void turn64(const u8 *RESTRICT x, size_t n, u64 *RESTRICT y)
+{
+    for (size_t i = 0; i < n; i++) {
+        u64 v = rd64(x + 8 * i);
+        y[i] = v << 1 | v >> 63;
+    }
+}
+
+/* The common case by itself: both planes of bf16 and fp16 are bytes. */
+HOT static void split16(const u8 *RESTRICT x, size_t n, u8 *RESTRICT low, u8 *RESTRICT high)
+{
+    for (size_t i = 0; i < n; i++) {
+        u16 v = rd16(x + 2 * i);
+        low[i] = (u8)(v << 1 | v >> 15);
+        high[i] = (u8)(v >> 7);
+    }
+}
+
+typedef union {
+    u16 by2[CHUNK];
+    u32 by4[CHUNK];
+    u64 by8[CHUNK];
+} Elements;
+
+static void turn(const u8 *x, size_t n, int width, Elements *y)
+{
+    if (width == 2)
+        turn16(x, n, y->by2);
+    else if (width == 4)
+        turn32(x, n, y->by4);
+    else
+        turn64(x, n, y->by8);
+}
+
+static void cut(const Elements *y, size_t n, int width, int low, int lane, u8 *out)
+{
+    if (width == 2)
+        cut16(y->by2, n, 8 * low, lane, out);
+    else if (width == 4)
+        cut32(y->by4, n, 8 * low, lane, out);
+    else
+        cut64(y->by8, n, 8 * low, lane, out);
+}
+
+/* -- sixteen neighbouring values, two to a byte ------------------------------------------------------------------- */
+
+HOT static void subtract(const u8 *RESTRICT in, size_t n, u8 base, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (u8)(in[i] - base);
+}
+
+HOT static void pair(const u8 *RESTRICT in, size_t pairs, u8 *RESTRICT out)
+{
+    for (size_t j = 0; j < pairs; j++) {
+        u16 v = rd16(in + 2 * j);
+        out[j] = (u8)((v & 15) | (v >> 4 & 0xF0));
+    }
+}
+
+HOT static u64 any_outside(const u8 *RESTRICT in, size_t words)
+{
+    u64 all = 0;
+    for (size_t k = 0; k < words; k++)
+        all |= rd64(in + 8 * k);
+    return all & 0xF0F0F0F0F0F0F0F0ull;
+}
+
+/* A packed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has n / 2 bytes,
+ * n / 64 times 5 and 16 more. */
+static size_t put_packed(const u8 *in, size_t n, u8 base, u8 *out, u8 *work)
+{
+    size_t most = n / 64, found = 0;
+    u8 *packed = work, *places = out + 8, *values = work + (n + 1) / 2;
+    u8 part[CHUNK + 8];
+    for (size_t start = 0; start < n; start += CHUNK) {
+        size_t count = n - start < CHUNK ? n - start : CHUNK;
+        subtract(in + start, count, base, part);
+        memset(part + count, 0, 8);
+        for (size_t group = 0; group < count; group += 256) {
+            size_t words = ((count - group < 256 ? count - group : 256) + 7) / 8;
+            if (!any_outside(part + group, words))
+                continue;
+            for (size_t k = 0; k < words; k++) {
+                u64 flags = rd64(part + group + 8 * k) & 0xF0F0F0F0F0F0F0F0ull;
+                while (flags) {
+                    int byte = __builtin_ctzll(flags) >> 3;
+                    size_t place = start + group + 8 * k + (size_t)byte;
+                    if (found == most)
+                        return 0;
+                    wr32(places + 4 * found, (u32)place);
+                    values[found++] = in[place];
+                    flags &= ~(0xFFull << (8 * byte));
+                }
+            }
+        }
+        pair(part, (count + 1) / 2, packed + start / 2);
+    }
+    wr32(out, base);
+    wr32(out + 4, (u32)found);
+    memcpy(places + 4 * found, values, found);
+    size_t head = 8 + 5 * found;
+    return head + put_frame(packed, (n + 1) / 2, out + head);
+}
+
+HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRICT out)
+{
+    for (size_t j = 0; j < pairs; j++) {
+        u16 v = in[j];
+        v = (u16)((v | v << 4) & 0x0F0F);
+        out[2 * j] = (u8)(v + base);
+        out[2 * j + 1] = (u8)((v >> 8) + base);
+    }
+}
+
+static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Lookup *lookup)
+{
+    if (size < 8 || in[1] | in[2] | in[3])
+        return 0;
+    u8 base = in[0];
+    size_t listed = rd32(in + 4), half = (n + 1) / 2;
+    if (listed > (size - 8) / 5)
+        return 0;
+    const u8 *places = in + 8, *values = places + 4 * listed, *frame = values + listed;
+    if (!read_frame(frame, (size_t)(in + size - frame), work, half, lookup))
+        return 0;
+    unpair(work, n / 2, base, out);
+    if (n % 2) {
+        if (work[half - 1] > 15)
+            return 0;
+        out[n - 1] = (u8)(work[half - 1] + base);
+    }
+    u64 next = 0; /* places rise */
+    for (size_t k = 0; k < listed; k++) {
+        u64 place = rd32(places + 4 * k);
+        if (place < next || place >= n)
+            return 0;
+        out[place] = values[k];
+        next = place + 1;
+    }
+    return 1;
+}
+
+/* -- levels: scales that differ from place to place --------------------------------------------------------------- */
+
+enum {
+    GROUP_LOG = 6,
+    GROUP = 1 << GROUP_LOG,
+    MAX_PERIOD = 1 << 16,
+    SAMPLE_ROWS = 32,
+    COLUMN_ROWS = 64,
+    ANY_ROWS = 4096,
+};
+
+static const double LEVEL_BITS = 4.0; /* what a level takes, about */
+
+/* Shannon's entropy with the correction of Miller and Madow, in bits. */
+static double entropy(const u32 *counts, u32 total)
+{
+    double sum = 0;
+    int kinds = 0;
+    for (int s = 0; s < 256; s++)
+        if (counts[s]) {
+            sum += counts[s] * log2((double)counts[s]);
+            kinds++;
+        }
+    return kinds < 2 ? 0.0 : log2((double)total) - sum / total + (kinds - 1) * (0.5 / 0.6931471805599453 / total);
+}
+
+HOT static u8 greatest(const u8 *in, size_t n)
+{
+    int8_t most = -128;
+    for (size_t i = 0; i < n; i++)
+        most = (int8_t)in[i] > most ? (int8_t)in[i] : most;
+    return (u8)most;
+}
+
+/* Bits of each of `n` values, a multiple of GROUP, once the level of each group is taken off. */
+static double grouped_bits(const u8 *values, size_t n)
+{
+    u32 counts[256] = {0};
+    for (size_t start = 0; start < n; start += GROUP) {
+        u8 group[GROUP];
+        subtract(values + start, GROUP, values[0], group); /* so that differences do not wrap around */
+        u8 level = greatest(group, GROUP);
+        for (int i = 0; i < GROUP; i++)
+            counts[(u8)(group[i] - level)]++;
+    }
+    return entropy(counts, (u32)n) + LEVEL_BITS / GROUP;
+}
+
+/* Which levels a sample of the n values speaks for: 0 none, 1 groups alone, else `row`: columns as well. */
+static size_t best_period(const u8 *values, size_t n, size_t row, int width)
+{
+    u8 sample[SAMPLE_ROWS * 2 * GROUP], apart[SAMPLE_ROWS * 2 * GROUP];
+    u32 counts[256] = {0};
+    int by_rows = row >= GROUP && row <= MAX_PERIOD && n >= SAMPLE_ROWS * row;
+    if (!by_rows && n < SAMPLE_ROWS * GROUP)
+        return 0;
+    size_t stride = by_rows ? row : GROUP, span = by_rows && row >= 2 * GROUP ? 2 * GROUP : GROUP;
+    size_t step = n / stride / SAMPLE_ROWS * stride, total = span * SAMPLE_ROWS;
+    for (size_t k = 0; k < SAMPLE_ROWS; k++)
+        memcpy(sample + k * span, values + k * step, span);
+    for (size_t i = 0; i < total; i++)
+        counts[sample[i]]++;
+    double best = grouped_bits(sample, total);
+    size_t period = 1;
+    if (by_rows) {
+        for (size_t c = 0; c < span; c++) {
+            u32 sum = 0;
+            for (size_t k = 0; k < SAMPLE_ROWS; k++)
+                sum += sample[k * span + c];
+            u8 mean = (u8)((sum + SAMPLE_ROWS / 2) / SAMPLE_ROWS);
+            for (size_t k = 0; k < SAMPLE_ROWS; k++)
+                apart[k * span + c] = (u8)(sample[k * span + c] - mean);
+        }
+        double bits = grouped_bits(apart, total) + LEVEL_BITS * (double)row / (double)n;
+        if (bits < best)
+            best = bits, period = row;
+    }
+    return best < entropy(counts, (u32)total) - (width == 2 ? 0.3 : 0.07) ? period : 0;
+}
+
+/* The mean of each column, from some of the rows. `sums` has 4 bytes for each column. */
+static void column_levels(const u8 *values, size_t n, size_t period, u8 *levels, u32 *sums)
+{
+    size_t rows = n / period, most = period > 1 ? COLUMN_ROWS : ANY_ROWS;
+    size_t step = rows / most ? rows / most : 1, taken = 0;
+    memset(sums, 0, 4 * period);
+    for (size_t r = 0; r < rows; r += step, taken++)
+        for (size_t c = 0; c < period; c++)
+            sums[c] += values[r * period + c];
+    for (size_t c = 0; c < period; c++)
+        levels[c] = (u8)((sums[c] + taken / 2) / taken);
+}
+
+HOT static void subtract_each(const u8 *RESTRICT in, const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (u8)(in[i] - levels[i]);
+}
+
+HOT static void add_each(const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (u8)(out[i] + levels[i]);
+}
+
+/* A levelled plane; 0 if what is left cannot be packed. `work` has twice n bytes and 4 * period more. */
+static size_t put_levelled(const u8 *in, size_t n, size_t period, u8 *out, u8 *work)
+{
+    size_t groups = (n + GROUP - 1) / GROUP;
+    u8 *levels = work, *rest = levels + groups + period, *more = rest + n;
+    more += -(uintptr_t)more & 3;
+    column_levels(in, n, period, levels + groups, (u32 *)(void *)more);
+    if (period == 1)
+        subtract(in, n, levels[groups], rest);
+    else
+        for (size_t start = 0; start < n; start += period)
+            subtract_each(in + start, levels + groups, n - start < period ? n - start : period, rest + start);
+    for (size_t g = 0; g < groups; g++) {
+        size_t start = g * GROUP, count = n - start < GROUP ? n - start : GROUP;
+        u8 part[GROUP], level = (u8)(greatest(rest + start, count) - 15);
+        memcpy(part, rest + start, count);
+        subtract(part, count, level, rest + start);
+        levels[g] = level;
+    }
+    size_t size = put_frame(levels, groups + period, out + 12);
+    wr32(out, GROUP_LOG);
+    wr32(out + 4, (u32)period);
+    wr32(out + 8, (u32)size);
+    size_t body = put_packed(rest, n, 0, out + 12 + size, more);
+    return body ? 12 + size + body : 0;
+}
+
+static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Lookup *lookup)
+{
+    if (size < 12 || rd32(in) != GROUP_LOG)
+        return 0;
+    size_t period = rd32(in + 4), stored = rd32(in + 8), groups = (n + GROUP - 1) / GROUP;
+    /* more columns than elements are allowed, yet never written: `work` has no room for them */
+    if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
+        return 0;
+    u8 *levels = work, *more = levels + groups + period;
+    if (!read_frame(in + 12, stored, levels, groups + period, lookup) ||
+        !read_packed(in + 12 + stored, size - 12 - stored, out, n, more, lookup))
+        return 0;
+    for (size_t g = 0; g < groups; g++) {
+        size_t start = g * GROUP, count = n - start < GROUP ? n - start : GROUP;
+        u8 same[GROUP];
+        memset(same, levels[g], sizeof same);
+        add_each(same, count, out + start);
+    }
+    if (period == 1) {
+        u8 same[CHUNK];
+        memset(same, levels[groups], sizeof same);
+        for (size_t start = 0; start < n; start += CHUNK)
+            add_each(same, n - start < CHUNK ? n - start : CHUNK, out + start);
+    } else
+        for (size_t start = 0; start < n; start += period)
+            add_each(levels + groups, n - start < period ? n - start : period, out + start);
+    return 1;
+}
+
+/* -- blocks ------------------------------------------------------------------------------------------------------- */
+
+enum { RAW, ZSTD, PACKED, LEVELLED };
+enum { RUNS = 16, RUN = 128, SAMPLE = RUNS * RUN };
+
+typedef struct {
+    int coding, lane, low; /* `low`: the first of its bytes in an element */
+    u8 base;
+    int levels;
+    u8 *values;   /* a coded plane, before it is coded */
+    size_t size;  /* as it is stored */
+} Plane;
+
+static const size_t MAX_SIZE = 0x7FFFFFFF;
+
+static size_t table_size(int planes) { return (5 + 5 * (size_t)planes + 7) / 8 * 8; }
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t encode_bound(size_t size) { return size + size / 8 + smaller(size, BLOCK) / 2 + 1024; }
+static size_t work_size(size_t size) { return 3 * size + 4 * (smaller(size, MAX_PERIOD) + 1024); }
+
+/* How often each byte occurs at each place of an element, in a sample of at most SAMPLE elements; and how many elements
+ * are the same as one of those 1, 2 and 4 before them. */
+static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated, u32 *tested)
+{
+    Elements y;
+    memset(counts, 0, sizeof(u32) * 256 * (size_t)width);
+    size_t step = n / RUNS, run = step <= RUN ? smaller(n, SAMPLE) : RUN;
+    u32 total = 0;
+    *repeated = *tested = 0;
+    for (int r = 0; r < RUNS && total < n; r++) {
+        size_t at = 0;
+        if (step > RUN) { /* at equal distances, rows of a power of two would always be met at the same place */
+            double jitter = r * 0.6180339887498949;
+            at = (size_t)r * step + (size_t)((jitter - (double)(long)jitter) * (double)(step - RUN));
+        }
+        if (width > 1)
+            turn(data + at * (size_t)width, run, width, &y);
+        const u8 *bytes = width > 1 ? (const u8 *)&y : data + at;
+        for (size_t i = 0; i < run; i++)
+            for (int k = 0; k < width; k++)
+                counts[k][bytes[i * (size_t)width + (size_t)k]]++;
+        for (size_t i = 4; i < run && (i < 32 || step <= RUN); i++) {
+            ++*tested;
+            size_t size = (size_t)width;
+            const u8 *x = bytes + i * size;
+            *repeated += !memcmp(x, x - size, size) || !memcmp(x, x - 2 * size, size) ||
+                         !memcmp(x, x - 4 * size, size);
+        }
+        total += (u32)run;
+        if (step <= RUN)
+            break;
+    }
+    return total;
+}
+
+/* The sixteen neighbouring values that occur most often together; their share is returned. Of several windows it is the
+ * one that leaves room for one more value above: exponents become ever rarer downwards, but not upwards. */
+static u32 best_window(const u32 *counts, u8 *base)
+{
+    u32 inside = 0, best = 0;
+    int at = 0, last = 0;
+    for (int s = 0; s < 256; s++) {
+        inside += counts[s] - (s >= 16 ? counts[s - 16] : 0);
+        if (counts[s])
+            last = s;
+        if (s >= 15 && inside > best)
+            best = inside, at = s - 15;
+    }
+    int roomy = last + 2 - 16 < 0 ? 0 : last + 2 - 16 > 240 ? 240 : last + 2 - 16;
+    inside = 0;
+    for (int s = roomy; s < roomy + 16; s++)
+        inside += counts[s];
+    *base = (u8)(inside == best ? roomy : at);
+    return best;
+}
+
+/* How to store one plane. 0 if runs may matter, which the reference knows how to find. */
+static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
+{
+    double pairs = 0;
+    for (int s = 0; s < 256; s++)
+        pairs += (double)counts[s] * counts[s];
+    pairs -= total;
+    /* 2 to the power of the collision entropy */
+    double spread = pairs > 0 ? (double)total * (total - 1) / pairs : 1e9;
+    plane->lane = 1;
+    plane->levels = 0;
+    plane->coding = ZSTD;
+    if (spread > 207.94) { /* 7.7 bits: noise */
+        plane->coding = RAW;
+        return 1;
+    }
+    if (spread < 1.1892) /* 0.25 bits */
+        return spread <= 1.0;
+    if (width == 1)
+        return 1;
+    plane->levels = spread > (width == 2 ? 5.8563 : 5.1337) && spread < 45.25; /* 2.55, 2.36 and 5.5 bits */
+    if (best_window(counts, &plane->base) >= total - total / 128)
+        plane->coding = PACKED;
+    return 1;
+}
+
+static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
+
+static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, u8 *work)
+{
+    size_t size = 0, period;
+    if (plane->levels && (period = best_period(plane->values, n, row, width))) {
+        size = put_levelled(plane->values, n, period, out, work);
+        if (size) {
+            plane->coding = LEVELLED;
+            return size;
+        }
+    }
+    if (plane->coding == PACKED) {
+        size = put_packed(plane->values, n, plane->base, out, work);
+        if (size)
+            return size;
+    }
+    plane->coding = ZSTD;
+    return put_frame(plane->values, n, out);
+}
+
+/* Returns the payload's size, 0 if the block is best stored as it is, -1 if the reference should see to it. */
+static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 *out, u8 *work)
+{
+    size_t n = size / (size_t)width, edges = size - n * (size_t)width;
+    u32 counts[8][256];
+    Plane planes[8];
+    int number = 0, coded = 0, noise = 0, maybe_constant[8] = {0};
+    if (!n)
+        return -1;
+    u32 repeated, tested, total = take_sample(data, n, width, counts, &repeated, &tested);
+    int same = 1;
+    for (int k = 0; k < width; k++) {
+        int all = 0;
+        for (int s = 0; s < 256; s++)
+            all |= counts[k][s] == total;
+        same &= all;
+    }
+    /* runs are for the reference, except one of them alone; single bytes are the same by chance, too */
+    if (!same && repeated > tested / (width == 1 ? 4 : 16) + 1)
+        return -1;
+    for (int k = 0; k <= width; k++) {
+        Plane plane = {0};
+        if (k < width && !plan_plane(counts[k], total, width, &plane))
+            return -1;
+        if (k < width && plane.coding == RAW) {
+            noise++;
+            continue;
+        }
+        for (int low = k - noise; noise;) { /* neighbouring bytes of noise, in as few planes as possible */
+            int lane = noise >= 4 ? 4 : noise >= 2 ? 2 : 1;
+            Plane raw = {RAW, lane, low, 0, 0, NULL, n * (size_t)lane};
+            planes[number++] = raw;
+            low += lane;
+            noise -= lane;
+        }
+        if (k == width)
+            break;
+        plane.low = k;
+        for (int s = 0; s < 256; s++)
+            maybe_constant[number] |= counts[k][s] == total;
+        plane.values = width == 1 ? (u8 *)(uintptr_t)data : work;
+        work += width == 1 ? 0 : n;
+        planes[number++] = plane;
+        coded++;
+    }
+    if (!coded)
+        return 0;
+
+    size_t position = table_size(number);
+    u8 *raw_at[8];
+    for (int p = 0; p < number; p++)
+        if (planes[p].coding == RAW) {
+            raw_at[p] = out + position;
+            position += planes[p].size;
+        }
+    if (width > 1)
+        for (size_t start = 0; start < n; start += CHUNK) {
+            Elements y;
+            size_t count = n - start < CHUNK ? n - start : CHUNK;
+            if (width == 2 && number == 2) {
+                u8 *at[2];
+                for (int p = 0; p < 2; p++)
+                    at[p] = start + (planes[p].coding == RAW ? raw_at[p] : planes[p].values);
+                split16(data + 2 * start, count, at[0], at[1]);
+                continue;
+            }
+            turn(data + start * (size_t)width, count, width, &y);
+            for (int p = 0; p < number; p++) {
+                size_t lane = (size_t)planes[p].lane;
+                cut(&y, count, width, planes[p].low, planes[p].lane,
+                    planes[p].coding == RAW ? raw_at[p] + start * lane : planes[p].values + start);
+            }
+        }
+    for (int p = 0; p < number; p++) {
+        if (planes[p].coding == RAW)
+            continue;
+        if (maybe_constant[p] && !constant(planes[p].values, n))
+            return -1;
+        planes[p].size = put_plane(&planes[p], n, width, row, out + position, work);
+        position += planes[p].size;
+        if (position + edges > size)
+            return 0;
+    }
+    memcpy(out + position, data + n * (size_t)width, edges);
+    position += edges;
+    if (position > size)
+        return 0;
+    memset(out, 0, table_size(number));
+    out[0] = (u8)(64 | (width > 1) << 2 | top_bit((u32)width));
+    wr32(out + 1, (u32)size);
+    for (int p = 0; p < number; p++) {
+        out[5 + 5 * p] = (u8)(planes[p].coding | top_bit((u32)planes[p].lane) << 2);
+        wr32(out + 6 + 5 * p, (u32)planes[p].size);
+    }
+    return (long)position;
+}
+
+/* Joining planes: `y` collects the bytes of each element. */
+#define JOIN(TYPE, READ, STEP) \
+    if (first) for (size_t i = 0; i < n; i++) y[i] = (TYPE)((TYPE)READ(in + STEP * i) << shift); \
+    else for (size_t i = 0; i < n; i++) y[i] |= (TYPE)((TYPE)READ(in + STEP * i) << shift);
+#define rd8(p) (*(p))
+#define JOINS(TYPE) \
+    switch (lane) { \
+    case 1: JOIN(TYPE, rd8, 1) break; \
+    case 2: JOIN(TYPE, rd16, 2) break; \
+    default: JOIN(TYPE, rd32, 4) break; \
+    }
+HOT static void join16(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u16 *RESTRICT y) { JOINS(u16) }
+HOT static void join32(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u32 *RESTRICT y) { JOINS(u32) }
+HOT static void join64(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u64 *RESTRICT y) { JOINS(u64) }
+
+/* The common case by itself: bf16 and fp16, both of whose planes are bytes. */
+HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++) {
+        u16 y = (u16)(low[i] | high[i] << 8);
+        wr16(out + 2 * i, (u16)(y >> 1 | y << 15));
+    }
+}
+
+HOT static void back16(const u16 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
+{
+    for (size_t i = 0; i < n; i++)
+        wr16(x + 2 * i, (u16)(by ? y[i] >> 1 | y[i] << 15 : y[i]));
+}
+HOT static void back32(const u32 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
+{
+    for (size_t i = 0; i < n; i++)
+        wr32(x + 4 * i, by ? y[i] >> 1 | y[i] << 31 : y[i]);
+}
+HOT static void back64(const u64 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
+{
+    for (size_t i = 0; i < n; i++)
+        wr64(x + 8 * i, by ? y[i] >> 1 | y[i] << 63 : y[i]);
+}
+
+static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 *work)
+{
+    if (size < 5 || in[0] >> 6 != 1 || rd32(in + 1) != out_size)
+        return 0;
+    int width = 1 << (in[0] & 3), rotated = in[0] >> 2 & 1, number = 0, covered = 0;
+    size_t phase = in[0] >> 3 & 7;
+    if (phase >= (size_t)width || (rotated && width == 1) || out_size < phase + (size_t)width)
+        return 0;
+    size_t n = (out_size - phase) / (size_t)width, edges = out_size - n * (size_t)width;
+    Plane planes[8];
+    for (size_t at = 5; covered < width; at += 5, number++) {
+        if (size < at + 5)
+            return 0;
+        int code = in[at];
+        if (code > (2 << 2 | LEVELLED)) /* lanes have 1, 2 or 4 bytes */
+            return 0;
+        int lane = 1 << (code >> 2);
+        Plane plane = {code & 3, lane, covered, 0, 0, NULL, rd32(in + at + 1)};
+        if (covered + lane > width || (plane.coding >= PACKED && lane != 1) ||
+            (plane.coding == RAW && plane.size != n * (size_t)lane))
+            return 0;
+        covered += lane;
+        planes[number] = plane;
+    }
+    size_t position = table_size(number);
+    if (position > size)
+        return 0;
+    for (size_t at = 5 + 5 * (size_t)number; at < position; at++)
+        if (in[at])
+            return 0;
+    Lookup lookup;
+    const u8 *values[8];
+    for (int raw = 1; raw >= 0; raw--) /* those that are stored as they are come first */
+        for (int p = 0; p < number; p++) {
+            Plane *plane = &planes[p];
+            if ((plane->coding == RAW) != raw)
+                continue;
+            const u8 *stored = in + position;
+            if (plane->size > size - position)
+                return 0;
+            position += plane->size;
+            if (raw) {
+                values[p] = stored;
+                continue;
+            }
+            size_t bytes = n * (size_t)plane->lane;
+            u8 *target = width == 1 ? out + phase : work;
+            work += width == 1 ? 0 : bytes;
+            values[p] = target;
+            if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, bytes, &lookup)
+                  : plane->coding == PACKED ? read_packed(stored, plane->size, target, n, work, &lookup)
+                                            : read_levelled(stored, plane->size, target, n, work, &lookup)))
+                return 0;
+        }
+    if (size - position != edges)
+        return 0;
+    memcpy(out, in + position, phase);
+    memcpy(out + phase + n * (size_t)width, in + position + phase, edges - phase);
+    if (width == 1) {
+        if (values[0] != out + phase)
+            memcpy(out + phase, values[0], n);
+        return 1;
+    }
+    u8 *x = out + phase;
+    for (size_t start = 0; start < n; start += CHUNK) {
+        size_t count = n - start < CHUNK ? n - start : CHUNK;
+        Elements y;
+        if (width == 2 && rotated && number == 2) {
+            merge16(values[0] + start, values[1] + start, count, x + 2 * start);
+            continue;
+        }
+        for (int p = 0; p < number; p++) {
+            const u8 *from = values[p] + start * (size_t)planes[p].lane;
+            int shift = 8 * planes[p].low, lane = planes[p].lane;
+            if (width == 2)
+                join16(from, count, !p, shift, lane, y.by2);
+            else if (width == 4)
+                join32(from, count, !p, shift, lane, y.by4);
+            else
+                join64(from, count, !p, shift, lane, y.by8);
+        }
+        if (width == 2)
+            back16(y.by2, count, rotated, x + 2 * start);
+        else if (width == 4)
+            back32(y.by4, count, rotated, x + 4 * start);
+        else
+            back64(y.by8, count, rotated, x + 8 * start);
+    }
+    return 1;
+}
+
+/* -- the module --------------------------------------------------------------------------------------------------- */
+
+static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has less than 2 GiB";
+
+static void release(Py_buffer *buffers, int count)
+{
+    for (int k = 0; k < count; k++)
+        PyBuffer_Release(&buffers[k]);
+}
+
+static PyObject *refuse(Py_buffer *buffers, int count, const char *why)
+{
+    release(buffers, count);
+    PyErr_SetString(PyExc_ValueError, why);
+    return NULL;
+}
+
+static PyObject *py_encode(PyObject *module, PyObject *args)
+{
+    Py_buffer b[3];
+    int width;
+    Py_ssize_t row;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*w*in", &b[0], &b[1], &b[2], &width, &row))
+        return NULL;
+    size_t size = (size_t)b[0].len;
+    if ((width != 1 && width != 2 && width != 4 && width != 8) || row < 0)
+        return refuse(b, 3, "width must be 1, 2, 4 or 8, and row at least 0");
+    if (size > MAX_SIZE)
+        return refuse(b, 3, TOO_LARGE);
+    if ((size_t)b[1].len < encode_bound(size) || (size_t)b[2].len < work_size(size))
+        return refuse(b, 3, TOO_SMALL);
+    long made;
+    Py_BEGIN_ALLOW_THREADS
+    made = encode_block(b[0].buf, size, width, (size_t)row, b[1].buf, b[2].buf);
+    Py_END_ALLOW_THREADS
+    release(b, 3);
+    return PyLong_FromLong(made);
+}
+
+static PyObject *py_decode(PyObject *module, PyObject *args)
+{
+    Py_buffer b[3];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*w*", &b[0], &b[1], &b[2]))
+        return NULL;
+    if ((size_t)b[1].len > MAX_SIZE)
+        return refuse(b, 3, TOO_LARGE);
+    if ((size_t)b[2].len < work_size((size_t)b[1].len))
+        return refuse(b, 3, TOO_SMALL);
+    int good;
+    Py_BEGIN_ALLOW_THREADS
+    good = decode_block(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, b[2].buf);
+    Py_END_ALLOW_THREADS
+    release(b, 3);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_compress(PyObject *module, PyObject *args)
+{
+    Py_buffer b[2];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
+        return NULL;
+    if ((size_t)b[0].len > MAX_SIZE)
+        return refuse(b, 2, TOO_LARGE);
+    if ((size_t)b[1].len < encode_bound((size_t)b[0].len))
+        return refuse(b, 2, TOO_SMALL);
+    size_t made;
+    Py_BEGIN_ALLOW_THREADS
+    made = put_frame(b[0].buf, (size_t)b[0].len, b[1].buf);
+    Py_END_ALLOW_THREADS
+    release(b, 2);
+    return PyLong_FromSize_t(made);
+}
+
+static PyObject *py_decompress(PyObject *module, PyObject *args)
+{
+    Py_buffer b[2];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
+        return NULL;
+    int good;
+    Py_BEGIN_ALLOW_THREADS
+    Lookup lookup;
+    good = read_frame(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, &lookup);
+    Py_END_ALLOW_THREADS
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_encode_bound(PyObject *module, PyObject *size)
+{
+    (void)module;
+    size_t value = PyLong_AsSize_t(size);
+    return value == (size_t)-1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(encode_bound(value));
+}
+
+static PyObject *py_work_size(PyObject *module, PyObject *size)
+{
+    (void)module;
+    size_t value = PyLong_AsSize_t(size);
+    return value == (size_t)-1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(work_size(value));
+}
+
+static PyMethodDef methods[] = {
+    {"encode", py_encode, METH_VARARGS, "encode(block, out, work, width, row) -> int"},
+    {"decode", py_decode, METH_VARARGS, "decode(payload, out, work) -> bool"},
+    {"compress", py_compress, METH_VARARGS, "compress(data, out) -> int"},
+    {"decompress", py_decompress, METH_VARARGS, "decompress(frame, out) -> bool"},
+    {"encode_bound", py_encode_bound, METH_O, "encode_bound(size) -> int"},
+    {"work_size", py_work_size, METH_O, "work_size(size) -> int"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "FloatZip in C.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

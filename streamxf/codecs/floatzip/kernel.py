@@ -1,0 +1,89 @@
+"""FloatZip's compiled kernel: a whole block in one call, without the interpreter's lock.
+
+`_kernel.c` says what it promises. It is used where it was built; the Python beside it is the reference, which reads and
+writes the same format. `STREAMXF_KERNEL=numpy` in the environment leaves the kernel alone, and
+`STREAMXF_KERNEL=compiled` raises an error if there is none.
+"""
+
+from __future__ import annotations
+
+import os
+
+from streamxf.buffers import borrowed
+from streamxf.codecs.floatzip.sampling import FLOAT_WIDTHS
+from streamxf.errors import ParameterError
+
+VARIABLE = "STREAMXF_KERNEL"
+STORE = 0
+"""What `encode_into` returns for a block that is best stored as it is."""
+
+_WANTED = os.environ.get(VARIABLE, "")
+if _WANTED not in ("", "compiled", "numpy"):
+    raise ParameterError(f"{VARIABLE}={_WANTED} in the environment: it may be compiled or numpy")
+try:
+    import streamxf.codecs.floatzip._kernel as compiled
+except ImportError as error:
+    if _WANTED == "compiled":
+        raise ParameterError(f"{VARIABLE}=compiled in the environment, but the kernel was not built: {error}") from None
+    compiled = None  # type: ignore[assignment]
+if _WANTED == "numpy":
+    compiled = None  # type: ignore[assignment]
+
+_WIDTHS = {
+    **FLOAT_WIDTHS,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+}
+
+
+class _Work:
+    """Memory of one thread for one block."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> bytearray:
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        return self._memory
+
+
+def implementation() -> str:
+    """What encodes and decodes in this process: ``"compiled"`` or ``"numpy"``."""
+    return "numpy" if compiled is None else "compiled"
+
+
+def encode_bound(size: int, dtype: str | None) -> int | None:
+    """Bytes of memory that `encode_into` needs for a block; None if blocks of that dtype are the reference's."""
+    return None if compiled is None or dtype not in _WIDTHS else compiled.encode_bound(size)
+
+
+def encode_into(block: memoryview, dtype: str, row: int | None, out: memoryview) -> int | None:
+    """Encode a block into `out`, which has `encode_bound` bytes.
+
+    Returns
+    -------
+    int or None
+        The payload's size, or `STORE`; None for a block that the kernel leaves to the reference.
+    """
+    with borrowed(_Work) as work:
+        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), _WIDTHS[dtype], row or 0)
+    return None if size < 0 else size
+
+
+def decode_into(payload: memoryview, out: memoryview) -> bool:
+    """Fill `out`, of exactly the size that the payload declares.
+
+    Returns
+    -------
+    bool
+        False if the reference has to look: there is no kernel, it does not know all of the payload, or it is damaged.
+    """
+    if compiled is None:
+        return False
+    with borrowed(_Work) as work:
+        return compiled.decode(payload, out, work.of(compiled.work_size(len(out))))

@@ -1,0 +1,399 @@
+"""FloatZip's compiled kernel and numpy's path read each other's payloads, and refuse the same ones alike.
+
+All memory that the kernel is given has exactly the size that it asks for, so that a sanitizer sees one byte too many;
+`make sanitize` runs these tests on a kernel that was built with two of them.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
+from floatzip_forge import LEVELLED, RAW, ZSTD, Shape, features, forge
+from fuzz.target import corpus_of, find
+from hypothesis import given
+from hypothesis import strategies as st
+from implementations import IMPLEMENTATIONS, using
+
+from streamxf import FloatZip
+from streamxf.buffers import Scratch
+from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.errors import CodecError
+from streamxf.format.container import stage_limit
+
+kernel = pytest.importorskip("streamxf.codecs.floatzip._kernel", reason="FloatZip's kernel was not built")
+
+MIB = 1 << 20
+BLOCK = 128 * 1024  # bytes of a block of zstd
+WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+SPECIAL = {
+    1: [0x00, 0x80, 0x7F, 0xFF, 0x7E, 0x01],
+    2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0x0001, 0x7C00, 0x7E00, 0x03FF],
+    4: [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x00000001],
+    8: [0x0, 0x8000000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x1],
+}
+# around the block, the groups of 64, what is handled at a time, rows of samples, blocks of zstd, a packed plane of them
+EDGES = (
+    0,
+    1,
+    2,
+    3,
+    63,
+    64,
+    65,
+    255,
+    256,
+    257,
+    2047,
+    2048,
+    2049,
+    2064,
+    32 * 64 - 1,
+    32 * 64,
+    BLOCK - 1,
+    BLOCK,
+    BLOCK + 1,
+)
+
+
+def exactly(data: bytes) -> np.ndarray:
+    """The bytes in memory of just their size, which a sanitizer watches."""
+    return np.frombuffer(data, np.uint8).copy()
+
+
+def kernel_encodes(block: bytes, width: int, row: int = 0) -> bytes | None:
+    """None for a block that is left to the reference or best stored as it is."""
+    out = np.empty(kernel.encode_bound(len(block)), np.uint8)
+    size = kernel.encode(exactly(block), out, np.empty(kernel.work_size(len(block)), np.uint8), width, row)
+    assert size <= len(block)
+    return out[:size].tobytes() if size > 0 else None
+
+
+def kernel_decodes(payload: bytes, size: int) -> bytes | None:
+    out = np.empty(size, np.uint8)
+    return out.tobytes() if kernel.decode(exactly(payload), out, np.empty(kernel.work_size(size), np.uint8)) else None
+
+
+def kernel_compresses(data: bytes) -> bytes:
+    out = np.empty(kernel.encode_bound(len(data)), np.uint8)
+    return out[: kernel.compress(exactly(data), out)].tobytes()
+
+
+def kernel_decompresses(frame: bytes, size: int) -> bytes | None:
+    out = np.empty(size, np.uint8)
+    return out.tobytes() if kernel.decompress(exactly(frame), out) else None
+
+
+def info(dtype: str | None, limit: int, row: int | None = None) -> BlockInfo:
+    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype, row)
+    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
+
+
+def stored(block: bytes, dtype: str | None, row: int | None, implementation: str) -> bytes:
+    with using(implementation):
+        return bytes(FloatZip().encode(memoryview(block), info(dtype, stage_limit(MIB), row)))
+
+
+def outcome(payload: bytes, limit: int, implementation: str) -> bytes | str:
+    """What the codec makes of a payload: the block, or the text of its refusal."""
+    with using(implementation):
+        try:
+            return bytes(FloatZip().decode(memoryview(payload), info(None, limit)))
+        except CodecError as error:
+            return str(error)
+
+
+def agreed(payload: bytes, limit: int) -> bytes | str:
+    """What both implementations make of a payload, and the kernel alone, which may leave it to the other one."""
+    compiled, reference = (outcome(payload, limit, each) for each in IMPLEMENTATIONS)
+    assert compiled == reference
+    declared = int.from_bytes(payload[1:5], "little") if len(payload) >= 5 and payload[0] else limit
+    assert kernel_decodes(payload, min(declared, limit)) in (None, reference)
+    return reference
+
+
+def check(block: bytes, dtype: str, row: int | None = None) -> None:
+    """Each implementation reads what both have written."""
+    payloads = [stored(block, dtype, row, each) for each in IMPLEMENTATIONS]
+    own = kernel_encodes(block, WIDTHS[dtype], row or 0)
+    if own is not None:
+        assert own == payloads[0]
+        assert kernel_decodes(own, len(block)) == block
+    for payload in payloads:
+        assert agreed(payload, len(block)) == block
+        if block:
+            assert isinstance(agreed(payload, len(block) - 1), str)
+
+
+def numbers(kind: str, dtype: str, count: int, seed: int) -> bytes:
+    """Elements of a dtype, such as are met in checkpoints."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1 if WIDTHS[dtype] == 1 else 0.02, count)
+    if kind == "outliers":
+        values[rng.random(count) < 0.004] *= 1e4
+    elif kind == "sparse":
+        values[rng.random(count) < 0.9] = 0
+    elif kind == "constant":
+        values[:] = 1.5
+    elif kind == "scaled":
+        values *= np.exp(rng.normal(0, 2, count // 64 + 1))[np.arange(count) // 64]
+    tensor = torch.from_numpy(values).to(getattr(torch, dtype))
+    return rng.bytes(tensor.nbytes) if kind == "noise" else tensor.view(torch.uint8).numpy().tobytes()
+
+
+KINDS = ("gaussian", "outliers", "sparse", "constant", "scaled", "noise")
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_sizes_at_every_edge(dtype: str, kind: str) -> None:
+    data = numbers(kind, dtype, BLOCK + 1, 1)
+    for size in EDGES:
+        check(data[:size], dtype)
+        check(data[: size * WIDTHS[dtype]], dtype, 64)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("row", [64, 65, 128, 1000, 4096])
+def test_moments_whose_rows_and_columns_have_scales(dtype: str, row: int) -> None:
+    rng = np.random.default_rng(row)
+    rows = max(40, 60_000 // row)
+    scales = np.exp(rng.normal(0, 2, (rows, 1)) + rng.normal(0, 2, (1, row)))
+    values = torch.from_numpy(rng.normal(0, 1, (rows, row)) * scales).to(getattr(torch, dtype))
+    block = values.view(torch.uint8).numpy().tobytes()
+    check(block, dtype, row)
+    check(block[:-1], dtype, row)
+    if dtype != "float64":  # whose eleven bits of exponent do not end with a byte
+        assert "levelled" in features(kernel_encodes(block, WIDTHS[dtype], row) or b"\0")
+
+
+blocks = st.one_of(
+    st.binary(max_size=300),
+    st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max_size=20), st.integers(1, 300)),
+    st.builds(
+        floats, st.sampled_from(sorted(FLOATS)), st.integers(1, 9000), st.integers(0, 99), st.sampled_from([0, 0.01])
+    ),
+    st.builds(moments, st.integers(32, 40), st.sampled_from([64, 70, 128]), st.integers(0, 99)),
+)
+
+
+@given(blocks, st.sampled_from(sorted(WIDTHS)), st.sampled_from([None, 64, 70, 128]))
+def test_each_reads_what_the_other_writes(block: bytes, dtype: str, row: int | None) -> None:
+    check(block, dtype, row)
+
+
+@given(st.data(), st.sampled_from(sorted(WIDTHS)), st.integers(0, 3))
+def test_special_numbers(data: st.DataObject, dtype: str, more: int) -> None:
+    width = WIDTHS[dtype]
+    patterns = st.one_of(st.sampled_from(SPECIAL[width]), st.integers(0, 2 ** (8 * width) - 1))
+    block = b"".join(number.to_bytes(width, "little") for number in data.draw(st.lists(patterns, max_size=300)))
+    check(block + b"\xff" * more, dtype)
+
+
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_the_kernel_does_what_it_is_for(dtype: str) -> None:
+    """It takes weights in both directions, and they get as small as numpy makes them."""
+    for kind, more in (("gaussian", 0.003), ("outliers", 0.02), ("scaled", 0.003)):
+        block = numbers(kind, dtype, MIB // WIDTHS[dtype], 2)
+        own, reference = kernel_encodes(block, WIDTHS[dtype]), stored(block, dtype, None, "numpy")
+        assert own is not None
+        assert len(own) < (1 + more) * len(reference)
+        assert kernel_decodes(own, MIB) == block
+
+
+# -- payloads that no encoder writes, and damage -----------------------------------------------------------------------
+
+small = st.one_of(
+    st.binary(min_size=15, max_size=200),
+    st.builds(floats, st.sampled_from(sorted(FLOATS)), st.integers(15, 900), st.integers(0, 9)),
+)
+PAYLOADS = [
+    stored(numbers(kind, dtype, 40_000 // WIDTHS[dtype], 3) + b"\1", dtype, 128, implementation)
+    for kind in ("gaussian", "outliers", "scaled", "sparse")
+    for dtype in WIDTHS
+    for implementation in IMPLEMENTATIONS
+]
+
+
+@given(small, shapes(), st.integers(0, 15))
+def test_every_layout_that_the_format_allows(block: bytes, shape: Shape, idle: int) -> None:
+    payload = forge(block, shape, idle)
+    assert agreed(payload, len(block)) == block
+    assert isinstance(agreed(payload, len(block) - 1), str)
+    payload = forge(block, shape, idle, frame=kernel_compresses)
+    assert agreed(payload, len(block)) == block
+    columns = shape.period if (LEVELLED, 1) in shape.planes else 0
+    elements = (len(block) - shape.phase) // shape.width
+    assert kernel_decodes(payload, len(block)) == (block if columns <= elements else None)
+
+
+@given(st.sampled_from(PAYLOADS), changes, st.sampled_from([0, 100, 40_001, MIB]))
+def test_damaged_payloads(payload: bytes, listed: list[Change], limit: int) -> None:
+    agreed(changed(payload, listed), limit)
+
+
+@given(small, shapes(), changes)
+def test_damage_to_payloads_that_the_codec_never_makes(block: bytes, shape: Shape, listed: list[Change]) -> None:
+    agreed(changed(forge(block, shape), listed), 1000)
+    agreed(changed(forge(block, shape, frame=kernel_compresses), listed), 1000)
+
+
+@given(st.integers(0, 255), st.binary(max_size=100))
+def test_any_bytes(layout: int, rest: bytes) -> None:
+    agreed(bytes([layout]) + rest, 1000)
+
+
+@pytest.mark.parametrize("period", [1, 3, 64, 100, 1 << 16])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_more_columns_than_elements(width: int, period: int) -> None:
+    """They need more memory than the block has bytes."""
+    block = floats("float32", 8 * width + 5, 1)
+    for levels in (b"\1", b"\1\2\3", bytes(range(256))):
+        shape = Shape(width, width > 1, 0, [(LEVELLED, 1)] * width, 100, levels, period)
+        assert agreed(forge(block, shape, frame=kernel_compresses), len(block)) == block
+
+
+def test_every_kind_of_plane_that_does_not_exist() -> None:
+    payload = forge(floats("bfloat16", 60, 1), Shape(2, True, 0, [(RAW, 1), (ZSTD, 1)]))
+    for kind in range(256):
+        agreed(payload[:5] + bytes([kind]) + payload[6:], 100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_fuzzer_makes_of_payloads(seed: int) -> None:
+    target, choose = find("floatzip"), random.Random(seed)
+    known = [*target.seeds(), *(file.read_bytes() for file in corpus_of("floatzip")), *PAYLOADS[:4]]
+
+    def havoc(data: bytes) -> bytes:
+        at = choose.randint(0, len(data))
+        return data[:at] + choose.randbytes(choose.randint(0, 3)) + data[at + choose.randint(0, 3) :]
+
+    for _ in range(100):
+        agreed(target.mutate(choose.choice(known), choose, havoc), MIB)
+
+
+# -- the Huffman coder -------------------------------------------------------------------------------------------------
+
+
+def drawn(kind: int, size: int, seed: int) -> bytes:
+    """Bytes of very different entropies."""
+    rng = np.random.default_rng(seed)
+    values = [
+        lambda: rng.integers(0, 256, size),
+        lambda: np.clip(rng.normal(100, 2, size), 0, 255),
+        lambda: (rng.random(size) < 0.01) * 7,
+        lambda: np.minimum(rng.geometric(0.5, size), 255),
+        lambda: np.full(size, 9),
+        lambda: (np.abs(rng.standard_cauchy(size)) * 3).clip(0, 255),
+        lambda: rng.integers(0, rng.integers(1, 257), size),
+        lambda: np.repeat(np.arange(256), 1 << np.minimum(np.arange(256) // 8, 12))[-size or 1 :][:size],
+    ][kind]()
+    return np.asarray(values).astype(np.uint8).tobytes()
+
+
+sizes = st.one_of(
+    st.integers(0, 3000),
+    st.sampled_from([255, 256, 257, 1023, 1024, 16383, 16384, 65791, 65792, BLOCK - 1, BLOCK, BLOCK + 1, 300_000]),
+)
+draws = st.builds(drawn, st.integers(0, 7), sizes, st.integers(0, 2**32))
+
+
+def by_zstd(frame: bytes, size: int) -> bytes | None:
+    try:
+        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
+    return data if len(data) == size else None
+
+
+@given(draws)
+def test_its_frames_are_zstd_frames(data: bytes) -> None:
+    frame = kernel_compresses(data)
+    assert kernel_decompresses(frame, len(data)) == data
+    assert zstandard.ZstdDecompressor().decompressobj().decompress(frame) == data
+    assert zstandard.get_frame_parameters(frame).content_size == len(data)
+    if data:
+        assert kernel_decompresses(frame, len(data) - 1) is None
+    assert kernel_decompresses(frame, len(data) + 1) is None
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_its_frames_are_near_the_entropy(kind: int) -> None:
+    data = drawn(kind, 500_000, 1)
+    shares = np.bincount(np.frombuffer(data, np.uint8)) / len(data)
+    entropy = -sum(share * np.log2(share) for share in shares if share) * len(data) / 8
+    # a code is a bit at least, and zstd's codes have eleven at most
+    assert len(kernel_compresses(data)) <= min(max(1.04 * entropy, len(data) / 8), len(data)) + 200
+
+
+@given(draws, st.sampled_from([-7, -1, 1, 3]), changes)
+def test_frames_of_zstd_whole_and_damaged(data: bytes, level: int, listed: list[Change]) -> None:
+    frame = zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
+    assert kernel_decompresses(frame, len(data)) in (None, data)
+    damaged = changed(frame, listed)
+    if (found := kernel_decompresses(damaged, len(data))) is not None and data:
+        assert by_zstd(damaged, len(data)) == found
+
+
+@given(draws, changes)
+def test_what_it_takes_zstd_takes(data: bytes, listed: list[Change]) -> None:
+    damaged = changed(kernel_compresses(data), listed)
+    if (found := kernel_decompresses(damaged, len(data))) is not None and data:
+        assert by_zstd(damaged, len(data)) == found
+
+
+@pytest.mark.parametrize("size", [20, 300, 3000])
+def test_every_byte_of_a_frame_has_another_value(size: int) -> None:
+    """Among them heads of literals, descriptions of trees, and lengths of streams."""
+    data = drawn(3, size, 4)
+    for frame in (kernel_compresses(data), zstandard.ZstdCompressor(level=-7).compress(data)):
+        for place in range(min(len(frame), 60)):
+            for value in range(256):
+                damaged = frame[:place] + bytes([value]) + frame[place + 1 :]
+                if (found := kernel_decompresses(damaged, size)) is not None:
+                    assert by_zstd(damaged, size) == found
+
+
+# -- what it does not take ---------------------------------------------------------------------------------------------
+
+
+def test_memory_that_is_too_small_is_refused() -> None:
+    block = exactly(bytes(100))
+    bound, work = kernel.encode_bound(100), kernel.work_size(100)
+    for out, memory in ((bound - 1, work), (bound, work - 1), (0, 0)):
+        with pytest.raises(ValueError, match="too small"):
+            kernel.encode(block, bytearray(out), bytearray(memory), 2, 0)
+    with pytest.raises(ValueError, match="too small"):
+        kernel.decode(block, bytearray(100), bytearray(work - 1))
+    with pytest.raises(ValueError, match="too small"):
+        kernel.compress(block, bytearray(bound - 1))
+
+
+@pytest.mark.parametrize(("width", "row"), [(0, 0), (3, 0), (16, 0), (-1, 0), (2, -1)])
+def test_elements_of_an_impossible_size_are_refused(width: int, row: int) -> None:
+    with pytest.raises(ValueError, match="width"):
+        kernel.encode(bytes(100), bytearray(kernel.encode_bound(100)), bytearray(kernel.work_size(100)), width, row)
+
+
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises((TypeError, BufferError)):
+        kernel.decode(bytes(10), bytes(100), bytearray(kernel.work_size(100)))
+    with pytest.raises((TypeError, BufferError)):
+        kernel.decode(bytes(10), memoryview(bytearray(200))[::2], bytearray(kernel.work_size(100)))
+
+
+def test_the_memory_it_asks_for_is_in_proportion() -> None:
+    for size in (0, 1, 1000, MIB, 16 * MIB):
+        assert size <= kernel.encode_bound(size) <= 1.125 * size + 70_000
+        assert kernel.work_size(size) <= 3 * size + 300_000
+    for call in (kernel.encode_bound, kernel.work_size):
+        with pytest.raises(OverflowError):
+            call(-1)
