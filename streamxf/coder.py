@@ -16,7 +16,7 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 from streamxf.meter import Meter
 
 

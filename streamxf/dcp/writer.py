@@ -18,9 +18,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.commit import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
 from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
@@ -36,7 +35,7 @@ from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
-from streamxf.stream.plain import block_log2_of
+from streamxf.stream.encoder import block_log2_of
 
 DEFAULT_CHAIN = (FloatZip(),)
 

@@ -17,10 +17,7 @@ _SIGNED_BYTES = _LENGTHS.size + DIGEST_BYTES  # of the trailer: what its second 
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """The last 88 bytes of a metadata file.
-
-    - `index_size`, `keys_size`: bytes of what stands before the trailer: the index, then the keys.
-    """
+    """The last 88 bytes of a metadata file: sizes of the index and the keys before it, and digests."""
 
     index_size: int
     keys_size: int
@@ -29,15 +26,12 @@ class Trailer:
 
     @property
     def size(self) -> int:
-        """Bytes of index, keys and trailer."""
         return self.index_size + self.keys_size + TRAILER_BYTES
 
     @classmethod
     def parse(cls, end: bytes, file_size: int) -> Trailer | None:
-        """Read the trailer from the end of a file; None if the file does not end in one. Raises MetadataError if it
-        ends in one that cannot be.
-
-        - `end`: the last 88 bytes of the file, or all of it if it is smaller.
+        """Read the trailer from the last 88 bytes of a file, or all of it if it is smaller; None if it does not end in
+        one. Raises MetadataError if it ends in one that cannot be.
         """
         if end[-len(METADATA_MAGIC) :] != METADATA_MAGIC:
             return None
@@ -57,9 +51,7 @@ class Trailer:
         return trailer
 
     def split(self, tail: bytes) -> Sections:
-        """Take index and keys out of the file's last `size` bytes, and compare their digest. Raises MetadataError if it
-        does not match.
-        """
+        """Index and keys out of the file's last `size` bytes; raises MetadataError if their digest does not match."""
         view = memoryview(tail)
         signed = view[: self.index_size + self.keys_size + _SIGNED_BYTES]
         if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
@@ -70,10 +62,8 @@ class Trailer:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """Index and keys of a metadata file, as they are stored.
-
-    - `index`: A Zstandard frame; `streamxf.format.index` reads it.
-    - `keys`: lines of ASCII; empty if the checkpoint is not encrypted.
+    """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
+    stored.
     """
 
     index: memoryview
@@ -99,12 +89,11 @@ class Sections:
         return _text(lines[0]), _text(lines[1])
 
     def other_key_lines(self) -> list[str]:
-        """The wrapped data keys of the other writers; raises as `key_lines`."""
         return [_text(line) for line in bytes(self.keys).split(b"\n")[2:]]
 
 
 def pack(pickled: bytes, index: bytes, keys: bytes) -> bytes:
-    """A metadata file. Raises MetadataError if it would be too large to be read."""
+    """A metadata file; raises MetadataError if it would be too large to be read."""
     if len(index) > MAX_INDEX or len(keys) > MAX_KEYS:
         raise MetadataError(
             f"the metadata would be too large: {len(index)} bytes of index ({MAX_INDEX} are allowed) and {len(keys)} "
@@ -116,7 +105,6 @@ def pack(pickled: bytes, index: bytes, keys: bytes) -> bytes:
 
 
 def pack_keys(wrapped: str, vouchers: str, others: list[str]) -> bytes:
-    """The keys of a metadata file."""
     return "\n".join([wrapped, vouchers, *others]).encode("ascii")
 
 

@@ -62,10 +62,8 @@ def unsafe_globals(
         The checkpoint's folder, or its URL.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
-    registry : ExtensionRegistry, optional
-        The reader's ``_extension_registry``.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    registry, storage_options : optional
+        The reader's ``_extension_registry``; fsspec's options, for a URL.
 
     Returns
     -------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
+
+from cli import preloaded
 
 
 def at_terminal(arguments: Sequence[object], typed: str = "", **environment: str) -> tuple[int, str]:
@@ -20,14 +20,8 @@ def at_terminal(arguments: Sequence[object], typed: str = "", **environment: str
     """
     ours, theirs = pty.openpty()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "streamxf.cli", *map(str, arguments)],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment,
-            start_new_session=True,
-        )
+        seen = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment
+        process = preloaded.start(arguments, [theirs] * 3, environment=seen)
         os.close(theirs)
         os.write(ours, typed.encode())
         shown = b""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from cli import preloaded
 from cli.command import Run
 from streamxf.tools.verify import verify
 
@@ -40,28 +42,38 @@ def interrupted(
     """Start a command, and send it a signal some time after `when` says so; returns its exit code, as a shell shows it,
     and its stderr.
     """
-    process = subprocess.Popen(
+    with open(os.devnull, "w") as nothing, TemporaryFile() as shown:
+        streams = (nothing.fileno(), nothing.fileno(), shown.fileno())
+        process = preloaded.start(arguments, streams)
+        try:
+            end = time.monotonic() + LIMIT
+            while process.poll() is None and not when(process.pid):
+                assert time.monotonic() < end, "it never came so far"
+                time.sleep(0.001)
+            time.sleep(wait)
+            process.send_signal(number)
+            return _as_a_shell_shows_it(process.wait()), os.pread(shown.fileno(), 2**16, 0).decode()
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def _as_a_shell_shows_it(code: int) -> int:
+    """Where a library's own code was interrupted within an import, Python itself ends by the signal after all clean-up.
+    A shell shows the same for both.
+    """
+    return code if code >= 0 else 128 - code
+
+
+def begun(arguments: Sequence[object], number: int, handling: signal.Handlers) -> subprocess.Popen[str]:
+    """Start a command by an interpreter of its own."""
+    return subprocess.Popen(
         [sys.executable, "-m", "streamxf.cli", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         # a shell starts jobs in the background with SIGINT ignored
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(number, handling),
     )
-    try:
-        end = time.monotonic() + LIMIT
-        while process.poll() is None and not when(process.pid):
-            assert time.monotonic() < end, "it never came so far"
-            time.sleep(0.001)
-        time.sleep(wait)
-        process.send_signal(number)
-        _, shown = process.communicate(timeout=LIMIT)
-        # Where a library's own code was interrupted within an import, Python itself ends by the signal after all
-        # clean-up. A shell shows the same for both.
-        code = process.returncode
-        return (128 + number if code == -number else code), shown
-    finally:
-        process.kill()
 
 
 def is_importing_torch(process: int) -> bool:
@@ -136,7 +148,15 @@ def _links(process: int) -> list[str]:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at a process through /proc")
 @pytest.mark.parametrize("wait", [0.0, 0.3])
 def test_while_torch_is_imported(weights: Path, wait: float):
-    code, shown = interrupted(["verify", weights], is_importing_torch, wait=wait)
+    process = begun(["verify", weights], signal.SIGINT, signal.SIG_DFL)
+    end = time.monotonic() + LIMIT
+    while process.poll() is None and not is_importing_torch(process.pid):
+        assert time.monotonic() < end, "it never came so far"
+        time.sleep(0.001)
+    time.sleep(wait)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=LIMIT)
+    code = _as_a_shell_shows_it(process.returncode)
     assert (code, shown) in [(130, one_line("verify")), (0, "")]
 
 
@@ -160,15 +180,7 @@ def test_an_interrupt_that_a_library_swallowed_is_one(run: Run, weights: Path, m
 
 def test_a_process_that_ignores_hangups_goes_on_ignoring_them(weights: Path):
     """As under nohup."""
-    command = [sys.executable, "-m", "streamxf.cli", "verify", str(weights)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell starts jobs in the background with SIGINT ignored
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
+    process = begun(["verify", weights], signal.SIGHUP, signal.SIG_IGN)
     while process.poll() is None:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.01)

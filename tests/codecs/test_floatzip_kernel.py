@@ -24,7 +24,7 @@ from streamxf import FloatZip
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 
 kernel = pytest.importorskip("streamxf.codecs.floatzip._kernel", reason="FloatZip's kernel was not built")
 

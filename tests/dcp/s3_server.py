@@ -84,26 +84,32 @@ def _free_ports(count: int) -> list[int]:
     raise RuntimeError(f"{count} free ports are not to be found")
 
 
-# In a process of its own: the one that asks may fork later, and a client of s3fs has a thread.
-_MAKE_BUCKET = """
-import json, sys, s3fs
-filesystem = s3fs.S3FileSystem(**json.loads(sys.argv[1]))
-if not filesystem.exists("checkpoints"):
-    filesystem.mkdir("checkpoints")
-filesystem.pipe_file("checkpoints/ready", b"yes")
-"""
-
-
 def _wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Until the server takes an object, or it died, or its time is over."""
+    # not s3fs: this process may fork later, and a client of s3fs has a thread
+    import botocore.session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = botocore.session.get_session().create_client(
+        "s3",
+        "us-east-1",
+        endpoint_url=url,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+    )
     deadline = time.monotonic() + START_SECONDS
     while True:
-        command = [sys.executable, "-c", _MAKE_BUCKET, json.dumps(storage(url))]
-        tried = subprocess.run(command, capture_output=True, text=True)
-        if tried.returncode == 0:
+        try:
+            if not client.list_buckets()["Buckets"]:
+                client.create_bucket(Bucket="checkpoints")
+            client.put_object(Bucket="checkpoints", Key="ready", Body=b"yes")
             return
-        # refused connections, then errors of a server that is not ready
-        if server.poll() is not None or time.monotonic() > deadline:
-            tail = log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"SeaweedFS did not start: {tried.stderr[-500:]}\n{tail}")
-        time.sleep(0.3)
+        except (BotoCoreError, ClientError) as error:  # refused connections, then those of a server that is not ready
+            if server.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"SeaweedFS did not start: {tail}") from error
+        finally:
+            client.close()
+        time.sleep(0.1)

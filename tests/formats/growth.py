@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def peak() -> int:
 
 
 def main() -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each worker has memory of its own
     with open_source(Storage.of(sys.argv[1])) as reader:
         item = reader.items["t"]
         assert isinstance(item, TensorItem)

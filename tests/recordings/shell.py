@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli import preloaded
+
 COLUMNS = 80
 ROWS = 50
 
@@ -42,18 +44,20 @@ class Shell:
         self.folder = folder / "work"
         self.folder.mkdir(parents=True)
         command = folder / "bin" / "streamxf"
+        run = shlex.join([sys.executable, "-I", "-S", preloaded.__file__])
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m streamxf.cli "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {run} "$@"\n')
         command.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMXF_")}
         self._environment = kept | {
             "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
             "TERM": "xterm-256color" if colours else "dumb",
             "COLUMNS": str(COLUMNS),
             "LANG": "C.UTF-8",
         }
         self._environment.pop("NO_COLOR", None)
+        self._descriptor, variables = preloaded.inherited()
+        self._environment |= variables
 
     def run(self, line: str) -> Typed:
         """Run a line to its end."""
@@ -68,6 +72,7 @@ class Shell:
                 cwd=self.folder,
                 env=self._environment,
                 start_new_session=True,
+                pass_fds=[self._descriptor],
             )
             os.close(theirs)
             shown = b""

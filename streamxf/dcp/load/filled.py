@@ -17,8 +17,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import MetadataError
-from streamxf.format.items import TensorItem
-from streamxf.format.tiling import Chunk, check_tiles
+from streamxf.format.items import Span, TensorItem, check_tiles
 
 _Target = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
@@ -36,7 +35,7 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     MetadataError
         If a part would stay as it was.
     """
-    read: dict[_Target, list[Chunk]] = {}
+    read: dict[_Target, list[Span]] = {}
     indexes: dict[_Target, MetadataIndex] = {}
     for request in plan.items:
         if request.type is LoadItemType.BYTE_IO:

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import metadata_name
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import check_free, check_present, find_leftovers
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
@@ -28,8 +28,7 @@ from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
 from streamxf.format import trailer
 from streamxf.format.index import File, Index, Writer
-from streamxf.format.items import Item, TensorItem
-from streamxf.format.tiling import check_apart, check_tiles
+from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.keys.envelope import Envelope
 from streamxf.version import __version__
 

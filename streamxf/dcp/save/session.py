@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.disk import Mount
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.save.output import OutputFile, storing

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.disk import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import identity_of, planned_bytes
 from streamxf.dcp.save.sources import has_elements, memory_of

@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
 from streamxf.dcp.metadata import Stored, places_of

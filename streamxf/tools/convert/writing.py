@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.commit import missing_folders, sync_folder, sync_names_of
-from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage

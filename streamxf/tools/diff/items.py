@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of, itemsize_of
+from streamxf.checkpoint.elements import itemsize_of
+from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
 from streamxf.descriptor import shorten
 from streamxf.errors import (
     KeyMissingError,

@@ -29,8 +29,8 @@ from streamxf.checkpoint.metadata import (
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
+from streamxf.checkpoint.reading import run_jobs
 from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
-from streamxf.engine import Pipeline
 from streamxf.errors import (
     ContainerError,
     IdentityError,
@@ -84,7 +84,7 @@ class Catalog:
         self.damaged: list[Lost] = []
         self.unchecked: list[str] = []
         self.save_ids: dict[str, str] = {}
-        self._storage = storage
+        self.full = storage.full
         self._access = access
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._shares = Shares(None, {})
@@ -112,15 +112,10 @@ class Catalog:
                 self.items[name] = made
             elif name not in refused:
                 refused.add(name)
-                self._lose(name, None, "the metadata of two ranks contradict each other about it: choose one (rank)")
+                error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
+                self.damaged.append(Lost.of(error, name))
         for name in refused:
             self.items.pop(name, None)
-
-    def check_paths(self) -> None:
-        """Forget where items stood if the lists there would take memory that the items do not explain."""
-        if list_lengths(self.paths.values()) > MAX_LISTS + 16 * len(self.paths):
-            self.paths.clear()
-            self.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
 
     def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
         if len(self.found) == 1:
@@ -135,9 +130,6 @@ class Catalog:
                 found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
         return found
 
-    def full(self, file: str) -> str:
-        return self._storage.full(file)
-
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
         items = (each.items[name] for each, _ in self.found for name in names if name in each.items)
@@ -149,9 +141,6 @@ class Catalog:
     def close(self) -> None:
         self._files.close()
 
-    def _lose(self, name: str, file: str | None, message: str) -> None:
-        self.damaged.append(Lost(name, file, None, None, MetadataError.__name__, message))
-
     def _overlaps(self, metadata: Metadata) -> set[str]:
         """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
         nothing shows which.
@@ -161,11 +150,9 @@ class Catalog:
         at, reach, last = "", 0, ""
         for file, begin, size, name in places:
             if file == at and begin < reach:
-                for one in (name, last):
-                    self._lose(
-                        one, self.full(file), "the metadata gives two items the same bytes of a file: it is damaged"
-                    )
-                    found.add(one)
+                error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
+                self.damaged += [Lost.of(error, one, self.full(file)) for one in (name, last)]
+                found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
         return found
@@ -187,17 +174,9 @@ class Catalog:
                 as_torch(whole, item.dtype).copy_(loaded)
                 made = MemoryBlocks(whole.reshape(-1).view(np.uint8).data)
                 elements = Elements(made, 0, whole.itemsize, chunk.shape)
-            pipeline: Pipeline[None] = Pipeline()
-            try:
-                for job, size in elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out):
-                    pipeline.submit(job, size)
-                for _ in pipeline.results():
-                    """Blocks are decoded into their place."""
-            finally:
-                pipeline.cancel()
+            run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
 
     def read_object(self, copy: Copy) -> bytes:
-        """An object's bytes as they were saved."""
         with located(file=self.full(copy[1].place.file), item=copy[1].item.name):
             return StreamReader(self._blocks(copy)).read()
 
@@ -310,17 +289,19 @@ def open_catalog(
         catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
         catalog.damaged += map(Lost.of, errors)
     else:
-        rebuilt = rebuild(storage, access, names, without_metadata, progress)
-        read = [rebuilt.metadata]
-        catalog = Catalog(storage, access, rebuilt.budget)
-        catalog.damaged += [*map(Lost.of, errors), *rebuilt.damaged]
+        metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
+        read = [metadata]
+        catalog = Catalog(storage, access, budget)
+        catalog.damaged += [*map(Lost.of, errors), *damaged]
         catalog.unchecked.append(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
             "is what you vouched for"
         )
     for metadata in read:
         catalog.add(metadata)
-    catalog.check_paths()
+    if list_lengths(catalog.paths.values()) > MAX_LISTS + 16 * len(catalog.paths):  # which would take memory
+        catalog.paths.clear()
+        catalog.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
     complete = frozenset(catalog.save_ids.values()) == access.expected_saves
     if read[0].name and GLOBAL not in names and rank is None and not complete:
         catalog.unchecked.append(UNKNOWN_RANKS)
@@ -365,10 +346,11 @@ def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):
-            text = (
-                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they hold"
+            return MetadataError(
+                "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "
+                "hold. Restore .metadata from a copy",
+                file=path,
             )
-            return MetadataError(f"{text}. Restore .metadata from a copy", file=path)
         return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
         failed = MetadataError("the checkpoint has no metadata", file=path)

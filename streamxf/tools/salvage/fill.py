@@ -19,8 +19,7 @@ from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import IdentityError, MetadataError, UnsupportedError
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.format.tiling import check_tiles
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
@@ -143,7 +142,11 @@ class Filler:
         complete = True
         for (_, lengths), parts in zip(boxes, shared, strict=True):
             chunks = item.chunks if lengths == item.shape else [(at, size) for _, (_, size, at) in parts]
-            complete &= self._covers(item.name, lengths, chunks)
+            try:
+                check_tiles(lengths, [chunk[:2] for chunk in chunks])
+            except MetadataError:
+                complete = False
+                self._damaged.append(Lost.of(MetadataError(_INCOMPLETE), item.name))
         if not complete and not self._partial:
             raise _Noted
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
@@ -170,14 +173,6 @@ class Filler:
                 raise _Noted
             self._in_part.append(item.name)
         return found
-
-    def _covers(self, name: str, shape: Ints, chunks: Sequence[Any]) -> bool:
-        try:
-            check_tiles(shape, [chunk[:2] for chunk in chunks])
-        except MetadataError:
-            self._damaged.append(Lost(name, None, None, None, MetadataError.__name__, _INCOMPLETE))
-            return False
-        return True
 
     def _read(self, item: TensorItem, chunk: Chunk, offset: Ints, out: Array) -> bool:
         """Fill `out` with the part of a shard that begins at `offset`; False if that did not verify, and `out` holds
@@ -211,7 +206,7 @@ class Filler:
                 self._damaged.append(Lost.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
-                self._damaged.append(Lost(item.name, None, offset, shape, IdentityError.__name__, _DIFFERING))
+                self._damaged.append(Lost.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
                 raise _Noted
             found = [data]
         if not found:
@@ -236,22 +231,17 @@ class Filler:
                 self._damaged.append(Lost.of(error, item.name))
         return {name: made[name] for name in names if name in made}
 
-    def _check_codecs(self) -> None:
-        """Raise the reason if items are lost for want of a codec, which the caller can install."""
-        classes = {cls.__name__: cls for cls in NOT_AT_HAND}
-        missing = [entry for entry in self._damaged if entry.error in classes]
-        if missing:
-            reasons = "; ".join(dict.fromkeys(entry.message for entry in missing))
-            raise classes[missing[0].error](
-                f"{reasons}. Without it nothing can be salvaged; `streamxf verify` tells whether the CRCs match all "
-                "the same"
-            )
-
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
         self._catalog.finish()
         found = tuple(loaded)
-        if not found:
-            self._check_codecs()
+        classes = {cls.__name__: cls for cls in NOT_AT_HAND}
+        missed = [entry for entry in self._damaged if entry.error in classes]
+        if missed and not found:  # the caller can install it
+            reasons = "; ".join(dict.fromkeys(entry.message for entry in missed))
+            raise classes[missed[0].error](
+                f"{reasons}. Without it nothing can be salvaged; `streamxf verify` tells whether the CRCs match all "
+                "the same"
+            )
         return Salvaged(
             state_dict=state_dict,
             loaded=found,
@@ -264,8 +254,5 @@ class Filler:
 
 
 def _same_bits(one: Array, other: Array) -> bool:
-    return _bits(one) == _bits(other)
-
-
-def _bits(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    return np.array_equal(first, second)

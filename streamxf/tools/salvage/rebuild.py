@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
@@ -51,26 +50,19 @@ _SHOWN = 64
 _ZIP = b"PK\x03\x04"
 
 
-class Rebuilt(NamedTuple):
-    """What was found in the data files of one save, as metadata without a name; and what was not."""
-
-    metadata: Metadata
-    damaged: list[Lost]
-    budget: Budget
-
-
 def rebuild(
     storage: Storage,
     access: Access,
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
     progress: Progress | None = None,
-) -> Rebuilt:
+) -> tuple[Metadata, list[Lost], Budget]:
     """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
     `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
 
-    Raises PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if
-    there is nothing, or nothing that can be decrypted.
+    Returns what was found, as metadata without a name; what was not; and what may be made of the files. Raises
+    PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if there is
+    nothing, or nothing that can be decrypted.
     """
     save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
     reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
@@ -86,7 +78,7 @@ def rebuild(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
             "not say what they are. Restore .metadata from a copy"
         )
-    return Rebuilt(Metadata("", None, reader.items(), None), reader.damaged, budget)
+    return Metadata("", None, reader.items(), None), reader.damaged, budget
 
 
 class _Files:
@@ -139,7 +131,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Lost(name, None, None, None, IdentityError.__name__, wrong))
+                self.damaged.append(Lost.of(IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:
@@ -264,8 +256,6 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
     the random id of another file.
 
     `remains` is what is left of ``.metadata``, and `chosen` the ids that belong together according to the caller.
-    Raises PolicyError if nothing shows which of several ids belong together, and ParameterError if no file has an id
-    that the caller names.
     """
     there = set(map(_writer_of, present))
     listed = _listed(remains)

@@ -13,21 +13,11 @@ from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side
-from streamxf.errors import (
-    IdentityError,
-    KeyMissingError,
-    KeyServiceError,
-    MetadataError,
-    NoCheckpointError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
+from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, StreamxfError
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Trailer
-from streamxf.proportion import Budget, most
-from streamxf.tools.verify.file import Call, pieces_of
-from streamxf.tools.verify.items import Described, FileCheck
+from streamxf.tools.verify.items import FileCheck
+from streamxf.tools.verify.reading import Call, pieces_of
 from streamxf.tools.verify.report import Findings, VerifyReport, report_of
 from streamxf.wording import many
 
@@ -36,7 +26,6 @@ _NO_METADATA = (
     "yet"
 )
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
-_MAX_OBJECT = 2 * 2**30
 
 
 def check_checkpoint(call: Call, begin: float) -> VerifyReport:
@@ -63,8 +52,17 @@ def check_checkpoint(call: Call, begin: float) -> VerifyReport:
     last, used = call.findings(GLOBAL), {*names, *checks}
     beside = sorted(name for name in listed if name not in used and made_by_writers(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
-    if names and names != [GLOBAL]:
-        beside = _without_strangers(beside, names, last, call.access.expected_saves == frozenset(save_ids))
+    if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
+        if call.access.expected_saves != frozenset(save_ids):
+            last.unchecked.append(UNKNOWN_RANKS)
+        ranks = {None, *map(rank_of, names)}
+        strangers = [name for name in beside if rank_in(name) not in ranks]
+        beside = [name for name in beside if rank_in(name) in ranks]
+        if strangers:
+            last.unchecked.append(
+                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
+                "may be all that is left of these ranks' part of the checkpoint"
+            )
     unvouched = [each.name for each in known if each.index is not None and not each.authenticated]
     if unvouched:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
@@ -84,7 +82,7 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
             raise MetadataError("the metadata does not end in an index: it was cut, as far as can be told")
         with storage_errors(call.storage.full(name)):
             metadata = read_metadata(call.storage, name, call.access, listing=True)
-    except (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError):
+    except NOT_DAMAGE:
         raise
     except (StreamxfError, OSError) as error:
         findings.damage(error)
@@ -123,9 +121,9 @@ def _plan(
     listed: Mapping[str, int | None],
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
-    files, times = _by_file(metadata), call.max_expansion
-    budget = Budget(times, call.storage.held_by(files, listed))
-    opener = ItemOpener(metadata, call.access, lambda stored: min(_MAX_OBJECT, most(stored, times)), budget=budget)
+    files = _by_file(metadata)
+    budget = call.access.budget(call.storage.held_by(files, listed))
+    opener = ItemOpener(metadata, call.access, call.access.objects.limit, budget=budget)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
@@ -134,7 +132,7 @@ def _plan(
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
-        checks[path] = FileCheck(call, path, size, Described(opener, budget, items, facts))
+        checks[path] = FileCheck(call, path, size, opener, items, facts)
 
 
 @collector_paused()
@@ -168,25 +166,6 @@ def _run(call: Call, checks: list[FileCheck]) -> None:
             raise cause
         finally:
             del cause  # or it would lead to itself, and live until the garbage is collected
-
-
-# -- what is said in the end -----------------------------------------------------------------------
-
-
-def _without_strangers(beside: list[str], names: list[str], last: Findings, complete: bool) -> list[str]:
-    """The leftovers where each rank has metadata of its own: another rank's files may be all that is left of its part
-    of the checkpoint.
-    """
-    if not complete:
-        last.unchecked.append(UNKNOWN_RANKS)
-    known = {None, *map(rank_of, names)}
-    strangers = [name for name in beside if rank_in(name) not in known]
-    if strangers:
-        last.unchecked.append(
-            f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
-            "may be all that is left of these ranks' part of the checkpoint"
-        )
-    return [name for name in beside if rank_in(name) in known]
 
 
 def _note_missing(call: Call, last: Findings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import crc32c
@@ -27,71 +26,68 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Kind
 from streamxf.format.index import File
 from streamxf.format.items import TensorItem
-from streamxf.objects.policy import Objects
-from streamxf.proportion import Budget
+from streamxf.proportion import held_bytes
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
-from streamxf.tools.verify.blocks import Outcome, check_blocks, note
-from streamxf.tools.verify.file import Call, pieces_of
+from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes
 
 
-@dataclass
-class Described:
-    """What a metadata file says of a data file: what opens its items, these in the order of their places, and what is
-    known of the file itself. `budget` is renewed for each tensor that torch has to load.
+class FileCheck:
+    """A check of one data file of about `size` bytes. Metadata gives what opens its items, these in the order of their
+    places, and what is known of the file itself; what no metadata describes is scanned.
     """
 
-    opener: ItemOpener
-    budget: Budget
-    items: Sequence[Wanted]
-    file: File | None
-
-
-class FileCheck:
-    """A check of one data file of about `size` bytes. What no metadata describes is scanned."""
-
-    def __init__(self, call: Call, name: str, size: int, described: Described | None = None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        name: str,
+        size: int,
+        opener: ItemOpener | None = None,
+        items: Sequence[Wanted] = (),
+        facts: File | None = None,
+    ) -> None:
         self.findings = call.findings(name)
         self._call = call
-        self._described = described
+        self._opener = opener
+        self._items = items
+        self._facts = facts
         self._share = call.share(size)
         self._pipeline: Pipeline[Outcome] = Pipeline()
 
     def run(self) -> None:
         """Make the check; damage goes to the findings."""
-        described, findings = self._described, self.findings
+        findings = self.findings
         try:
             with self._call.open(findings.file, share=self._share) as file:
                 findings.files = 1
                 try:
-                    if described is None:
+                    if self._opener is None:
                         self._scan(file)
                     else:
-                        self._check(file, described)
+                        self._check(file, self._opener)
                 finally:
                     self._pipeline.cancel()
         except FileNotFoundError:
             findings.damage(MetadataError("the file is missing from the checkpoint"))
         except (StreamxfError, OSError) as error:
             findings.damage(error)
-        if described is not None and not findings.files:
-            for wanted in described.items:
-                self._lose(wanted, "the item lies in a file that cannot be read")
+        for wanted in self._items if not findings.files else ():
+            self._lose(wanted, "the item lies in a file that cannot be read")
         self._share.finish()
 
-    def _check(self, file: StoredFile, described: Described) -> None:
-        facts = described.file
+    def _check(self, file: StoredFile, opener: ItemOpener) -> None:
+        facts = self._facts
         if facts is not None and facts.size != file.size:
             text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was cut or continued"
             self.findings.damage(ContainerError(text))
         later = [
             (wanted, notes)
-            for wanted in self._in_place(described.items, file.size)
-            if (notes := self._check_stored(file, wanted, described.opener)) is not None
+            for wanted in self._in_place(file.size)
+            if (notes := self._check_stored(file, wanted, opener)) is not None
         ]
         note(self._pipeline.results())
         unreadable, whole = None, False
@@ -103,15 +99,15 @@ class FileCheck:
                 unreadable = error
         for wanted, notes in later:
             if not notes.damaged:
-                self._check_content(file, wanted, notes, described, whole)
+                self._check_content(file, wanted, notes, opener, whole)
         if facts is not None and facts.crc is not None and not whole and not self.findings.damaged:
             text = "the CRC of the whole file is not the one in the metadata, though no item is damaged"
             self.findings.damage(unreadable or ContainerError(f"{text}: it was altered"))
 
-    def _in_place(self, items: Sequence[Wanted], size: int) -> Iterator[Wanted]:
+    def _in_place(self, size: int) -> Iterator[Wanted]:
         """Those of the items that can be checked; what lies between them is noted."""
         at = 0
-        for wanted in items:
+        for wanted in self._items:
             place = wanted.place
             if place.size and place.at < at:
                 # otherwise little metadata could have the same bytes read without end
@@ -195,13 +191,13 @@ class FileCheck:
         findings.opened += header.keyed
         return coder
 
-    def _check_content(self, file: StoredFile, wanted: Wanted, notes: Notes, described: Described, whole: bool) -> None:
+    def _check_content(self, file: StoredFile, wanted: Wanted, notes: Notes, opener: ItemOpener, whole: bool) -> None:
         """Check that an item holds what the metadata says; `whole` if the CRC of its file matches."""
         item, chunk, skipped = wanted.item, wanted.chunk, self.findings.skipped
         try:
             source = file.slice(wanted.place.at, wanted.place.size)
-            contained = described.opener.in_container(source, wanted.place)
-            blocks = described.opener.open_source(source, wanted)
+            contained = opener.in_container(source, wanted.place)
+            blocks = opener.open_source(source, wanted)
             stream = StreamReader(blocks)
             skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks)
             if not contained and not whole:
@@ -212,8 +208,9 @@ class FileCheck:
             try:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
             except UnsupportedError:  # only torch can tell what it is
-                described.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-                load_framed(Objects(), stream, blocks.size, item, chunk)
+                budget = self._call.access.budget(held_bytes(file.raw, file.size))
+                budget.spend(blocks.size, "the tensor, which torch has to load whole,")
+                load_framed(self._call.access.objects, stream, blocks.size, item, chunk)
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)
         except (StreamxfError, OSError) as error:
@@ -222,24 +219,23 @@ class FileCheck:
     # -- a file of which no metadata says what is in it ----------------------------------------------
 
     def _scan(self, file: StoredFile) -> None:
+        findings = self.findings
         for found in scan(file.slice(0, file.size)):
             if isinstance(found, Found):
-                self.findings.items += 1
-                self.findings.bytes_read += found.size
-                self._check_found(file, found)
+                findings.items += 1
+                findings.bytes_read += found.size
+                header, identity = found.header, found.header.identity
+                notes = Notes(findings, f"(at byte {found.at})")
+                if identity is not None:
+                    notes = Notes(findings, identity.name, identity.offset)
+                source = file.slice(found.at, found.size)
+                check_blocks(source, header, self._coder(header, notes), notes, self._pipeline)
             elif found.size == file.size:
-                self.findings.unchecked.append(
-                    f"the content of {self.findings.file}, which has no containers, so that without metadata nothing "
-                    "tells what it holds"
+                findings.unchecked.append(
+                    f"the content of {findings.file}, which has no containers, so that without metadata nothing tells "
+                    "what it holds"
                 )
             else:
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
-                self.findings.damage(ContainerError(text))
+                findings.damage(ContainerError(text))
         note(self._pipeline.results())
-
-    def _check_found(self, file: StoredFile, found: Found) -> None:
-        identity = found.header.identity
-        label, offset = (f"(at byte {found.at})", None) if identity is None else (identity.name, identity.offset)
-        notes = Notes(self.findings, label, offset)
-        coder = self._coder(found.header, notes)
-        check_blocks(file.slice(found.at, found.size), found.header, coder, notes, self._pipeline)

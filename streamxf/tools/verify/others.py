@@ -15,17 +15,15 @@ from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import (
+    NOT_DAMAGE,
     ChecksumError,
     ContainerError,
     ForeignError,
-    KeyMissingError,
-    KeyServiceError,
     MetadataError,
     NoCheckpointError,
     PolicyError,
     StreamxfError,
     UnsupportedError,
-    WrongKeyError,
 )
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
@@ -37,8 +35,7 @@ from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, Counted
-from streamxf.tools.verify.blocks import Outcome, check_along_heads, check_blocks, note
-from streamxf.tools.verify.file import Call, pieces_of
+from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.wording import many
@@ -104,10 +101,8 @@ def _refuse_keys(call: Call) -> None:
 
 
 def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
-    """Check prefix, header, seal, table and every block.
-
-    Raises KeyMissingError, WrongKeyError, KeyServiceError, PolicyError if there are keys, and they do not fit;
-    UnknownCodecError, CodecNotAllowedError, DuplicateCodecError if a codec is not installed, and nothing else is wrong.
+    """Check prefix, header, seal, table and every block. Raises what is no damage: `NOT_DAMAGE` if there are keys, and
+    they do not fit, and `NOT_AT_HAND` if a codec is not installed, and nothing else is wrong.
     """
     notes, findings.items = Notes(findings), 1
     try:
@@ -130,7 +125,7 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     else:
         try:
             coder = parts.coder(access.keys, access.codecs)
-        except (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError):
+        except NOT_DAMAGE:
             raise
         except NOT_AT_HAND as error:
             missing = error

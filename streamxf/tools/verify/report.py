@@ -198,15 +198,12 @@ def report_of(
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
     unchecked += [check.text.format(many(count, check.noun)) for check, count in skipped.items() if count]
+    counts = ("files", "items", "blocks", "bytes_read", "unlisted")
     return kind(
+        **{name: sum(getattr(each, name) for each in found) for name in counts},
         save_ids=tuple(save_ids),
-        files=sum(each.files for each in found),
-        items=sum(each.items for each in found),
-        blocks=sum(each.blocks for each in found),
-        bytes_read=sum(each.bytes_read for each in found),
         seconds=perf_counter() - begin,
         damaged=tuple(damage for each in found for damage in each.damaged),
-        unlisted=sum(each.unlisted for each in found),
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
     )

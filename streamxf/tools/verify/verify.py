@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ from streamxf.formats import huggingface
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.proportion import MAX_EXPANSION, check_expansion
+from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.verify.checkpoint import check_checkpoint
-from streamxf.tools.verify.file import Call
 from streamxf.tools.verify.others import check_file, check_folder
+from streamxf.tools.verify.reading import Call
 from streamxf.tools.verify.report import FileReport, VerifyReport, report_of
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ def verify(
         If the storage cannot be listed. A file that cannot be read is damage.
     """
     begin = perf_counter()
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    if registry is None:
-        access = Access.of(ring, require=require, expect_save_id=expect_save_id)
-    else:
+    make: Callable[..., Access] = Access.of
+    if registry is not None:
         from streamxf.dcp.registry import access_with
 
-        access = access_with(registry, ring, require=require, expect_save_id=expect_save_id)
-    call = Call(Storage.of(path, storage_options), access, check_expansion(max_expansion), progress)
+        make = partial(access_with, registry)
+    ring = KeyRing.of(keys, trust, allow_unsigned)
+    access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
+    call = Call(Storage.of(path, storage_options), access, progress)
     layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):

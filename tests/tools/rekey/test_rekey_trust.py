@@ -204,7 +204,7 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
     _, sections = sections_of(checkpoint)
     (checkpoint / ".metadata").unlink()  # beside which no metadata of ranks may stand
     for number in range(24):
-        data = pack(b"", os.urandom(16 << 20), bytes(sections.keys))
+        data = pack(b"", os.urandom(4 << 20), bytes(sections.keys))
         (checkpoint / f"__{number}.metadata").write_bytes(data)
     tracemalloc.start()
     try:
@@ -216,7 +216,7 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 16 << 20 < peak < 4 * 16 << 20
+    assert 4 << 20 < peak < 4 * 4 << 20
 
 
 def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(

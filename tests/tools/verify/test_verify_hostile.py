@@ -24,10 +24,10 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import MetadataError
 from streamxf.tools.framed import check_records
-from streamxf.tools.verify.file import GuardedAccess
+from streamxf.tools.verify.reading import GuardedAccess
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
-SIZE = 2**20
+SIZE = 2**18
 
 
 class Reads:

@@ -15,7 +15,7 @@ from forge import Places
 
 import streamxf
 from streamxf import Checksum, engine
-from streamxf.tools.verify.file import GuardedAccess
+from streamxf.tools.verify.reading import GuardedAccess
 
 MIB = 2**20
 CHAINS: dict[str, Any] = {"none": list, "checksum": lambda: [Checksum()], "full": full_chain}

@@ -21,7 +21,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Place
-from streamxf.tools.verify.file import GuardedAccess
+from streamxf.tools.verify.reading import GuardedAccess
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
