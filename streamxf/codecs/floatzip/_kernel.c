@@ -1274,8 +1274,8 @@ static u32 best_window(const u32 *counts, u8 *base)
 }
 
 /* How to store one plane, decided by the spread of its bytes in the sample: 2 to the power of their collision entropy,
- * which needs no logarithm. The reference has the same bounds in bits. Returns 0 if runs may matter: nearly all bytes are
- * the same, and the reference looks for matches. */
+ * which needs no logarithm. The reference has the same bounds in bits. Returns 0 if runs may matter, since nearly all
+ * bytes are the same: the reference looks for matches. */
 static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 {
     double pairs = 0;
