@@ -72,8 +72,8 @@ def run(settings: Settings) -> Result:
     note = (
         f"{blocks} blocks of {BLOCK_SIZE // MIB} MiB of Gaussian weights, from memory to memory under "
         f"`[FloatZip()]` in one thread, the implementations in turn: milliseconds of CPU for a block, medians "
-        f"of {settings.rounds} rounds. With the compiled kernel a thread holds the lock outside of its two calls only; what "
-        "that takes is below."
+        f"of {settings.rounds} rounds. With the compiled kernel a thread holds the interpreter's lock outside of its "
+        "two calls only; the second table has what that takes."
     )
     title = "Microseconds for which a block holds the interpreter's lock"
     return Result("blocks", "FloatZip's implementations", note, [Table(speeds), Table(held, title, digits=1)])
