@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamxf.bar import ProgressBar as ProgressBar
     from streamxf.chain import Chain as Chain
     from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from streamxf.checkpoint.handles import ObjectHandle as ObjectHandle, TensorHandle as TensorHandle
+    from streamxf.checkpoint.checkpoint import ObjectHandle as ObjectHandle, TensorHandle as TensorHandle
     from streamxf.codec import BlockInfo as BlockInfo, Codec as Codec, StreamInfo as StreamInfo
     from streamxf.codecs.checksum import Checksum as Checksum
     from streamxf.codecs.encrypt import Encrypt as Encrypt

@@ -224,7 +224,7 @@ class _Load:
     def __init__(self, reader: ChainReaderMixin, planner: LoadPlanner, progress: Progress | None) -> None:
         self._storage = reader._storage()
         self._metadata = reader._used
-        self._opener = ItemOpener(self._metadata, reader._access, reader._access.objects.limit)
+        self._opener = ItemOpener(self._metadata, reader._access)
         self._meter = Meter()
         self._planner = planner
         self._budget = reader._access.objects.budget()
