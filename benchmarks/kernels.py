@@ -20,7 +20,7 @@ from streamxf.buffers import Scratch
 from streamxf.coder import StreamCoder
 from streamxf.format.container import pack_head
 from streamxf.format.header import Identity, Kind
-from streamxf.meter import Meter
+from streamxf.report import Meter
 from streamxf.stream.encoder import encoding_facts
 
 

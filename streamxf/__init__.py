@@ -83,8 +83,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "bar": "ProgressBar",
     "chain": "Chain",
-    "checkpoint.checkpoint": "Checkpoint",
-    "checkpoint.handles": "ObjectHandle TensorHandle",
+    "checkpoint.checkpoint": "Checkpoint ObjectHandle TensorHandle",
     "codec": "BlockInfo Codec StreamInfo",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",

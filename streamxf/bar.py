@@ -123,7 +123,7 @@ class ProgressBar:
         done, expected = self._done, self._expected
         if over and not expected:
             expected = done
-        amount = f"{size_text(done)} of {size_text(expected)}" if expected else size_text(done)
+        amount = size_text(done) + (f" of {size_text(expected)}" if expected else "")
         average = done / (monotonic() - self._begin)
         rate = average if over else task.speed or average
         progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=rate_text(rate))

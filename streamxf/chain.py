@@ -69,21 +69,19 @@ class Chain:
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
         and parameters joined by commas. The empty string is the empty chain.
 
-        Raises
-        ------
-        ChainError
-            If the text cannot be read, names a parameter that the codec does not have, or has ``encrypt`` and `keys`
-            does not hold exactly one key.
-        ParameterError
-            If a parameter's value is out of range.
-        UnknownCodecError
-            If a name is unknown.
+        Raises ChainError if the text cannot be read, names a parameter that the codec does not have, or has ``encrypt``
+        and `keys` does not hold exactly one key; ParameterError if a value is out of range; UnknownCodecError.
         """
         registry, ring = registry or CodecRegistry(), KeyRing.of(keys)
         return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
 
     def __str__(self) -> str:
-        return "+".join(_format_codec(codec) for codec in self.codecs)
+        texts = []
+        for codec in self.codecs:
+            name, descriptor = short_name(codec.name), codec.descriptor()
+            parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
+            texts.append(f"{name}:{parameters}" if parameters else name)
+        return "+".join(texts)
 
     def __iter__(self) -> Iterator[Codec]:
         return iter(self.codecs)
@@ -148,9 +146,3 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
         return registry.find(full).from_text(parameters, keys)
     except DescriptorError as error:  # which is about a checkpoint's descriptor everywhere else
         raise ChainError(f"chain text: {error.message}") from None
-
-
-def _format_codec(codec: Codec) -> str:
-    name, descriptor = short_name(codec.name), codec.descriptor()
-    parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
-    return f"{name}:{parameters}" if parameters else name

@@ -17,7 +17,7 @@ from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
 from streamxf.format.container import stage_limit
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 
 class StreamCoder:

@@ -31,9 +31,9 @@ from streamxf.format.index import Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.envelope import DataKey
-from streamxf.meter import Meter
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in, what_to_install
+from streamxf.report import Meter
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks

@@ -15,8 +15,8 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import ChainError, UnsupportedError
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry
+from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
 

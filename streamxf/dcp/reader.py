@@ -36,10 +36,9 @@ from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.meter import Meter
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import MAX_EXPANSION, held_bytes
-from streamxf.report import LoadReport
+from streamxf.report import LoadReport, Meter
 from streamxf.stream.reader import StreamReader, read_all
 from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
 

@@ -18,8 +18,8 @@ from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
-from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
+from streamxf.report import Meter
 from streamxf.stream.source import FileSlice
 
 CheckSize = Callable[[int], None]

@@ -22,7 +22,7 @@ from streamxf.errors import ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 MIN_ROW = 64  # elements
 

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
-from streamxf.meter import Meter
+from streamxf.report import Meter
 from streamxf.stream.source import Blocks, ForkLock, MemoryBlocks
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them

@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
-from streamxf.meter import Meter
+from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 
 

@@ -78,10 +78,8 @@ def tune(
 
     Raises
     ------
-    ParameterError
+    ParameterError, ChainError
         If an argument is invalid, or the source is empty; the message says what to do.
-    ChainError
-        If a candidate is not a chain.
     CodecError
         If a candidate fails, or does not reproduce its input.
     OSError, StreamxfError

@@ -31,9 +31,9 @@ from streamxf.checkpoint.reading import cut
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, escaped
-from streamxf.meter import Meter
 from streamxf.objects.policy import Objects
 from streamxf.proportion import Budget
+from streamxf.report import Meter
 
 PIECE_BYTES = 4 * 2**20
 

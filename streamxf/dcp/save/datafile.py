@@ -21,8 +21,8 @@ from streamxf.dcp.save.staging import Staging
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
-from streamxf.meter import Meter
 from streamxf.progress import Progress, Share
+from streamxf.report import Meter
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.

@@ -13,7 +13,7 @@ import crc32c
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 
 class OutputFile:

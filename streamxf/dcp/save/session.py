@@ -22,10 +22,9 @@ from streamxf.dcp.save.output import OutputFile, storing
 from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
-from streamxf.meter import Meter
 from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
-from streamxf.report import SaveReport
+from streamxf.report import Meter, SaveReport
 from streamxf.torchsave.archive import NotSavedByTorch
 
 RECORD_ATTRIBUTE = "streamxf_record"

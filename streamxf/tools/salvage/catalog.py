@@ -248,9 +248,6 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
         raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
 
 
-# -- from a folder to its catalog ------------------------------------------------------------------
-
-
 def open_catalog(
     storage: Storage,
     access: Access,

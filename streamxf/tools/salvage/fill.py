@@ -213,8 +213,6 @@ class Filler:
             raise _Noted
         return found[0]
 
-    # -- all of them -------------------------------------------------------------------------------
-
     def _each(self, names: Collection[str], read: Callable[[Any], T]) -> dict[str, T]:
         """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,
         so that files are read from front to back.

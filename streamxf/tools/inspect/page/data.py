@@ -7,16 +7,17 @@ others are added up in the module that they are in, as far as the page knows it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from heapq import nlargest
+from itertools import accumulate
 from typing import Any
 
 from streamxf.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
-from streamxf.tools.values.moments import Moments
-from streamxf.tools.values.statistics import Statistics
+from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.wording import printable
 
 MAX_ITEMS = 20_000
@@ -70,12 +71,8 @@ def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
-    wanted = part * sum(weight for _, weight in weights)
-    for value, weight in weights:
-        wanted -= weight
-        if wanted <= 0:
-            return value
-    return weights[-1][0]
+    sums = list(accumulate(weight for _, weight in weights))
+    return weights[min(bisect_left(sums, part * sums[-1]), len(sums) - 1)][0]
 
 
 class _Tree:
@@ -99,8 +96,8 @@ class _Tree:
             while place not in self._modules:
                 place = place[:-1]
             rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
-            one, flags = Tally.of([item]), _flags([item], self._values)
-            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *flags)
+            one = Tally.of([item])
+            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *_flags([item], self._values))
             rest[:] = map(int.__add__, rest, more)
         return self._modules[()]
 
