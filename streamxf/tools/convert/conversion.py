@@ -201,12 +201,16 @@ def _write_item(wanted: Wanted) -> WriteItem:
     return WriteItem(MetadataIndex(item.name, shard.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Whether two paths or URLs are known to lead to the same place."""
+def refuse_same(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], cure: str = "; in_place replaces the source"
+) -> None:
+    """Raise ParameterError, with the advice `cure`, if two paths or URLs are known to lead to the same place."""
     try:
-        return os.path.samefile(source, target)
+        same = os.path.samefile(source, target)
     except OSError:  # one of them is not there, or a URL
-        return os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")
+        same = os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")
+    if same:
+        raise ParameterError(f"source and target are the same{cure}")
 
 
 def check_same(source: Storage, before: object, now: object) -> None:
