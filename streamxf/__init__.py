@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
-    from streamxf.dcp.registry import Registry as Registry
+    from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
     from streamxf.errors import StreamxfError as StreamxfError
     from streamxf.format.items import Chunk as Chunk, ObjectItem as ObjectItem, Place as Place, TensorItem as TensorItem
@@ -94,7 +94,7 @@ _NAMES = {
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
     "dcp.reader": "FileSystemReader",
-    "dcp.registry": "Registry",
+    "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",
     "errors": "StreamxfError",
     "format.items": "Chunk ObjectItem Place TensorItem",

@@ -19,7 +19,7 @@ from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_
 from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.output import storing
+from streamxf.dcp.save.datafile import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import INDEX, layout_of

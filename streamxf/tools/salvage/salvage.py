@@ -17,7 +17,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.registry import access_with
+from streamxf.dcp.extensions import access_with
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, Item, Place, TensorItem

@@ -102,7 +102,7 @@ def verify(
     begin = perf_counter()
     make: Callable[..., Access] = Access.of
     if registry is not None:
-        from streamxf.dcp.registry import access_with
+        from streamxf.dcp.extensions import access_with
 
         make = partial(access_with, registry)
     ring = KeyRing.of(keys, trust, allow_unsigned)
