@@ -26,6 +26,11 @@ class FakeClock:
 CLOCK = FakeClock()
 
 
+@pytest.fixture
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.tuning.measure.perf_counter", CLOCK)
+
+
 @dataclass(frozen=True)
 class Timed(Codec):
     """Keeps every `keep`-th byte of zeros, and takes so many seconds of the fake clock."""
@@ -59,9 +64,10 @@ def sample(item: str, dtype: str | None, shape: tuple[int, ...], data: bytes, we
     return Sample(Part(item, shape, 1, identity), data, weight)
 
 
+@pytest.mark.usefixtures("fake_clock")
 def test_blocks_count_by_what_they_stand_for() -> None:
     chain = Chain([Timed(keep=4, encode_ms=10, decode_ms=20)])
-    (found,) = measure([chain], [zeros(1000, weight=5000.0), zeros(2000, weight=3000.0)], CLOCK)
+    (found,) = measure([chain], [zeros(1000, weight=5000.0), zeros(2000, weight=3000.0)])
     assert found.chain is chain
     assert found.payload_bytes == pytest.approx((5000 + 3000) / 4)
     # a block of 1000 bytes takes as long as one of 2000, and they represent five and one and a half of their kind
@@ -69,9 +75,10 @@ def test_blocks_count_by_what_they_stand_for() -> None:
     assert found.decode_seconds == pytest.approx(0.020 * (5 + 1.5))
 
 
+@pytest.mark.usefixtures("fake_clock")
 def test_the_first_run_is_not_counted() -> None:
     chain = Chain([Timed(encode_ms=10, warm_up_ms=5)])  # a first run that is faster would be the shortest
-    (found,) = measure([chain], [zeros()], CLOCK)
+    (found,) = measure([chain], [zeros()])
     assert found.encode_seconds == pytest.approx(0.010)
 
 
@@ -114,8 +121,9 @@ def test_codecs_are_told_what_a_writer_tells_them(monkeypatch: pytest.MonkeyPatc
     assert told == [("layer.weight", "bfloat16", 768, 2**20), ("w", "float32", None, 2**20)]
 
 
+@pytest.mark.usefixtures("fake_clock")
 def test_a_clock_that_is_too_coarse_divides_nothing_by_zero() -> None:
-    (found,) = measure([Chain([Timed()])], [zeros(1000, weight=1000.0)], CLOCK)
+    (found,) = measure([Chain([Timed()])], [zeros(1000, weight=1000.0)])
     assert found.encode_seconds == found.decode_seconds == MIN_SECONDS
 
 

@@ -81,7 +81,7 @@ class _Tree:
     def __init__(self, summary: Summary) -> None:
         self._dtypes = {dtype: number for number, dtype in enumerate(summary.dtypes)}
         self._chains = {chain: number for number, chain in enumerate(summary.chains)}
-        self._modules: dict[tuple[str, ...], Node] = {(): _module("")}
+        self._modules: dict[tuple[str, ...], Node] = {(): {"name": "", "children": [], "items": []}}
         self._values = summary.values
 
     def of(self, items: list[Item], shown: set[str]) -> Node:
@@ -103,7 +103,7 @@ class _Tree:
 
     def _module(self, place: tuple[str, ...]) -> Node:
         if place not in self._modules:
-            self._modules[place] = _module(place[-1])
+            self._modules[place] = {"name": printable(place[-1], MAX_NAME), "children": [], "items": []}
             self._module(place[:-1])["children"].append(self._modules[place])
         return self._modules[place]
 
@@ -116,10 +116,6 @@ class _Tree:
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
         return found if statistics is None else [*found, _facts(statistics)]
-
-
-def _module(name: str) -> Node:
-    return {"name": printable(name, MAX_NAME), "children": [], "items": []}
 
 
 def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:
