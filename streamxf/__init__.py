@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
     from streamxf.bar import ProgressBar as ProgressBar
     from streamxf.chain import Chain as Chain
-    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from streamxf.checkpoint.handles import ObjectHandle as ObjectHandle, TensorHandle as TensorHandle
+    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint, ObjectHandle as ObjectHandle
+    from streamxf.checkpoint.checkpoint import TensorHandle as TensorHandle
     from streamxf.codec import BlockInfo as BlockInfo, Codec as Codec, StreamInfo as StreamInfo
     from streamxf.codecs.checksum import Checksum as Checksum
     from streamxf.codecs.encrypt import Encrypt as Encrypt
@@ -83,8 +83,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "bar": "ProgressBar",
     "chain": "Chain",
-    "checkpoint.checkpoint": "Checkpoint",
-    "checkpoint.handles": "ObjectHandle TensorHandle",
+    "checkpoint.checkpoint": "Checkpoint ObjectHandle TensorHandle",
     "codec": "BlockInfo Codec StreamInfo",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",

@@ -107,7 +107,6 @@ def streams_of(item: Item) -> Iterator[Wanted]:
 class ItemOpener:
     """Opens items that one metadata file describes.
 
-    - `object_limit`: from the stored size of an object to the most bytes that it may decode to; None for any number.
     - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
       means nothing.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory for
@@ -115,18 +114,11 @@ class ItemOpener:
     """
 
     def __init__(
-        self,
-        metadata: Metadata,
-        access: Access,
-        object_limit: Callable[[int], int | None] = lambda _: None,
-        *,
-        sees_index: bool = True,
-        budget: Budget | None = None,
+        self, metadata: Metadata, access: Access, *, sees_index: bool = True, budget: Budget | None = None
     ) -> None:
         self._metadata = metadata
         self._sees_index = sees_index
         self._access = access
-        self._object_limit = object_limit
         self._budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
@@ -156,7 +148,7 @@ class ItemOpener:
                 raise UnsupportedError(
                     f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
                 )
-        limit = wanted.max_size(self._object_limit)
+        limit = wanted.max_size(self._access.objects.limit)
         return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
@@ -182,7 +174,7 @@ class ItemOpener:
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        limit = wanted.max_size(self._object_limit)
+        limit = wanted.max_size(self._access.objects.limit)
 
         def check(size: int) -> None:
             if limit is not None and size > limit:

@@ -76,29 +76,29 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _open(folder: str) -> int | None:
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):
-        return None  # a writable folder need not be readable; if there is none, others say so
-
-
 def _acquire(folder: str, patience: float) -> int | None:
     end = time.monotonic() + patience
     pause = 0.001
-    while (descriptor := _open(folder)) is not None:
-        held = False
+    while True:
         try:
-            state = _lock(descriptor)
-            if state is None:
-                return None
-            held = state and _is_still(descriptor, folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (PermissionError, FileNotFoundError, NotADirectoryError):
+            return None  # a writable folder need not be readable; if there is none, others say so
+        free, held = True, False
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _HELD:
+                    return None  # there are no locks on its file system
+                free = False
+            held = free and _is_still(descriptor, folder)
         finally:
             if not held:
                 os.close(descriptor)
         if held:
             return descriptor
-        if not state and time.monotonic() > end:
+        if not free and time.monotonic() > end:
             raise AbortedError(
                 f"another process is publishing to {folder}, or writing or cleaning up there"
                 f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
@@ -106,16 +106,6 @@ def _acquire(folder: str, patience: float) -> int | None:
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-    return None
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Whether a folder is locked now; None if there are no locks on its file system."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in _HELD else None
-    return True
 
 
 def _is_still(descriptor: int, folder: str) -> bool:

@@ -178,7 +178,7 @@ class _ReaderTransforms(_StorageReaderTransforms):
     def __init__(self, registry: Registry, access: Access) -> None:
         super().__init__(registry)
         self._objects = access.objects
-        self._opener = ItemOpener(Metadata("", None, {}, None), access, self._objects.limit, sees_index=False)
+        self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]

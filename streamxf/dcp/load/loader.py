@@ -93,7 +93,7 @@ class Loader:
         self._planner = planner
         self._progress = progress
         self._objects = access.objects
-        self._opener = ItemOpener(metadata, access, self._objects.limit)
+        self._opener = ItemOpener(metadata, access)
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
         self._set_object = _setter(planner) if self._objects.weights_only else None
         self._pipeline: Pipeline[_Filling] = Pipeline()

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
+from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import IdentityError, MetadataError, UnsupportedError

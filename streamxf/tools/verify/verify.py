@@ -222,7 +222,7 @@ def _plan(
     """Add the files that a metadata file speaks of to those that are to be checked."""
     files = _by_file(metadata)
     budget = call.access.budget(call.storage.held_by(files, listed))
-    opener = ItemOpener(metadata, call.access, call.access.objects.limit, budget=budget)
+    opener = ItemOpener(metadata, call.access, budget=budget)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
