@@ -75,9 +75,8 @@ class ProgressBar:
         if self._thread is not None:
             self._thread.join()
 
-    # -- in the bar's own thread -------------------------------------------------------------------
-
     def _watch(self, terminal: Any) -> None:
+        """What the bar's own thread does."""
         if self._over.wait(_PATIENCE):
             return
         while not _drawing.acquire(blocking=False):

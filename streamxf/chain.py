@@ -34,7 +34,22 @@ class Chain:
         if isinstance(codecs, str | Codec):
             raise ChainError("Chain takes a list of codecs; Chain.parse reads the text form, Chain.of takes either")
         object.__setattr__(self, "codecs", tuple(codecs))
-        _check_order(self.codecs)
+        if len(self.codecs) > MAX_CODECS:
+            raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(self.codecs)}")
+        encrypted = False
+        for codec in self.codecs:
+            if not isinstance(codec, Codec):
+                raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
+            if encrypted and codec.role == "encryption":
+                raise ChainError(
+                    "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
+                )
+            if encrypted and codec.role != "checksum":
+                raise ChainError(
+                    f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has "
+                    "structure; put it before Encrypt. Only a checksum may follow"
+                )
+            encrypted = encrypted or codec.role == "encryption"
 
     @classmethod
     def of(cls, chain: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
@@ -105,25 +120,6 @@ class Chain:
     @cached_property
     def encryption(self) -> Encrypt | None:
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
-
-
-def _check_order(codecs: tuple[Codec, ...]) -> None:
-    if len(codecs) > MAX_CODECS:
-        raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(codecs)}")
-    encrypted = False
-    for codec in codecs:
-        if not isinstance(codec, Codec):
-            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
-        if encrypted and codec.role == "encryption":
-            raise ChainError(
-                "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
-            )
-        if encrypted and codec.role != "checksum":
-            raise ChainError(
-                f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has "
-                "structure; put it before Encrypt. Only a checksum may follow"
-            )
-        encrypted = encrypted or codec.role == "encryption"
 
 
 def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:

@@ -59,8 +59,7 @@ class Meter:
         cell.stored_bytes += stored_bytes
 
     def blocks(self, in_flight: int) -> None:
-        cell = self.cell
-        cell.peak_blocks = max(cell.peak_blocks, in_flight)
+        self.cell.peak_blocks = max(self.cell.peak_blocks, in_flight)
 
     def total(self) -> Cell:
         """The sum over all threads; of the peaks, the highest."""

@@ -198,6 +198,12 @@ def test_public_names_resolve(name: str):
     assert name in dir(streamxf)
 
 
+def test_type_checkers_see_the_names_where_they_are_at_run_time():
+    (block,) = filter(is_type_checking, ast.parse((PACKAGE / "__init__.py").read_text()).body)
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == {**streamxf._HOME, "errors": "streamxf", "keys": "streamxf"}
+
+
 def test_a_star_import_leaves_the_builtins_alone():
     assert not set(streamxf.__all__) & set(dir(builtins))
     assert "open" in dir(streamxf)

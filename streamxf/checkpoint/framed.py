@@ -135,7 +135,8 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not what torch.save writes: {error}") from None
-    return Framed(found, begin + found.start, crc if whole else 0)
+    start = begin + found.start if found.extent else 0  # a view without elements may begin beyond the end
+    return Framed(found, start, crc if whole else 0)
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:

@@ -14,10 +14,9 @@ from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
-from streamxf.format.index import File, Index
+from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Item, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers

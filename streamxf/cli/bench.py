@@ -37,15 +37,13 @@ def bench(
             help="A checkpoint of any format, whose tensors are saved and loaded; by default random weights in bf16.",
         ),
     ] = None,
-    at: Annotated[
-        str, typer.Option("--at", metavar="FOLDER", help="Where to save; a temporary folder is made there.")
-    ] = ".",
+    at: Annotated[str, typer.Option(metavar="FOLDER", help="Where to save; a temporary folder is made there.")] = ".",
     size: Annotated[
         int,
-        typer.Option("--size", metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB."),
+        typer.Option(metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB."),
     ] = "256MiB",  # type: ignore[assignment]  # a parser reads the default, too
-    runs: Annotated[int, typer.Option("--runs", min=1, metavar="N", help="Timed saves and loads of each chain.")] = 3,
-    threads: Annotated[int, typer.Option("--threads", min=1, metavar="N", help="The writer's thread_count.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, metavar="N", help="Timed saves and loads of each chain.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="The writer's thread_count.")] = 1,
     chain: ChainsOption = None,
     encrypt: EncryptOption = False,
     key: options.Key = None,

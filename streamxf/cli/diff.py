@@ -30,13 +30,11 @@ def diff(
     only: options.Only = None,
     prefix_a: Annotated[
         str,
-        typer.Option(
-            "--prefix-a", metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."
-        ),
+        typer.Option(metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."),
     ] = "",
-    prefix_b: Annotated[str, typer.Option("--prefix-b", metavar="TEXT", help="The same for B.")] = "",
+    prefix_b: Annotated[str, typer.Option(metavar="TEXT", help="The same for B.")] = "",
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="How many items of each kind to list; --json has all.")
+        int, typer.Option(metavar="N", min=0, help="How many items of each kind to list; --json has all.")
     ] = 20,
     values: Annotated[
         bool,

@@ -42,17 +42,13 @@ def inspect(
     path: options.Path,
     tree: Annotated[bool, typer.Option("--tree", help="Group by module; equal layers share a line.")] = False,
     depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", min=1, help="With --tree, the number of levels of modules.")
+        int | None, typer.Option(metavar="N", min=1, help="With --tree, the number of levels of modules.")
     ] = None,
-    top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="How many of the largest tensors to list.")
-    ] = 10,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the largest tensors to list.")] = 10,
     items: Annotated[bool, typer.Option("--items", help="List every item, in the checkpoint's own order.")] = False,
     html: Annotated[
         str | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."
-        ),
+        typer.Option(metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."),
     ] = None,
     values: Annotated[
         bool,
@@ -65,7 +61,6 @@ def inspect(
     fail_on: Annotated[
         str | None,
         typer.Option(
-            "--fail-on",
             metavar="WHAT",
             callback=_chosen,
             help="Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate "

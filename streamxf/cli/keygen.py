@@ -26,7 +26,6 @@ def keygen(
     kind: Annotated[
         Kind,
         typer.Option(
-            "--kind",
             metavar="KIND",
             help="symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private "
             "half reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
@@ -35,7 +34,6 @@ def keygen(
     public: Annotated[
         str | None,
         typer.Option(
-            "--public",
             metavar="FILE",
             help="The file for the public half of a pair; by default next to the secret one, with the suffix .pub.",
         ),

@@ -26,9 +26,7 @@ def recipients(
     ] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            "--remove", metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."
-        ),
+        typer.Option(metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."),
     ] = None,
     key: options.Key = None,
     signer: options.Signer = None,

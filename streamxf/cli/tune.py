@@ -27,7 +27,6 @@ def tune(
     bandwidth: Annotated[
         float | None,
         typer.Option(
-            "--bandwidth",
             metavar="RATE",
             parser=units.rate,
             help="Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two "
@@ -36,13 +35,13 @@ def tune(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="FOLDER", help="Whose disk to measure; by default the folder of PATH."),
+        typer.Option(metavar="FOLDER", help="Whose disk to measure; by default the folder of PATH."),
     ] = None,
     chain: ChainsOption = None,
     encrypt: EncryptOption = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
+        typer.Option(min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
     ] = None,
     key: options.Key = None,
     trust: options.Trust = None,

@@ -34,10 +34,7 @@ class Checksum(Codec):
         ``"crc32c"`` finds faults of storage, memory and other codecs; ``"sha256"`` is the strong choice. Neither
         replaces `Encrypt` against an attacker, who can compute both.
 
-    Raises
-    ------
-    ParameterError
-        If the algorithm is unknown.
+    Raises ParameterError if the algorithm is unknown.
     """
 
     name: ClassVar[str] = "streamxf.checksum"

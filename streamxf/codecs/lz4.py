@@ -26,10 +26,7 @@ class LZ4(Codec):
         0 is LZ4's default. 1 to 12 are its high-compression levels; -1 to -64 trade size for speed (the acceleration
         factor). Readers do not need it.
 
-    Raises
-    ------
-    ParameterError
-        If the level is out of range.
+    Raises ParameterError if the level is out of range.
     """
 
     name: ClassVar[str] = "streamxf.lz4"

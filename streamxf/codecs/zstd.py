@@ -22,10 +22,7 @@ class ZStandard(Codec):
     level : int
         -7 (fastest) to 22 (smallest). Readers do not need it.
 
-    Raises
-    ------
-    ParameterError
-        If the level is out of range.
+    Raises ParameterError if the level is out of range.
     """
 
     name: ClassVar[str] = "streamxf.zstd"

@@ -7,6 +7,9 @@ All memory that the kernel is given has exactly the size that it asks for, so th
 from __future__ import annotations
 
 import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -23,10 +26,12 @@ from implementations import IMPLEMENTATIONS, using
 from streamxf import FloatZip
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.codecs.floatzip.kernel import compiled as kernel
 from streamxf.errors import CodecError
 from streamxf.format.container import stage_limit
 
-kernel = pytest.importorskip("streamxf.codecs.floatzip._kernel", reason="FloatZip's kernel was not built")
+if kernel is None:
+    pytest.skip("FloatZip's kernel was not built, or is not to be used", allow_module_level=True)
 
 MIB = 1 << 20
 BLOCK = 128 * 1024  # bytes of a block of zstd
@@ -360,6 +365,45 @@ def test_every_byte_of_a_frame_has_another_value(size: int) -> None:
                 damaged = frame[:place] + bytes([value]) + frame[place + 1 :]
                 if (found := kernel_decompresses(damaged, size)) is not None:
                     assert by_zstd(damaged, size) == found
+
+
+# -- the interpreter's lock --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unhurried() -> Iterator[None]:
+    """No thread has to give up the lock before it wants to."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+def runs_beside(call: Callable[[], object]) -> bool:
+    """Whether this thread has run before another one was done with `call`; it may not have had a CPU in time."""
+    done = False
+
+    def work() -> None:
+        nonlocal done
+        call()
+        done = True
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    beside = not done
+    thread.join()
+    return beside
+
+
+def test_others_run_meanwhile(unhurried: None) -> None:
+    block = np.tile(exactly(numbers("gaussian", "bfloat16", MIB, 1)), 16)
+    out, work = bytearray(kernel.encode_bound(len(block))), bytearray(kernel.work_size(len(block)))
+    payload = out[: kernel.encode(block, out, work, 2, 0)]
+    target = bytearray(len(block))
+    assert any(runs_beside(lambda: kernel.encode(block, out, work, 2, 0)) for _ in range(20))
+    assert any(runs_beside(lambda: kernel.decode(payload, target, work)) for _ in range(20))
+    assert target == block.tobytes()
+    assert not any(runs_beside(lambda: target.count(b"no such bytes")) for _ in range(5))
 
 
 # -- what it does not take ---------------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import extra_of, items_of, of_index
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
-from streamxf.format import trailer
-from streamxf.format.index import File, Index, Writer
+from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.keys.envelope import Envelope
 from streamxf.version import __version__
@@ -99,13 +98,13 @@ def assemble(
     packed = index.pack()
     keys = b""
     if encryption is not None:
-        digest = trailer.Sections(memoryview(packed), memoryview(b"")).digest
+        digest = Sections(memoryview(packed), memoryview(b"")).digest
         others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
-        keys = trailer.pack_keys(own, encryption.vouch(digest), others)
+        keys = pack_keys(own, encryption.vouch(digest), others)
     if checkpoint_id is None:
-        return Publication(index, None, trailer.pack(b"", packed, keys), records)
+        return Publication(index, None, pack(b"", packed, keys), records)
     made = of_index(index, writers, checkpoint_id)
-    return Publication(index, made, trailer.pack(pickle.dumps(made), packed, keys), records)
+    return Publication(index, made, pack(pickle.dumps(made), packed, keys), records)
 
 
 def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:

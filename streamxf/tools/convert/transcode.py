@@ -235,7 +235,6 @@ def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | N
     last chance: the copy has checksums of its own, which would match the damaged bytes.
     """
     length = blocks.size - start if size is None else size
-    start = start if length else 0  # a view without elements may begin beyond the end
     reader = StreamReader(blocks)
     found = 0
 

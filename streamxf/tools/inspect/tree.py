@@ -8,7 +8,7 @@ module that holds nothing but one other is joined with it: ``model.layers.[0-31]
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from streamxf.collector import collector_paused
@@ -65,7 +65,11 @@ def _fold(name: str, node: _Node, numbers: dict[object, int]) -> tuple[Module, i
     if all(number_of(part) is not None for part in inner):
         inner = sorted(inner, key=int)  # some formats sort names as strings
     made = [_fold(part, node.children[part], numbers) for part in inner]
-    children = [_joined(module) for module in _collapsed(made)]
+    children = _collapsed(made)
+    for place, module in enumerate(children):
+        if module.item is None and len(module.children) == 1:  # joined with the only one in it
+            (child,) = module.children
+            children[place] = replace(child, name=f"{module.name}.{child.name}")
     tally = Tally.of(() if node.item is None else (node.item,))
     for child in children:
         tally.merge(child.tally)
@@ -101,13 +105,6 @@ def _merged(name: str, alike: list[Module]) -> Module:
     inner = zip(*(module.children for module in alike), strict=True)
     children = [_merged(group[0].name, list(group)) for group in inner]
     return Module(name, tally, alike[0].item, children, sum(module.times for module in alike))
-
-
-def _joined(module: Module) -> Module:
-    if module.item is not None or len(module.children) != 1:
-        return module
-    (child,) = module.children
-    return Module(f"{module.name}.{child.name}", child.tally, child.item, child.children, child.times)
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -23,10 +23,9 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
-from streamxf.format.index import Index
+from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.plain import pack_prefix, pack_seal
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.stream.plain import Draft, PlainParts

@@ -29,10 +29,9 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.index import Index
+from streamxf.format.index import Index, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Trailer
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most

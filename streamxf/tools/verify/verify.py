@@ -20,8 +20,8 @@ from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
 from streamxf.dcp.threads import side_by_side
 from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, ParameterError, StreamxfError, located
+from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, TrustLike
