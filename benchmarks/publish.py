@@ -57,6 +57,7 @@ def _machine(contents: dict[str, Any]) -> str:
             "benchmark": name,
             "measured": content["machine"]["time"],
             "commit": content["machine"]["commit"] or "unknown",
+            "CPU": content["machine"].get("cpu_model_name", "unknown"),
             "rounds": content["settings"]["rounds"],
             "took, s": round(content["took_seconds"]),
             "load before": str(content["machine"].get("load_avg_1min", "unknown")),

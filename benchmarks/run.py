@@ -23,6 +23,7 @@ from benchmarks.result import markdown
 NAMES = (
     "sizes",
     "times",
+    "blocks",
     "memory",
     "save_load",
     "overhead",

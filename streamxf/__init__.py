@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
     from streamxf.bar import ProgressBar as ProgressBar
     from streamxf.chain import Chain as Chain
-    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from streamxf.checkpoint.handles import ObjectHandle as ObjectHandle, TensorHandle as TensorHandle
+    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint, ObjectHandle as ObjectHandle
+    from streamxf.checkpoint.checkpoint import TensorHandle as TensorHandle
     from streamxf.codec import BlockInfo as BlockInfo, Codec as Codec, StreamInfo as StreamInfo
     from streamxf.codecs.checksum import Checksum as Checksum
     from streamxf.codecs.encrypt import Encrypt as Encrypt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
-    from streamxf.dcp.registry import Registry as Registry
+    from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
     from streamxf.errors import StreamxfError as StreamxfError
     from streamxf.format.items import Chunk as Chunk, ObjectItem as ObjectItem, Place as Place, TensorItem as TensorItem
@@ -83,8 +83,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "bar": "ProgressBar",
     "chain": "Chain",
-    "checkpoint.checkpoint": "Checkpoint",
-    "checkpoint.handles": "ObjectHandle TensorHandle",
+    "checkpoint.checkpoint": "Checkpoint ObjectHandle TensorHandle",
     "codec": "BlockInfo Codec StreamInfo",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",
@@ -94,7 +93,7 @@ _NAMES = {
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
     "dcp.reader": "FileSystemReader",
-    "dcp.registry": "Registry",
+    "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",
     "errors": "StreamxfError",
     "format.items": "Chunk ObjectItem Place TensorItem",

@@ -75,9 +75,8 @@ class ProgressBar:
         if self._thread is not None:
             self._thread.join()
 
-    # -- in the bar's own thread -------------------------------------------------------------------
-
     def _watch(self, terminal: Any) -> None:
+        """What the bar's own thread does."""
         if self._over.wait(_PATIENCE):
             return
         while not _drawing.acquire(blocking=False):
@@ -123,7 +122,7 @@ class ProgressBar:
         done, expected = self._done, self._expected
         if over and not expected:
             expected = done
-        amount = f"{size_text(done)} of {size_text(expected)}" if expected else size_text(done)
+        amount = size_text(done) + (f" of {size_text(expected)}" if expected else "")
         average = done / (monotonic() - self._begin)
         rate = average if over else task.speed or average
         progress.update(task.id, completed=done, total=expected or None, bytes=amount, rate=rate_text(rate))

@@ -34,7 +34,22 @@ class Chain:
         if isinstance(codecs, str | Codec):
             raise ChainError("Chain takes a list of codecs; Chain.parse reads the text form, Chain.of takes either")
         object.__setattr__(self, "codecs", tuple(codecs))
-        _check_order(self.codecs)
+        if len(self.codecs) > MAX_CODECS:
+            raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(self.codecs)}")
+        encrypted = False
+        for codec in self.codecs:
+            if not isinstance(codec, Codec):
+                raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
+            if encrypted and codec.role == "encryption":
+                raise ChainError(
+                    "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
+                )
+            if encrypted and codec.role != "checksum":
+                raise ChainError(
+                    f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has "
+                    "structure; put it before Encrypt. Only a checksum may follow"
+                )
+            encrypted = encrypted or codec.role == "encryption"
 
     @classmethod
     def of(cls, chain: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
@@ -69,21 +84,19 @@ class Chain:
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
         and parameters joined by commas. The empty string is the empty chain.
 
-        Raises
-        ------
-        ChainError
-            If the text cannot be read, names a parameter that the codec does not have, or has ``encrypt`` and `keys`
-            does not hold exactly one key.
-        ParameterError
-            If a parameter's value is out of range.
-        UnknownCodecError
-            If a name is unknown.
+        Raises ChainError if the text cannot be read, names a parameter that the codec does not have, or has ``encrypt``
+        and `keys` does not hold exactly one key; ParameterError if a value is out of range; UnknownCodecError.
         """
         registry, ring = registry or CodecRegistry(), KeyRing.of(keys)
         return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
 
     def __str__(self) -> str:
-        return "+".join(_format_codec(codec) for codec in self.codecs)
+        texts = []
+        for codec in self.codecs:
+            name, descriptor = short_name(codec.name), codec.descriptor()
+            parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
+            texts.append(f"{name}:{parameters}" if parameters else name)
+        return "+".join(texts)
 
     def __iter__(self) -> Iterator[Codec]:
         return iter(self.codecs)
@@ -109,25 +122,6 @@ class Chain:
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
 
 
-def _check_order(codecs: tuple[Codec, ...]) -> None:
-    if len(codecs) > MAX_CODECS:
-        raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(codecs)}")
-    encrypted = False
-    for codec in codecs:
-        if not isinstance(codec, Codec):
-            raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
-        if encrypted and codec.role == "encryption":
-            raise ChainError(
-                "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
-            )
-        if encrypted and codec.role != "checksum":
-            raise ChainError(
-                f"{codec.name} after encryption: encrypted data is noise, which neither compresses nor has "
-                "structure; put it before Encrypt. Only a checksum may follow"
-            )
-        encrypted = encrypted or codec.role == "encryption"
-
-
 def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not name or (colon and not rest):
@@ -148,9 +142,3 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
         return registry.find(full).from_text(parameters, keys)
     except DescriptorError as error:  # which is about a checkpoint's descriptor everywhere else
         raise ChainError(f"chain text: {error.message}") from None
-
-
-def _format_codec(codec: Codec) -> str:
-    name, descriptor = short_name(codec.name), codec.descriptor()
-    parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
-    return f"{name}:{parameters}" if parameters else name

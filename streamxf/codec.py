@@ -145,14 +145,8 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Make the codec from parameters in their text form.
-
-        Raises
-        ------
-        DescriptorError
-            If a parameter is unknown, or its text is not of the parameter's type.
-        ParameterError
-            If a value is out of range.
+        """Make the codec from parameters in their text form. Raises DescriptorError if a parameter is unknown or its
+        text is not of its type, and ParameterError if a value is out of range.
         """
         hints = get_type_hints(cls)
         known = {field.name: hints[field.name] for field in parameter_fields(cls)}

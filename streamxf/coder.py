@@ -16,15 +16,13 @@ from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import AuthenticationError, CodecError, StreamxfError
-from streamxf.format.limits import stage_limit
-from streamxf.meter import Meter
+from streamxf.format.container import stage_limit
+from streamxf.report import Meter
 
 
 class StreamCoder:
-    """A chain made ready for one stream: encodes and decodes its blocks, from any thread.
-
-    - `encryption`: what `Codec.start` of the chain's `Encrypt` gave, if it was called already.
-    - `meter`: is told how long each codec takes.
+    """A chain made ready for one stream: encodes and decodes its blocks, from any thread. `encryption` is what
+    `Codec.start` of the chain's `Encrypt` gave, if it was called already; `meter` is told how long each codec takes.
     """
 
     def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:
@@ -69,10 +67,8 @@ class StreamCoder:
     def decode(
         self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None
     ) -> memoryview:
-        """Pass one stored block through the chain, back to front.
-
-        - `out`: where the block belongs. It is filled and returned, and the block must have exactly its size. Without
-          it the result may lie in `scratch`, and is at most a block long.
+        """Pass one stored block through the chain, back to front, into `out`, which is returned, and whose size the
+        block must have. Without it the result may lie in `scratch`, and is at most a block long.
         """
         limit = self.stream.block_size if out is None else len(out)
         for step in range(len(self._steps) - 1, -1, -1):

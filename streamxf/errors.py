@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -30,16 +31,13 @@ class StreamxfError(Exception):
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
         message = escaped(message)
         super().__init__(message)
-        self.message = message
-        self.file = file
-        self.item = item
-        self.block = block
+        self.message, self.file, self.item, self.block = message, file, item, block
 
     def locate(self, *, file: str | None = None, item: str | None = None, block: int | None = None) -> StreamxfError:
         """Fill in what is not yet known about the place, and return the error itself."""
-        self.file = self.file if self.file is not None else file
-        self.item = self.item if self.item is not None else item
-        self.block = self.block if self.block is not None else block
+        self.file = file if self.file is None else self.file
+        self.item = item if self.item is None else self.item
+        self.block = block if self.block is None else self.block
         return self
 
     def __str__(self) -> str:
@@ -48,15 +46,9 @@ class StreamxfError(Exception):
         return escaped(f"{self.message} [{place}]" if place else self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = _rebuild, (type(self), self.message, self.file, self.item, self.block)
+        make = partial(type(self), file=self.file, item=self.item, block=self.block)
         notes = getattr(self, "__notes__", None)
-        return (*made, {"__notes__": notes}) if notes else made
-
-
-def _rebuild(
-    cls: type[StreamxfError], message: str, file: str | None, item: str | None, block: int | None
-) -> StreamxfError:
-    return cls(message, file=file, item=item, block=block)
+        return (make, (self.message,), {"__notes__": notes}) if notes else (make, (self.message,))
 
 
 @contextmanager

@@ -49,10 +49,8 @@ def check_expansion(times: object) -> int:
 
 
 class Budget:
-    """What may still come of a checkpoint in one call. Raises ParameterError if `times` is no whole number from 1.
-
-    - `times`: the caller's `max_expansion`.
-    - `stored`: bytes that its storage holds, as far as they are known yet.
+    """What may still come of a checkpoint in one call, whose storage holds `stored` bytes, as far as is known yet.
+    `times` is the caller's `max_expansion`; raises ParameterError if it is no whole number from 1.
     """
 
     def __init__(self, times: int, stored: int) -> None:

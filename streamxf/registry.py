@@ -104,14 +104,8 @@ class CodecRegistry:
         """Return the class for `name`, as in a descriptor, importing only that one. `providers` is what the checkpoint
         says about the packages that provided its codecs, for the error.
 
-        Raises
-        ------
-        UnknownCodecError
-            If no installed package has a codec of that name, or what it names is not that codec.
-        CodecNotAllowedError
-            If the allow-list does not hold it.
-        DuplicateCodecError
-            If two packages claim it.
+        Raises UnknownCodecError if no installed package has a codec of that name, or what it names is not that codec;
+        CodecNotAllowedError if `allow` does not hold it; DuplicateCodecError if two packages claim it.
         """
         if name in BUILTINS:
             return _load(EntryPoint(name, BUILTINS[name], ENTRY_POINT_GROUP))

@@ -16,7 +16,7 @@ PACKAGE = Path(streamxf.__file__).parent
 
 # From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["buffers", "collector", "errors", "meter", "progress", "version"],
+    ["buffers", "collector", "errors", "progress", "version"],
     ["descriptor", "engine", "wording"],
     ["bar", "keys", "proportion", "report"],
     ["codec"],
@@ -196,6 +196,12 @@ def test_importing_streamxf_imports_nothing_optional():
 def test_public_names_resolve(name: str):
     assert getattr(streamxf, name) is not None
     assert name in dir(streamxf)
+
+
+def test_type_checkers_see_the_names_where_they_are_at_run_time():
+    (block,) = filter(is_type_checking, ast.parse((PACKAGE / "__init__.py").read_text()).body)
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == {**streamxf._HOME, "errors": "streamxf", "keys": "streamxf"}
 
 
 def test_a_star_import_leaves_the_builtins_alone():

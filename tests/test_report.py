@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from streamxf import LoadReport, SaveReport
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 
 def metered() -> Meter:

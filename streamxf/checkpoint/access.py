@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, Self
 
 import zstandard
 
-from streamxf.descriptor import shorten
-from streamxf.errors import (
-    ContainerError,
-    IdentityError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnknownCodecError,
-    UnsupportedError,
-)
+from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.objects.policy import Objects
 from streamxf.proportion import MAX_EXPANSION, Budget
-from streamxf.registry import CodecRegistry, Provider, what_to_install
+from streamxf.registry import CodecRegistry
 
 Transform = Callable[[str, Any], IO[bytes] | None]
 """From a stream transform's descriptor and a stream that it made to what went into it; None if it is not known."""
 
 
 def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
-    """Undo the transform that `descriptor` names, if it is torch's own ``ZStandard``."""
     if descriptor != "stream.zstd/1":
         return None
     reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
     return reader
-
-
-class Undone:
-    """What went into stream transforms, read once from its beginning to its end.
-
-    Raises
-    ------
-    UnknownCodecError
-        If one of them is not known.
-    UnsupportedError
-        If one does not give a stream that can be read.
-    """
-
-    def __init__(
-        self, descriptors: Iterable[str], stream: Any, transform: Transform, providers: Iterable[Provider] = ()
-    ) -> None:
-        for descriptor in reversed(list(descriptors)):
-            stream = transform(descriptor, stream)
-            if stream is None:
-                raise UnknownCodecError(
-                    f"{what_to_install(descriptor.partition('/')[0], providers)}. If it is a torch extension, pass a "
-                    "registry that knows it"
-                )
-            if not hasattr(stream, "read"):
-                raise UnsupportedError(
-                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
-                )
-        self._stream = stream
-
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size` and none at the end only; raises ContainerError if they are damaged."""
-        try:
-            return self._stream.read(size) or b""
-        except (StreamxfError, MemoryError):
-            raise
-        except Exception as error:  # whatever a third party's transform raises
-            raise ContainerError(
-                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
-            ) from error
 
 
 SaveIds = str | Collection[str] | None
@@ -91,21 +42,9 @@ REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
 class Access:
     """With what keys and on what terms a checkpoint is read.
 
-    Attributes
-    ----------
-    keys : KeyRing
-        Keys, and whose signatures are trusted.
-    require : str or None
-        The weakest item that is acceptable: ``"published"``, ``"bound"`` or ``"encrypted"``; None, without keys, takes
-        any.
-    expected_saves : frozenset of str or None
-        The only saves that are acceptable.
-    codecs : CodecRegistry
-        Where codecs are looked up.
-    transform : callable
-        Undoes stream transforms.
-    objects : Objects
-        How objects are loaded.
+    - `require`: the weakest item that is acceptable; None, without keys, takes any.
+    - `expected_saves`: the only saves that are acceptable.
+    - `transform`: undoes stream transforms.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -130,13 +69,7 @@ class Access:
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
     ) -> Self:
-        """What the keyword arguments of public functions say.
-
-        Raises
-        ------
-        ParameterError
-            If one of them is not what it should be, or `require` is given without keys.
-        """
+        """What the keyword arguments of public functions say; raises ParameterError."""
         ring = KeyRing.of(keys, trust, allow_unsigned)
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
@@ -147,18 +80,11 @@ class Access:
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
 
     def budget(self, stored: int) -> Budget:
-        """What may be made of so many stored bytes."""
         return Budget(self.objects.max_expansion, stored)
 
     def check_save(self, save_id: str | None) -> None:
-        """Compare the id of a checkpoint with the expected ones.
-
-        Raises
-        ------
-        IdentityError
-            If it is another save's.
-        PolicyError
-            If it has none.
+        """Raise IdentityError if a checkpoint with this id is another save than the expected one, PolicyError if it has
+        none.
         """
         if self.expected_saves is None:
             return

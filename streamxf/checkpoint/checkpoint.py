@@ -6,22 +6,28 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
-from streamxf.checkpoint.elements import Elements
-from streamxf.checkpoint.handles import Framework, ObjectHandle, TensorHandle, check_framework
-from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, metadata_name, no_file, read_metadata
+from streamxf.checkpoint.elements import Array, Elements
+from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import OpenFiles, Storage, StoredFile
-from streamxf.errors import ParameterError, located
+from streamxf.checkpoint.reading import Box, BoxReader, empty_array
+from streamxf.checkpoint.storage import OpenFiles, Storage
+from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
 from streamxf.stream.reader import read_all
 from streamxf.stream.source import Blocks
+
+if TYPE_CHECKING:
+    import torch
+
+Framework = Literal["torch", "numpy"]
 
 
 class Checkpoint(BoxReader):
@@ -41,19 +47,16 @@ class Checkpoint(BoxReader):
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused.
-    trust, allow_unsigned, require, expect_save_id
+    trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
         As in `FileSystemReader`.
     framework : {"torch", "numpy"}
         What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional
         Whose metadata to use where each rank has its own; None takes those of all ranks together.
-    weights_only, safe_globals
-        As in `FileSystemReader`, for objects.
     max_expansion : int
         How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
         repeat elements, and stream transforms. 256 MiB is always allowed.
     codecs : CodecRegistry, optional
-        Where codecs are looked up.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -66,10 +69,8 @@ class Checkpoint(BoxReader):
 
     Raises
     ------
-    NoCheckpointError
-        If there is none.
-    MetadataError
-        If its metadata is damaged, hostile or inconsistent.
+    NoCheckpointError, MetadataError
+        If there is none, or its metadata is damaged, hostile or inconsistent.
     AuthenticationError, IdentityError
         If it was altered, or is another save than the expected one.
     KeyMissingError, WrongKeyError, KeyServiceError
@@ -110,12 +111,8 @@ class Checkpoint(BoxReader):
 
     @classmethod
     def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
-        """Open a checkpoint for streamxf's own tools.
-
-        Parameters
-        ----------
-        listing : bool
-            Whether only its metadata is needed: then an encrypted one needs no keys, and nothing is authenticated.
+        """Open a checkpoint for streamxf's own tools. With `listing` only its metadata is needed: then an encrypted one
+        needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
         made._open(storage, access, rank=rank, listing=listing, framework="numpy")
@@ -126,16 +123,18 @@ class Checkpoint(BoxReader):
     ) -> None:
         self.storage = storage
         self.access = access
-        self.framework = check_framework(framework)
+        if framework not in ("torch", "numpy"):
+            raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
+        self.framework = framework
         names = metadata_files(storage) if rank is None else [metadata_name(rank)]
         self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
-        self._of_file = {path: each for each in self.metadata for path in _files_of(each)}
+        self._of_file = {
+            place.file: each for each in self.metadata for item in each.items.values() for place in item.places
+        }
         self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, local=storage.local is not None)
         self._last: tuple[Place, Elements] | None = None
-
-    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def save_ids(self) -> tuple[str, ...]:
@@ -150,8 +149,6 @@ class Checkpoint(BoxReader):
     @cached_property
     def budget(self) -> Budget:
         return self.access.budget(self.storage.held_by(self._of_file))
-
-    # -- reading -----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
         """A handle that reads an item; raises KeyError if no item has that name."""
@@ -183,17 +180,21 @@ class Checkpoint(BoxReader):
         return made
 
     def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
-        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks.
-
-        Raises
-        ------
-        StreamxfError
-            With file and item, if it is not as it was stored, or weaker than what is required.
+        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks. Raises StreamxfError,
+        with file and item.
         """
         wanted = Wanted(item, chunk)
-        file = self.file(wanted.place.file)
+        name = wanted.place.file
+        try:
+            file = self._files[name]
+        except FileNotFoundError as error:
+            raise no_file(self.full(name)) from error
+        metadata = self._of_file[name]
+        if metadata.name not in self._openers:
+            opener = ItemOpener(metadata, self.access, budget=self.budget)
+            self._openers[metadata.name] = opener
         with located(file=file.name, item=item.name):
-            return self.opener(wanted.place).open(file, wanted)
+            return self._openers[metadata.name].open(file, wanted)
 
     def load_object(self, name: str) -> Any:
         item = self.items[name]
@@ -204,21 +205,6 @@ class Checkpoint(BoxReader):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
-    def opener(self, place: Place) -> ItemOpener:
-        """The opener for items of the metadata file that has this place."""
-        metadata = self._of_file[place.file]
-        if metadata.name not in self._openers:
-            opener = ItemOpener(metadata, self.access, self.access.objects.limit, budget=self.budget)
-            self._openers[metadata.name] = opener
-        return self._openers[metadata.name]
-
-    def file(self, name: str) -> StoredFile:
-        """A data file, open; it may be closed when others are opened, but not while blocks of it are under way."""
-        try:
-            return self._files[name]
-        except FileNotFoundError as error:
-            raise no_file(self.storage.full(name)) from error
-
     def full(self, file: str) -> str:
         return self.storage.full(file)
 
@@ -227,5 +213,136 @@ class Checkpoint(BoxReader):
         self._files.close()
 
 
-def _files_of(metadata: Metadata) -> list[str]:
-    return list(dict.fromkeys(place.file for item in metadata.items.values() for place in item.places))
+class TensorHandle:
+    """A stored tensor. ``handle[...]`` reads all of it, ``handle[10:20, :, 3]`` the blocks that this part needs.
+    `chunks` says how it was sharded, and where each shard is stored.
+    """
+
+    def __init__(self, reader: BoxReader, name: str, item: TensorItem, framework: Framework) -> None:
+        self._reader = reader
+        self._item = item
+        self._framework = framework
+        self.name = name
+        self.dtype: str = item.dtype
+        self.shape: tuple[int, ...] = item.shape
+        self.chunks: tuple[Chunk, ...] = item.chunks
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._item.stored_bytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"TensorHandle({self.name!r}, {self.dtype}, {list(self.shape)})"
+
+    def __getitem__(self, key: Any) -> torch.Tensor | Array:
+        """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework.
+
+        Raises
+        ------
+        IndexError
+            If the part is not inside the tensor.
+        StreamxfError
+            With file, item and block, if something is not as it was stored.
+        """
+        parts = _parts(key, self.shape)
+        spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
+        first = tuple(span[0] if span else 0 for span in spans)
+        lengths = tuple(span[-1] - span[0] + 1 if span else 0 for span in spans)
+        array = self._read(first, lengths)
+        steps = tuple(
+            slice(None, None, span.step) if isinstance(part, range) else 0
+            for part, span in zip(parts, spans, strict=True)
+        )
+        made: Any = self._numpy(array) if self._framework == "numpy" else as_torch(array, self.dtype)
+        return made[steps]  # type: ignore[no-any-return]
+
+    def read(self) -> torch.Tensor | Array:
+        return self[...]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        made = self._numpy(self._read((0,) * len(self.shape), self.shape))
+        return made if dtype is None else made.astype(dtype)
+
+    def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
+        out = empty_array(self._item, lengths)
+        self._reader.read_into(Box(self._item, offset, lengths), out)
+        return out
+
+    def _numpy(self, array: Array) -> Array:
+        try:
+            return array.view(np.dtype(self.dtype))
+        except TypeError:
+            pass
+        try:
+            import ml_dtypes
+
+            return array.view(np.dtype(getattr(ml_dtypes, self.dtype)))
+        except (ImportError, AttributeError):
+            raise UnsupportedError(
+                f"numpy has no {self.dtype}: install ml_dtypes, or read it with framework='torch'", item=self.name
+            ) from None
+
+
+class ObjectHandle:
+    """A stored object."""
+
+    def __init__(self, reader: BoxReader, name: str, item: ObjectItem) -> None:
+        self._reader = reader
+        self._item = item
+        self.name = name
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._item.stored_bytes
+
+    def __repr__(self) -> str:
+        return f"ObjectHandle({self.name!r})"
+
+    def read(self) -> Any:
+        """The object, unpickled with ``weights_only``; imports torch. Raises PolicyError if it needs a class that is
+        not allowed, StreamxfError if it is not as it was stored.
+        """
+        return self._reader.load_object(self.name)
+
+
+def _parts(key: Any, shape: tuple[int, ...]) -> list[int | range]:
+    """What is wanted in each dimension: one place, or a range of them."""
+    keys: Sequence[Any] = key if isinstance(key, tuple) else (key,)
+    given = [each for each in keys if each is not Ellipsis]
+    if len(keys) - len(given) > 1:
+        raise IndexError("an index has at most one ellipsis")
+    if len(given) > len(shape):
+        raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
+    at = next((at for at, each in enumerate(keys) if each is Ellipsis), len(given))
+    missing = [slice(None)] * (len(shape) - len(given))
+    return [_part(each, size) for each, size in zip([*given[:at], *missing, *given[at:]], shape, strict=True)]
+
+
+def _part(key: Any, size: int) -> int | range:
+    if isinstance(key, slice):
+        part = range(*key.indices(size))
+        if part.step < 0:
+            raise IndexError("a step backwards is not supported, as in torch")
+        return part
+    if isinstance(key, bool) or not hasattr(key, "__index__"):
+        raise IndexError(f"{key!r:.80} is not an integer, a slice or an ellipsis")
+    place = key.__index__()
+    if not -size <= place < size:
+        raise IndexError(f"index {place} is out of bounds for a dimension of {size}")
+    return int(place) % size
+
+
+def as_torch(array: Array, dtype: str) -> torch.Tensor:
+    """A contiguous array's memory as a tensor of `dtype`."""
+    import torch
+
+    wanted = getattr(torch, dtype)
+    flat = array.reshape(-1).view(np.uint8)
+    if not flat.size:
+        return torch.empty(array.shape, dtype=wanted, device="cpu")
+    return torch.from_numpy(flat).view(wanted).view(array.shape)

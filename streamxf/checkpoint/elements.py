@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamxf.buffers import ScratchPool
+from streamxf.errors import UnsupportedError
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.stream.source import Blocks
 
 Ranges = tuple[tuple[int, int], ...]
@@ -26,14 +29,7 @@ Ranges = tuple[tuple[int, int], ...]
 class Selection:
     """The part of a stored array that is to be read.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Of the whole array.
-    box : tuple of (int, int)
-        The wanted range in each dimension.
-    start, stop : int
-        The shortest run, in elements, that holds the box.
+    - `start`, `stop`: the shortest run, in elements, that holds the box.
     """
 
     shape: tuple[int, ...]
@@ -58,26 +54,12 @@ class Selection:
         return cls(tuple(shape), box, start, last + 1)
 
     @property
-    def whole(self) -> bool:
-        """Whether that is all of the array."""
-        return self.start == 0 and self.stop == math.prod(self.shape)
-
-    @property
     def is_run(self) -> bool:
-        """Whether the run holds the box and nothing else."""
         return self.stop - self.start == math.prod(end - begin for begin, end in self.box)
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, Ranges, Ranges]]:
-        """Split the run from `start` to `stop` into boxes, and cut each one down to what is wanted.
-
-        Yields
-        ------
-        first : int
-            The element at which a box of the run begins.
-        outer : Ranges
-            That box.
-        inner : Ranges
-            The wanted part of it, in the array's coordinates too; never empty.
+        """Split the run from `start` to `stop` into boxes, and cut each one down to what is wanted. Yields the element
+        at which a box begins, that box, and the wanted part of it in the array's coordinates, which is never empty.
         """
         for first, outer in boxes_of_run(self.shape, start, stop):
             inner = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(outer, self.box, strict=True))
@@ -97,9 +79,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Ranges]]:
     """Split a run of elements of a row-major array into as few boxes as it takes, in order; each comes with its first
-    element.
-
-    A box of several rows of some dimension has all of the dimensions after that one.
+    element. A box of several rows of some dimension has all of the dimensions after that one.
     """
     strides = contiguous_strides(shape)
     while start < stop:
@@ -123,6 +103,8 @@ Array = npt.NDArray[Any]
 INLINE_BYTES = 128 * 1024
 """Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
 
+_scratch = ScratchPool(keep=16)  # for decoded blocks
+
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 
 
@@ -130,15 +112,7 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1
 class Elements:
     """The elements of a shard: a run of bytes of a stream, row-major.
 
-    Attributes
-    ----------
-    blocks : Blocks
-    origin : int
-        Where the first element stands in the stream, in bytes; a multiple of `itemsize`.
-    itemsize : int
-        Bytes of an element.
-    shape : tuple of int
-        The shard's.
+    - `origin`: where the first element stands in the stream, in bytes; a multiple of `itemsize`.
     """
 
     blocks: Blocks
@@ -149,14 +123,8 @@ class Elements:
     def jobs(
         self, offset: tuple[int, ...], lengths: tuple[int, ...], out: Array
     ) -> Iterator[tuple[Callable[[], None], int]]:
-        """The calls that fill `out` with the box at `offset`, one for each block, and the bytes that each decodes.
-
-        Parameters
-        ----------
-        offset, lengths : tuple of int
-            The box, in elements of the shard.
-        out : array
-            Of the shape `lengths`, and of any dtype of `itemsize` bytes; any strides.
+        """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block, and the
+        bytes that each decodes. `out` has the shape `lengths`, a dtype of `itemsize` bytes, and any strides.
         """
         wanted = Selection.of(self.shape, offset, lengths)
         if wanted is None:  # it has no elements
@@ -178,8 +146,8 @@ class Elements:
     def _scatter(
         self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Selection, out: Array
     ) -> None:
-        buffer = _buffers.take(length)
-        data = memoryview(buffer)[:length]
+        scratch = _scratch.take()
+        data = scratch.take(0, length)
         decode(data)
         first = max(wanted.start, (start - self.origin) // self.itemsize)
         last = min(wanted.stop, (start + length - self.origin) // self.itemsize)
@@ -191,11 +159,17 @@ class Elements:
             source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
             target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, wanted.box, strict=True))
             out[target] = part[source]
-        _buffers.give(buffer)
+        _scratch.give(scratch)
+
+
+def itemsize_of(item: TensorItem) -> int:
+    """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
+    if item.dtype not in ITEMSIZES:
+        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
+    return ITEMSIZES[item.dtype]
 
 
 def unsigned(itemsize: int) -> np.dtype[Any]:
-    """A dtype for elements of that many bytes that are only moved."""
     return _UNSIGNED[itemsize]
 
 
@@ -203,31 +177,9 @@ def _fill_edge(
     decode: Callable[[memoryview], None], length: int, start: int, begin: int, end: int, memory: memoryview
 ) -> None:
     """Decode a block of which only a part is wanted."""
-    buffer = _buffers.take(length)
-    data = memoryview(buffer)[:length]
+    scratch = _scratch.take()
+    data = scratch.take(0, length)
     decode(data)
     first, last = max(begin, start), min(end, start + length)
     memory[first - begin : last - begin] = data[first - start : last - start]
-    _buffers.give(buffer)
-
-
-class _Buffers:
-    """Memory for decoded blocks, reused; any thread takes and gives."""
-
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._free: list[bytearray] = []
-
-    def take(self, size: int) -> bytearray:
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            return bytearray(size)
-        return buffer if len(buffer) >= size else bytearray(size)
-
-    def give(self, buffer: bytearray) -> None:
-        if len(self._free) < self._keep:
-            self._free.append(buffer)
-
-
-_buffers = _Buffers(keep=16)
+    _scratch.give(scratch)

@@ -6,6 +6,7 @@ tensor of any size takes the memory of a few blocks.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Callable
@@ -32,17 +33,8 @@ Ints = tuple[int, ...]
 
 
 def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> Elements:
-    """The elements of a tensor of which `source` has those from the first to the last.
-
-    Parameters
-    ----------
-    strides : tuple of int
-        In elements.
-
-    Raises
-    ------
-    PolicyError
-        If the strides repeat elements, and make far more of them than are stored.
+    """The elements of a tensor of which `source` has those from the first to the last; `strides` are in elements.
+    Raises PolicyError if they repeat elements, and make far more of them than are stored.
     """
     size = math.prod(shape) * itemsize
     if size > most(source.length):
@@ -54,8 +46,6 @@ def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Int
 
 
 class StridedBlocks:
-    """Row-major blocks of a tensor that is stored with `strides`; the other parameters are `strided_elements`'s."""
-
     def __init__(self, source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> None:
         self.size = math.prod(shape) * itemsize
         self.block_size = _BLOCK
@@ -118,13 +108,8 @@ _RECORDS = 64  # a tensor alone has about six
 class Framed:
     """A plain tensor within what ``torch.save`` wrote.
 
-    Attributes
-    ----------
-    tensor : StoredTensor
-    start : int
-        Where its first element stands in the stream.
-    crc : int
-        CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
+    - `start`: where its first element stands in the stream.
+    - `crc`: CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
     """
 
     tensor: StoredTensor
@@ -133,14 +118,8 @@ class Framed:
 
 
 def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
-    """Find the plain tensor in a seekable stream of `size` bytes.
-
-    Raises
-    ------
-    MetadataError
-        If it is not the tensor that the metadata says, or not one of torch.save at all.
-    UnsupportedError
-        If it is not a plain tensor, so that only torch can make it.
+    """Find the plain tensor in a seekable stream of `size` bytes. Raises MetadataError if it is another tensor than the
+    metadata says, or not one of torch.save at all; UnsupportedError if only torch can make it.
     """
     try:
         archive = Archive(stream, size, _RECORDS)
@@ -156,7 +135,8 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
         raise MetadataError(f"the item is not what torch.save writes: {error}") from None
-    return Framed(found, begin + found.start, crc if whole else 0)
+    start = begin + found.start if found.extent else 0  # a view without elements may begin beyond the end
+    return Framed(found, start, crc if whole else 0)
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
@@ -172,17 +152,4 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
         return Elements(blocks, found.start, itemsize, shape)
     data = bytearray(found.tensor.extent)
     stream.readinto_at(found.start, data)
-    return strided_elements(FileSlice(_Memory(data), 0, len(data)), itemsize, shape, found.tensor.strides)
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Bytes, read like a file by position."""
-
-    data: bytearray
-    parallel = True
-
-    def read_into(self, position: int, out: memoryview) -> int:
-        part = memoryview(self.data)[position : position + len(out)]
-        out[: len(part)] = part
-        return len(part)
+    return strided_elements(FileSlice(io.BytesIO(), 0, len(data), data), itemsize, shape, found.tensor.strides)

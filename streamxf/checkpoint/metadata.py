@@ -14,11 +14,9 @@ from streamxf.checkpoint.stock import read_stock
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
-from streamxf.format.index import File, Index
-from streamxf.format.items import Item, TensorItem
+from streamxf.format.index import File, Index, Sections, Trailer
+from streamxf.format.items import Item, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.tiling import overlap
-from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
@@ -55,7 +53,6 @@ def resumable(leftovers: Collection[str]) -> list[str]:
 
 
 def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
-    """Why a metadata file is not there."""
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
     ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
@@ -77,19 +74,16 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
 
 
 def no_file(path: str) -> MetadataError:
-    """The error for a data file that is missing."""
     return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
 
 
 GLOBAL = ".metadata"
-MAX_METADATA = 2**30
-"""Bytes of a metadata file."""
+MAX_METADATA = 2**30  # bytes of a metadata file
 
 _RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
 
 
 def metadata_name(rank: int | None) -> str:
-    """The name of a rank's metadata file, or of that of all ranks."""
     return GLOBAL if rank is None else f"__{rank}.metadata"
 
 
@@ -100,7 +94,6 @@ def rank_of(name: str) -> int | None:
 
 
 def is_metadata_name(name: str) -> bool:
-    """Whether a file of this name is a checkpoint's metadata."""
     return name == GLOBAL or _RANK.fullmatch(name) is not None
 
 
@@ -114,23 +107,13 @@ def metadata_among(names: Collection[str]) -> list[str]:
 class Metadata:
     """What a metadata file says.
 
-    Attributes
-    ----------
-    name : str
-        The file's.
-    rank : int or None
-        Whose it is; None for that of all ranks.
-    items : mapping of str to Item
-    index : Index or None
-        None for a checkpoint of another writer.
-    modules : tuple of str
-        Third-party packages that provide codecs.
-    authenticated : bool
-        Whether it was vouched for: false where it is encrypted and there are no keys, and where nothing can be.
-    wrapped : mapping of bytes to str
-        The wrapped data keys by their ids, that of the process that published first.
-    vouchers : str
-        As text; empty if there are none.
+    - `rank`: whose it is; None for that of all ranks.
+    - `index`: None for a checkpoint of another writer.
+    - `modules`: third-party packages that provide codecs.
+    - `authenticated`: whether it was vouched for: false where it is encrypted and there are no keys, and where nothing
+      can be.
+    - `wrapped`: the wrapped data keys by their ids, that of the process that published first.
+    - `vouchers`: as text; empty if there are none.
     """
 
     name: str
@@ -144,16 +127,11 @@ class Metadata:
 
     @property
     def files(self) -> Mapping[str, File]:
-        """What is known of the data files; nothing where there is no index."""
         return self.index.files if self.index is not None else {}
 
     def data_key(self, dek: bytes, keys: KeyRing) -> DataKey:
-        """The data key that has the id `dek`.
-
-        Raises
-        ------
-        KeyMissingError, WrongKeyError, KeyServiceError
-            If it cannot be unwrapped.
+        """The data key that has the id `dek`. Raises KeyMissingError, WrongKeyError, KeyServiceError if it cannot be
+        unwrapped.
         """
         wrapped = self.wrapped.get(dek)
         if wrapped is None:
@@ -167,19 +145,9 @@ def read_metadata(
     """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
     says whose it must be, where its name does not.
 
-    Raises
-    ------
-    FileNotFoundError
-    MetadataError
-        If the file is damaged, hostile or inconsistent.
-    AuthenticationError
-        If it was altered.
-    KeyMissingError, WrongKeyError, KeyServiceError
-        If it is encrypted and none of the keys opens it.
-    PolicyError
-        If it is weaker than what is required.
-    IdentityError
-        If it is another save than the expected one.
+    Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
+    was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
+    weaker than what is required; IdentityError if it is another save than the expected one.
     """
     with located(file=storage.full(name)), storage.open(name) as file:
         try:
@@ -192,13 +160,7 @@ def read_metadata(
 
 
 def read_sections(file: StoredFile) -> Sections | None:
-    """Index and keys of a metadata file; None if it ends in no trailer.
-
-    Raises
-    ------
-    MetadataError
-        If it is damaged.
-    """
+    """Index and keys of a metadata file; None if it ends in no trailer. Raises MetadataError if it is damaged."""
     if file.size > MAX_METADATA:
         raise MetadataError(
             f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
@@ -222,7 +184,8 @@ def metadata_in(
         _open(sections, lines, access)
     index = Index.parse(sections.index)
     if index.rank != (rank_of(name) if rank is None else rank):
-        raise MetadataError(f"this is the metadata of {_whose(index.rank)}: the file was renamed or copied")
+        whose = "all ranks" if index.rank is None else f"rank {index.rank}"
+        raise MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
     wrapped, vouchers = _keys_of(sections, lines, index)
     access.check_save(index.save_id)
     authenticated = opened or lines is None
@@ -242,7 +205,6 @@ def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> 
 
 
 def _keys_of(sections: Sections, lines: tuple[str, str] | None, index: Index) -> tuple[dict[bytes, str], str]:
-    """The wrapped data keys by their ids, and the vouchers."""
     if lines is None:
         if index.dek is not None:
             raise MetadataError("the metadata has no keys, and its index says that it is encrypted")
@@ -271,19 +233,9 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     return Metadata(name, rank, stock.items, None, stock.modules)
 
 
-def _whose(rank: int | None) -> str:
-    return "all ranks" if rank is None else f"rank {rank}"
-
-
 def metadata_files(storage: Storage) -> list[str]:
-    """The names of the metadata files that describe the checkpoint, in the order of ranks.
-
-    Raises
-    ------
-    MetadataError
-        If there are data files, and no metadata.
-    NoCheckpointError
-        If there is nothing of a checkpoint.
+    """The names of the metadata files that describe the checkpoint, in the order of ranks. Raises MetadataError if
+    there are data files and no metadata, NoCheckpointError if there is nothing of a checkpoint.
     """
     try:
         names = storage.names()
@@ -300,8 +252,8 @@ _Each = tuple[int | None, Item]
 
 @collector_paused()
 def merged(files: Sequence[Metadata]) -> dict[str, Item]:
-    """All items by name. What several ranks have under one name, and is not shards of one tensor, has a key with the
-    rank behind that name, but for that of the lowest rank.
+    """All items by name: shards of one tensor become one item. What several ranks have under one name, and is not that,
+    has a key with the rank behind that name, but for that of the lowest rank.
     """
     if len(files) == 1:
         return dict(files[0].items)
@@ -319,42 +271,34 @@ def merged(files: Sequence[Metadata]) -> dict[str, Item]:
 
 def _levels(each: list[_Each]) -> list[_Each]:
     """What ranks have under one name, as few items as that makes."""
-    rank, first = each[0]
     if len(each) == 1:
         return each
-    if isinstance(first, TensorItem) and all(_may_join(first, item) for _, item in each):
-        joined = replace(first, chunks=tuple(chunk for _, item in each for chunk in _chunks(item)))
-        if _apart(joined):
-            return [(rank, joined)]
+    if (joined := _joined([item for _, item in each])) is not None:
+        return [(each[0][0], joined)]
     levels: list[_Each] = []
     seen: Counter[tuple[int, ...]] = Counter()  # shards that were there before
     for rank, item in each:
-        offsets = [chunk.offset for chunk in _chunks(item)] or [()]
-        level = max(seen[offset] for offset in offsets)
-        seen.update(offsets)
+        offsets = [chunk.offset for chunk in item.chunks] if isinstance(item, TensorItem) else []
+        level = max(seen[offset] for offset in offsets or [()])
+        seen.update(offsets or [()])
         while level < len(levels):
             lowest, other = levels[level]
-            if isinstance(other, TensorItem) and _may_join(other, item):
-                joined = replace(other, chunks=other.chunks + _chunks(item))
-                if _apart(joined):
-                    levels[level] = lowest, joined
-                    break
+            if (joined := _joined([other, item])) is not None:
+                levels[level] = lowest, joined
+                break
             level += 1
         else:
             levels.append((rank, item))
     return levels
 
 
-def _chunks(item: Item) -> tuple[Any, ...]:
-    return item.chunks if isinstance(item, TensorItem) else ()
-
-
-def _may_join(one: TensorItem, other: Item) -> bool:
-    return isinstance(other, TensorItem) and (one.dtype, one.shape) == (other.dtype, other.shape)
-
-
-def _apart(item: TensorItem) -> bool:
-    return not overlap(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+def _joined(items: Sequence[Item]) -> TensorItem | None:
+    """The tensor whose shards these are; None if they are not, or overlap."""
+    tensors = [item for item in items if isinstance(item, TensorItem)]
+    if len(tensors) < len(items) or len({(item.dtype, item.shape) for item in tensors}) > 1:
+        return None
+    made = replace(tensors[0], chunks=tuple(chunk for item in tensors for chunk in item.chunks))
+    return None if overlap(made.shape, [chunk[:2] for chunk in made.chunks]) else made
 
 
 def _free(label: str, taken: Mapping[str, Any]) -> str:

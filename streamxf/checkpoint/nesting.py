@@ -13,7 +13,6 @@ MAX_LISTS = 2**20
 
 
 def list_lengths(paths: Collection[Path]) -> int:
-    """How many elements the lists that these paths lead through have together."""
     longest: dict[Path, int] = {}
     for path in paths:
         for depth, step in enumerate(path):

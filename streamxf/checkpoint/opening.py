@@ -5,37 +5,40 @@ before a block is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
-from streamxf.checkpoint.access import Access, Undone
-from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Elements, itemsize_of
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.reading import itemsize_of
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import (
     ContainerError,
     IdentityError,
     KeyMissingError,
     MetadataError,
     PolicyError,
+    StreamxfError,
+    UnknownCodecError,
+    UnsupportedError,
 )
 from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.index import Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.envelope import DataKey
-from streamxf.meter import Meter
 from streamxf.proportion import Budget
-from streamxf.registry import providers_in
+from streamxf.registry import providers_in, what_to_install
+from streamxf.report import Meter
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks
 
-RAW_SLACK = 2**20
-"""Bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts."""
+RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
 
 MAX_TRANSFORMED = 64 * 2**30
 """Bytes that a stream transform may make of an item: it declares no size, so this is all that stops it."""
@@ -47,32 +50,26 @@ class Wanted:
 
     item: Item
     chunk: Chunk | None = None
-    place: Place = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.chunk is not None:
-            self.place = self.chunk.place
-        else:
-            assert isinstance(self.item, ObjectItem)
-            self.place = self.item.place
+    @property
+    def place(self) -> Place:
+        stored = self.item if self.chunk is None else self.chunk
+        assert not isinstance(stored, TensorItem)
+        return stored.place
 
     @property
     def kind(self) -> Kind:
-        """What its stream holds."""
         if self.chunk is None:
             return Kind.OBJECT
         return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
 
     def identity(self, writer_id: bytes) -> Identity:
-        """The identity that its container has to have."""
-        name = self.item.name
-        if self.chunk is None or not isinstance(self.item, TensorItem):
-            return Identity(writer_id, Kind.OBJECT, name)
-        chunk, item = self.chunk, self.item
-        return Identity(writer_id, self.kind, name, item.dtype, chunk.offset, chunk.shape, item.shape)
+        item, chunk = self.item, self.chunk
+        if chunk is None or not isinstance(item, TensorItem):
+            return Identity(writer_id, Kind.OBJECT, item.name)
+        return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape)
 
     def check(self, found: Identity, writer_id: bytes) -> None:
-        """Compare the identity of its container; raises IdentityError."""
         wanted = self.identity(writer_id)
         if found.writer_id != writer_id:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
@@ -80,14 +77,8 @@ class Wanted:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
 
     def elements(self, blocks: Blocks) -> Elements:
-        """The elements in a tensor's stream.
-
-        Raises
-        ------
-        MetadataError
-            If the stream is another tensor's, or damaged.
-        UnsupportedError
-            If only torch can make the tensor.
+        """The elements in a tensor's stream. Raises MetadataError if the stream is another tensor's, or damaged,
+        UnsupportedError if only torch can make the tensor.
         """
         assert self.chunk is not None
         assert isinstance(self.item, TensorItem)
@@ -116,32 +107,18 @@ def streams_of(item: Item) -> Iterator[Wanted]:
 class ItemOpener:
     """Opens items that one metadata file describes.
 
-    Parameters
-    ----------
-    metadata : Metadata
-    access : Access
-    object_limit : callable
-        From the stored size of an object to the most bytes that it may decode to; None for any number.
-    sees_index : bool
-        Whether who read the metadata looked for an index. Torch's own code does not, so there a missing one means
-        nothing.
-    budget : Budget, optional
-        Pays for what stream transforms make of items. None for readers, whose callers have made the memory for it.
+    - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
+      means nothing.
+    - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory for
+      it.
     """
 
     def __init__(
-        self,
-        metadata: Metadata,
-        access: Access,
-        object_limit: Callable[[int], int | None] = lambda _: None,
-        *,
-        sees_index: bool = True,
-        budget: Budget | None = None,
+        self, metadata: Metadata, access: Access, *, sees_index: bool = True, budget: Budget | None = None
     ) -> None:
         self._metadata = metadata
         self._sees_index = sees_index
         self._access = access
-        self._object_limit = object_limit
         self._budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
@@ -149,14 +126,10 @@ class ItemOpener:
     def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
 
-        Raises
-        ------
-        PolicyError
-            If the item is weaker than what is required.
-        ContainerError, IdentityError, AuthenticationError, MetadataError
-            If it is damaged, another item's, altered, or stripped of its descriptors.
-        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError
-            If its chain cannot be rebuilt.
+        Raises PolicyError if the item is weaker than what is required; ContainerError, IdentityError,
+        AuthenticationError, MetadataError if it is damaged, another item's, altered, or stripped of its descriptors;
+        UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError if
+        its chain cannot be rebuilt.
         """
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
@@ -165,9 +138,17 @@ class ItemOpener:
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
             return blocks
-        limit = wanted.max_size(self._object_limit)
-        providers = providers_in(self._metadata.modules)
-        stream = Undone(transforms, StreamReader(blocks, meter=meter), self._access.transform, providers)
+        stream: Any = StreamReader(blocks, meter=meter)
+        for descriptor in reversed(transforms):
+            stream = self._access.transform(descriptor, stream)
+            if stream is None:
+                missing = what_to_install(descriptor.partition("/")[0], providers_in(self._metadata.modules))
+                raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
+            if not hasattr(stream, "read"):
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
+        limit = wanted.max_size(self._access.objects.limit)
         return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
@@ -189,12 +170,18 @@ class ItemOpener:
         return blocks if whole is None else MemoryBlocks(whole), transforms
 
     def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
-        """What decodes the blocks of a container whose header was checked; raises as `open`."""
         return self._opener(header, place).coder(header, meter)
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
-        return partial(_check_size, wanted.max_size(self._object_limit), wanted.kind)
+        limit = wanted.max_size(self._access.objects.limit)
+
+        def check(size: int) -> None:
+            if limit is not None and size > limit:
+                hint = "; weights_only=False lifts the limit for objects" if wanted.kind is Kind.OBJECT else ""
+                raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+
+        return check
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -209,12 +196,8 @@ class ItemOpener:
         return file.slice(place.at, place.size)
 
     def in_container(self, source: FileSlice, place: Place) -> bool:
-        """Whether an item's stored bytes are a container.
-
-        Raises
-        ------
-        MetadataError
-            If they contradict the metadata.
+        """Whether an item's stored bytes are a container; raises MetadataError, ContainerError if they contradict the
+        metadata.
         """
         index = self._metadata.index
         if index is not None:
@@ -231,10 +214,9 @@ class ItemOpener:
         return found
 
     def _header(self, source: FileSlice, wanted: Wanted) -> Header:
-        """The header of a container, checked as `check_header` does."""
-        index, place = self._metadata.index, wanted.place
-        if index is not None:
-            identity = wanted.identity(index.writers[index.files[place.file].writer].id)
+        place = wanted.place
+        if (writer := self._writer_of(place)) is not None:
+            identity = wanted.identity(writer.id)
             start = source.read_at(0, min(MAX_HEADER, source.length))
             header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
             if header is not None:
@@ -245,31 +227,31 @@ class ItemOpener:
 
     def check_header(self, header: Header, wanted: Wanted) -> None:
         """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
-        stock = self._metadata.index is None
-        found = tuple(text.removeprefix("!") for text in header.chain) if stock else header.chain
+        writer = self._writer_of(wanted.place)
+        found = header.chain if writer is not None else tuple(text.removeprefix("!") for text in header.chain)
         recorded = _bound(wanted.place.descriptors)
         if found != recorded:
             raise IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
                 "one of them was altered"
             )
-        if stock:
+        if writer is None:
             self._check_unpublished(header, wanted)
         else:
-            self._check_published(header, wanted)
+            self._check_published(header, wanted, writer)
 
-    # -- identity and policy -----------------------------------------------------------------------
-
-    def _check_published(self, header: Header, wanted: Wanted) -> None:
+    def _writer_of(self, place: Place) -> Writer | None:
         index = self._metadata.index
-        assert index is not None
+        return index.writers[index.files[place.file].writer] if index is not None else None
+
+    def _check_published(self, header: Header, wanted: Wanted, writer: Writer) -> None:
         identity = header.identity
         if identity is None or not header.published:
             raise IdentityError(
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
                 "comes from elsewhere"
             )
-        wanted.check(identity, index.writers[index.files[wanted.place.file].writer].id)
+        wanted.check(identity, writer.id)
         if header.hashed != (wanted.place.sha256 is not None):
             raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
 
@@ -295,10 +277,9 @@ class ItemOpener:
             "out if you know that it was not encrypted"
         )
 
-    # -- chains --------------------------------------------------------------------------------------
-
     def _opener(self, header: Header, place: Place) -> ChainOpener:
-        dek = self._dek_of(place)
+        writer = self._writer_of(place)
+        dek = writer.dek if writer is not None else None
         known = self._openers.get((place.descriptors, dek))
         if known is None:
             codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
@@ -308,10 +289,6 @@ class ItemOpener:
             known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
             self._openers[place.descriptors, dek] = known
         return known
-
-    def _dek_of(self, place: Place) -> bytes | None:
-        index = self._metadata.index
-        return index.writers[index.files[place.file].writer].dek if index is not None else None
 
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
@@ -337,18 +314,20 @@ def _shown(identity: Identity) -> str:
     )
 
 
-def _check_size(limit: int | None, kind: Kind, size: int) -> None:
-    if limit is not None and size > limit:
-        hint = "; weights_only=False lifts the limit for objects" if kind is Kind.OBJECT else ""
-        raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
-
-
-def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray:
-    """All of a stream, up to `limit` bytes and as far as `budget` goes: what it decompresses comes from outside, and it
-    declares no size.
-    """
+def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:
+    """All of what a stream transform makes, up to `limit` bytes and as far as `budget` goes: it declares no size."""
     data = bytearray()
-    while part := stream.read(min(2**20, limit + 1 - len(data))):
+    while True:
+        try:
+            part = stream.read(min(2**20, limit + 1 - len(data)))
+        except (StreamxfError, MemoryError):
+            raise
+        except Exception as error:  # whatever a third party's transform raises
+            raise ContainerError(
+                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
+            ) from error
+        if not part:
+            return data
         data += part
         if len(data) > limit:
             raise ContainerError(
@@ -356,4 +335,3 @@ def _read_capped(stream: Undone, limit: int, budget: Budget | None) -> bytearray
             )
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")
-    return data

@@ -13,19 +13,22 @@ from datetime import datetime
 from typing import Any
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
-OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)
-"""Data files of streamxf's writers."""
+OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)  # data files of streamxf's writers
 SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
 """What `streamxf.tools.convert` notes of a data file that is finished, until all are."""
-TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
-"""Data files of torch's writers, and attached ones."""
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # data files of torch's writers, and attached ones
 RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
 DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
@@ -35,26 +38,17 @@ _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 _MADE = (OWN_FILE, SLIP, TORCH_FILE, RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
 
 
-def made_by_writers(name: str) -> bool:
-    """Whether a name is one that writers give to files."""
-    return any(pattern.fullmatch(name) for pattern in _MADE)
+def made_by_writers(name: str) -> re.Match[str] | None:
+    return next(filter(None, (pattern.fullmatch(name) for pattern in _MADE)), None)
 
 
 def rank_of(name: str) -> int | None:
     """Whose file it is, by its name; None for what belongs to no single rank."""
-    for pattern in _MADE:
-        if (found := pattern.fullmatch(name)) is not None:
-            return int(found["rank"]) if found["rank"] is not None else None
-    return None
+    found = made_by_writers(name)
+    return int(found["rank"]) if found is not None and found["rank"] is not None else None
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-PATIENCE = 300.0
-"""Seconds: what removes a hundred thousand files over a network may take minutes."""
+PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
 
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _LONGEST_PAUSE = 0.25
@@ -62,16 +56,12 @@ _LONGEST_PAUSE = 0.25
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
-    """Hold the folder's advisory lock, once it is free; yields whether there is one.
+    """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
+    process keeps it for longer than `patience` seconds, by default `PATIENCE`.
 
     The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
     of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
     There two saves that publish into one folder at the same moment are not kept apart.
-
-    Raises
-    ------
-    AbortedError
-        If another process keeps it for longer than `patience` seconds, by default `PATIENCE`.
     """
     local = storage.local
     seconds = PATIENCE if patience is None else patience
@@ -86,30 +76,29 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _open(folder: str) -> int | None:
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):
-        return None  # a writable folder need not be readable; if there is none, others say so
-
-
 def _acquire(folder: str, patience: float) -> int | None:
-    """The folder, open and locked; None if there are no locks there."""
     end = time.monotonic() + patience
     pause = 0.001
-    while (descriptor := _open(folder)) is not None:
-        held = False
+    while True:
         try:
-            state = _lock(descriptor)
-            if state is None:
-                return None
-            held = state and _is_still(descriptor, folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (PermissionError, FileNotFoundError, NotADirectoryError):
+            return None  # a writable folder need not be readable; if there is none, others say so
+        free, held = True, False
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _HELD:
+                    return None  # there are no locks on its file system
+                free = False
+            held = free and _is_still(descriptor, folder)
         finally:
             if not held:
                 os.close(descriptor)
         if held:
             return descriptor
-        if not state and time.monotonic() > end:
+        if not free and time.monotonic() > end:
             raise AbortedError(
                 f"another process is publishing to {folder}, or writing or cleaning up there"
                 f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
@@ -117,16 +106,6 @@ def _acquire(folder: str, patience: float) -> int | None:
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-    return None
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Whether a folder is locked now; None if there are no locks on its file system."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in _HELD else None
-    return True
 
 
 def _is_still(descriptor: int, folder: str) -> bool:
@@ -138,14 +117,9 @@ def _is_still(descriptor: int, folder: str) -> bool:
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
-    """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is metadata of a single rank, and there is global metadata.
-    AbortedError
-        If there is a checkpoint that may not be replaced.
+    """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now. Raises UnsupportedError
+    if it is metadata of a single rank, and there is global metadata; AbortedError if there is a checkpoint that may
+    not be replaced.
     """
     if name != GLOBAL and GLOBAL in found:
         raise UnsupportedError(
@@ -160,29 +134,14 @@ def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) ->
 
 
 def check_present(
-    storage: Storage,
-    found: Mapping[str, int | None],
-    files: Mapping[str, File],
-    elsewhere: Collection[str],
+    storage: Storage, found: Mapping[str, int | None], files: Mapping[str, File], elsewhere: Collection[str]
 ) -> None:
-    """Refuse to publish a save some of whose files have gone, or are not as long as they were written.
+    """Refuse to publish a save some of whose files have gone, which raises AbortedError, or are not as long as they
+    were written, which raises ContainerError.
 
-    Parameters
-    ----------
-    found : mapping of str to int or None
-        What `Storage.names` found in the folder.
-    files : mapping of str to File
-        The index's.
-    elsewhere : collection of str
-        Those that other hosts wrote, to folders that surely are their own. Where people copy these together later, none
-        of them is here.
-
-    Raises
-    ------
-    AbortedError
-        If files are missing: another save to this folder has been published meanwhile, and removed them.
-    ContainerError
-        If one is shorter or longer than what was written.
+    - `found`: what `Storage.names` found in the folder.
+    - `elsewhere`: files that other hosts wrote, to folders that surely are their own. Where people copy these together
+      later, none of them is here.
     """
     missing = [path for path in files if path not in found]
     local = storage.local is not None
@@ -208,8 +167,7 @@ def check_present(
             )
 
 
-DAY = 86_400.0
-"""Seconds: no save takes so long from its last byte to its publication, and no clocks differ so much."""
+DAY = 86_400.0  # seconds: no save takes so long from its last byte to its publication, and no clocks differ so much
 
 _SHOWN = 5
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
@@ -218,12 +176,9 @@ _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings 
 def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) -> list[str]:
     """The names among `files` that writers made, and that the save that was just published has no use for.
 
-    Parameters
-    ----------
-    named : collection of str
-        What the save consists of, its metadata among it.
-    rank : int or None
-        For rank-local metadata, whose it is: then only this rank's files count, since nothing is known of the others'.
+    - `named`: what the save consists of, its metadata among it.
+    - `rank`: for rank-local metadata, whose it is: then only this rank's files count, since nothing is known of the
+      others'.
     """
     if rank is None:
         found = [name for name in files if name not in named and made_by_writers(name)]
@@ -237,16 +192,11 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
 def find_leftovers(
     storage: Storage, files: Iterable[str], named: Collection[str], rank: int | None, locked: bool
 ) -> list[str]:
-    """What a save that is about to be published will make superfluous.
+    """What a save that is about to be published will make superfluous; arguments as for `leftovers`.
 
-    Parameters
-    ----------
-    files, named, rank
-        As `leftovers` has them.
-    locked : bool
-        Whether no other process can publish to the folder meanwhile. Otherwise files that no metadata names may belong
-        to a save that is about to be published, too; then only files that the current metadata names are leftovers,
-        which no other save will name, and those older than a day. The rest is for `streamxf.clean`.
+    - `locked`: whether no other process can publish to the folder meanwhile. Otherwise files that no metadata names may
+      belong to a save that is about to be published, too; then only files that the current metadata names are
+      leftovers, which no other save will name, and those older than a day. The rest is for `streamxf.clean`.
     """
     found = leftovers(files, named, rank)
     if locked:
@@ -258,9 +208,8 @@ def find_leftovers(
 
 
 def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
-    """Remove the leftovers of a save that was just published.
-
-    Whatever goes wrong is only warned about: the new checkpoint is the one that loads already.
+    """Remove the leftovers of a save that was just published. Failures are warnings: the new checkpoint is the one that
+    loads already.
     """
     failed = storage.remove(names)
     if failed:
@@ -285,15 +234,16 @@ def _files_of(storage: Storage, name: str) -> Collection[str]:
 
 
 def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
-    """Those of the files `names` that were last written at least `age` seconds ago.
-
-    A file of which the storage does not tell is not among them, unless `age` is 0.
+    """Those of `names` that were last written at least `age` seconds ago; where the storage does not tell, only if
+    `age` is 0.
     """
     if not age or not names:
         return set(names)
     now = time.time()
     local = storage.local
-    listed = {} if local is not None else _listed(storage)
+    # a file system that remembers the listing of a moment ago asks for none
+    entries = storage.filesystem.ls(storage.path, detail=True) if local is None else []
+    listed = {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
     found = set()
     for name in names:
         with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or its age is unknown
@@ -310,14 +260,7 @@ def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
     return found
 
 
-def _listed(storage: Storage) -> dict[str, Mapping[str, Any]]:
-    """What a listing tells of each file. A file system that remembers the one of a moment ago asks for none."""
-    entries = storage.filesystem.ls(storage.path, detail=True)
-    return {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
-
-
 def _seconds(written: Any) -> float:
-    """A moment as a file system of fsspec's gives it, in seconds since 1970."""
     if isinstance(written, str):
         written = datetime.fromisoformat(written)
     return written.timestamp() if isinstance(written, datetime) else float(written)

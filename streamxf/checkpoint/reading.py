@@ -6,14 +6,13 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
@@ -25,14 +24,7 @@ Ints = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a tensor.
-
-    Attributes
-    ----------
-    item : TensorItem
-    offset, lengths : tuple of int
-        In elements.
-    """
+    """A part of a tensor; offset and lengths are in elements."""
 
     item: TensorItem
     offset: Ints
@@ -40,17 +32,13 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
 
 
 class BoxReader(abc.ABC):
     """A checkpoint whose tensors can be read box by box; a context manager, which closes its files.
 
-    Attributes
-    ----------
-    items : mapping of str to Item
-        By name, in the order of the checkpoint's own metadata.
+    - `items`: by name, in the order of the checkpoint's own metadata.
     """
 
     items: Mapping[str, Item]
@@ -61,71 +49,52 @@ class BoxReader(abc.ABC):
         """Pays for each shard and object that is read, once."""
 
     @abc.abstractmethod
-    def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
-        """The elements of a shard, opened with all checks."""
+    def elements(self, item: TensorItem, chunk: Chunk) -> Elements: ...
 
     @abc.abstractmethod
-    def full(self, file: str) -> str:
-        """The path of a file of the checkpoint, for errors."""
+    def full(self, file: str) -> str: ...
 
     @abc.abstractmethod
-    def load_object(self, name: str) -> Any:
-        """An object, unpickled with ``weights_only``; needs torch."""
+    def load_object(self, name: str) -> Any: ...
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Close what is open."""
+    def close(self) -> None: ...
 
     def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
-        """Read boxes, in their order.
+        """Read boxes, in their order. Raises StreamxfError, with file, item and block.
 
         Each comes as a contiguous array of the box's shape, whose elements are unsigned numbers (or, of 16 bytes,
         complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
         they are needed; a few of `BOX_BYTES` are in memory at a time.
-
-        Raises
-        ------
-        StreamxfError
-            With file, item and block, if something is not as it was stored.
         """
-        pipeline: Pipeline[_Waiting] = Pipeline()
-        waiting: deque[_Waiting] = deque()
+        pipeline: Pipeline[None] = Pipeline()
+        waiting: deque[tuple[Array, int]] = deque()  # each with the number of the last job that fills it
+        submitted = 0
         try:
             for box in boxes:
                 check_box(box)
                 array = empty_array(box.item, box.lengths)
-                entry = _Waiting(array)
-                waiting.append(entry)
                 for job, size in self.jobs(box, array):
                     if array.nbytes <= INLINE_BYTES:
                         job()
-                        continue
-                    entry.left += 1
-                    for done in pipeline.submit(partial(_then, job, entry), size):
-                        done.left -= 1
-                entry.begun = True
-                while len(waiting) > 1 and sum(each.array.nbytes for each in waiting) > 2 * BOX_BYTES:
-                    yield self._first(pipeline, waiting)
+                    else:
+                        pipeline.submit(job, size)
+                        submitted += 1
+                waiting.append((array, submitted))
+                while len(waiting) > 1 and sum(each.nbytes for each, _ in waiting) > 2 * BOX_BYTES:
+                    yield _first(pipeline, waiting, submitted)
             while waiting:
-                yield self._first(pipeline, waiting)
+                yield _first(pipeline, waiting, submitted)
         finally:
             pipeline.cancel()
 
     def read_into(self, box: Box, out: Array) -> None:
-        """Fill `out`, an array of the box's shape with elements of the item's size, in any strides; raises as
-        `read_boxes`.
-        """
+        """Fill `out`, an array of the box's shape with elements of the item's size, in any strides."""
         run_jobs(self.jobs(box, out))
 
     def jobs(self, box: Box, out: Array) -> Iterator[tuple[Callable[[], None], int]]:
-        """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`.
-
-        Raises
-        ------
-        ParameterError
-            If the box is not inside its tensor.
-        MetadataError
-            If no shard has some part of it.
+        """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`. Raises
+        ParameterError if the box is not inside its tensor, MetadataError if no shard has some part of it.
         """
         check_box(box)
         left = math.prod(box.lengths)
@@ -158,29 +127,11 @@ class BoxReader(abc.ABC):
     ) -> None:
         self.close()
 
-    # -- helpers -----------------------------------------------------------------------------------
 
-    def _first(self, pipeline: Pipeline[_Waiting], waiting: deque[_Waiting]) -> Array:
-        for done in pipeline.collect():
-            done.left -= 1
-        while waiting[0].left:
-            for done in pipeline.narrow(len(pipeline) - 1):
-                done.left -= 1
-        return waiting.popleft().array
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """A box on its way."""
-
-    array: Array
-    left: int = field(default=0)
-    begun: bool = False
-
-
-def _then(job: Callable[[], None], entry: _Waiting) -> _Waiting:
-    job()
-    return entry
+def _first(pipeline: Pipeline[None], waiting: deque[tuple[Array, int]], submitted: int) -> Array:
+    array, last = waiting.popleft()
+    pipeline.narrow(submitted - last)  # jobs end in their order, so only those of later boxes are left
+    return array
 
 
 def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
@@ -200,27 +151,8 @@ def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
         pipeline.cancel()
 
 
-def itemsize_of(item: TensorItem) -> int:
-    """Bytes of an element.
-
-    Raises
-    ------
-    UnsupportedError
-        If the dtype is one whose elements only torch can read.
-    """
-    if item.dtype not in ITEMSIZES:
-        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
-    return ITEMSIZES[item.dtype]
-
-
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
-    """An array for elements of a tensor, which are only moved.
-
-    Raises
-    ------
-    UnsupportedError
-        If numpy has no arrays of that shape, or of that dtype's size.
-    """
+    """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
     try:
         return np.empty(lengths, unsigned(itemsize_of(item)))
     except ValueError:  # for some shapes without elements, too
@@ -228,7 +160,6 @@ def empty_array(item: TensorItem, lengths: Ints) -> Array:
 
 
 def check_box(box: Box) -> None:
-    """Raise ParameterError if a box is not inside its tensor."""
     shape = box.item.shape
     inside = len(shape) == len(box.offset) == len(box.lengths)
     places = zip(box.offset, box.lengths, shape, strict=False)
@@ -240,9 +171,7 @@ def check_box(box: Box) -> None:
 
 
 def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
-    """Cut a tensor into boxes of at most `limit` bytes, in row-major order: one after the other, their elements are the
-    tensor's.
-    """
+    """Cut a tensor into boxes of at most `limit` bytes, in row-major order."""
     yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // itemsize_of(item))))
 
 
@@ -263,9 +192,7 @@ def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
 
 
 def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
-    """What a box and a chunk share, if there is anything: its offset in the chunk, its lengths, and its offset in the
-    box.
-    """
+    """What a box and a chunk share, if anything: its offset in the chunk, its lengths, and its offset in the box."""
     starts = tuple(map(max, box.offset, chunk.offset))
     stops = tuple(map(min, map(int.__add__, box.offset, box.lengths), map(int.__add__, chunk.offset, chunk.shape)))
     lengths = tuple(map(int.__sub__, stops, starts))

@@ -26,13 +26,7 @@ _IN_VAIN_FREE = 64 * 2**20  # bytes that may be in any case
 class Found:
     """A container whose header is intact; nothing else of it was checked.
 
-    Attributes
-    ----------
-    at, size : int
-        Where it stands in its file.
-    header : Header
-    sure : bool
-        Whether it is known to end there. If not, other containers may have stood in that place, too.
+    - `sure`: whether it is known to end there. If not, other containers may have stood in that place, too.
     """
 
     at: int
@@ -43,27 +37,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Gap:
-    """A piece of a file that is not a container."""
-
     at: int
     size: int
 
 
 def scan(source: FileSlice, writer: bytes | None = None) -> Iterator[Found | Gap]:
-    """Find the containers of a file, in order.
-
-    Parameters
-    ----------
-    source : FileSlice
-        The whole file.
-    writer : bytes, optional
-        The id of the process whose published containers are looked for. Others are passed over as what they are: data
-        inside of an item, or a gap.
-
-    Raises
-    ------
-    OSError, ContainerError
-        If the file cannot be read.
+    """Find the containers of a file, in order; `source` is all of it. With `writer`, only published ones of that
+    process: others are data inside of an item, or a gap. Raises OSError, ContainerError if the file cannot be read.
     """
     return _Scan(source, writer).run()
 
@@ -109,7 +89,6 @@ class _Scan:
             at = end
 
     def _header(self, start: bytes) -> Header | None:
-        """The header at the start of some bytes, if there is one that counts."""
         try:
             header = Header.parse(start[: header_size(start[:HEADER_FIXED_BYTES])])
         except ContainerError:
@@ -146,7 +125,6 @@ class _Scan:
         return footer.container_size == end - at
 
     def _next(self, start: int) -> int:
-        """Where the next header is; the end of the file if there is none."""
         size = self._source.length
         while start < size:
             self._look_at(start)

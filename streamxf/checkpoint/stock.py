@@ -24,11 +24,12 @@ from streamxf.format.items import (
     Path,
     Place,
     TensorItem,
+    check_apart,
     check_name,
     check_path,
+    check_tiles,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
-from streamxf.format.tiling import check_apart, check_tiles
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
@@ -38,26 +39,14 @@ _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
 @dataclass(frozen=True)
 class StockMetadata:
-    """What a metadata file of another writer says."""
-
     items: Mapping[str, Item]
     modules: tuple[str, ...]
 
 
 def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
-    """Read DCP's pickle.
-
-    Parameters
-    ----------
-    pickled : bytes
-        The whole file.
-    rank : int or None
-        Whose rank-local metadata it is; None for that of all ranks, whose chunks have to tile their tensors.
-
-    Raises
-    ------
-    MetadataError
-        If it is damaged, names something that does not belong there, or is inconsistent.
+    """Read DCP's pickle, the whole file. `rank` says whose rank-local metadata it is; None for that of all ranks, whose
+    chunks have to tile their tensors. Raises MetadataError if it is damaged, names something that does not belong
+    there, or is inconsistent.
     """
     file = io.BytesIO(pickled)
     with collector_paused():
@@ -87,8 +76,6 @@ class _Sealed(type):
 
 
 class _Record(metaclass=_Sealed):
-    """Stands for an instance of one of DCP's classes, and holds its state."""
-
     __slots__ = ("state",)
 
     def __setstate__(self, state: object) -> None:
@@ -119,10 +106,6 @@ class _Callable:
         return self._call(*arguments)
 
 
-def _ignore(*parts: object) -> None:
-    """Where a path would be made."""
-
-
 _CLASSES = {
     name: _Sealed(name, (_Record,), {"__slots__": ()})
     for name in (
@@ -130,19 +113,17 @@ _CLASSES = {
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
     )
 }
-_NAMED: dict[tuple[str, str], Callable[..., Any]] = {
+_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): lambda sizes=(): tuple(sizes),
     ("torch.serialization", "_get_layout"): lambda name: _Layout(str(name).removeprefix("torch.")),
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
+    **{  # the folder's name, which torch's writers store as a path
+        ("pathlib", name): lambda *parts: None
+        for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    },
 }
-_PATHS: dict[tuple[str, str], Callable[..., Any]] = {
-    # the folder's name, which torch's writers store as a path
-    ("pathlib", name): _ignore
-    for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-}
-_CALLS = _NAMED | _PATHS
 _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
 
 
@@ -192,8 +173,6 @@ def _numbers(value: object, what: str) -> tuple[int, ...]:
 
 
 class _Items:
-    """From DCP's records to items."""
-
     def __init__(self, content: Any, rank: int | None) -> None:
         if type(content) is not dict:
             _bad("Metadata has no attributes")
@@ -292,7 +271,6 @@ class _Items:
 
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
-    """The dtype of a tensor, and what is not as in a plain one."""
     state = _state(record, "TensorProperties")
     if type(state) is not tuple or len(state) < 5 or type(state[0]) is not _Dtype:
         _bad("a tensor's properties")

@@ -1,6 +1,5 @@
-"""`Storage`: a folder or a file, in the local file system or wherever fsspec reads.
-
-Everything that touches storage goes through its methods: `names`, `open`, `create`, `put` and `remove` above all.
+"""`Storage`: a folder or a file, in the local file system or wherever fsspec reads; all that touches storage goes
+through it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from typing import IO, Any
 
-from streamxf.checkpoint.commit import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
@@ -25,26 +24,18 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
 def is_url(path: object) -> bool:
-    """Whether `path` is a URL and not a path."""
     return isinstance(path, str) and (_SCHEME.match(path) is not None or "::" in path)
 
 
 def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
-    """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs.
-
-    Raises
-    ------
-    ParameterError
-    """
+    """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs."""
     if isinstance(path, str) and _SCHEME.match(path):
         raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
 
 
 @contextmanager
 def storage_errors(file: str) -> Iterator[None]:
-    """Replace what a storage's package raises, such as botocore's ``ClientError``, by a `ForeignError` that says where
-    it was.
-    """
+    """Replace what a storage's package raises, such as botocore's ``ClientError``, by a `ForeignError`."""
     try:
         yield
     except (StreamxfError, OSError, MemoryError):
@@ -57,15 +48,8 @@ def storage_errors(file: str) -> Iterator[None]:
 class StoredFile:
     """A file that is open for reading.
 
-    Attributes
-    ----------
-    name : str
-        For errors.
-    size : int
-        Bytes.
-    raw : binary file
-    access : PositionalFile
-        To the same file, by position; may be replaced by one that counts or measures.
+    - `name`: for errors.
+    - `access`: to `raw`, by position; may be replaced by one that counts or measures.
     """
 
     name: str
@@ -75,13 +59,6 @@ class StoredFile:
     _ahead: tuple[int, bytes] = (0, b"")
 
     def slice(self, at: int, size: int) -> FileSlice:
-        """A part of the file.
-
-        Raises
-        ------
-        ContainerError
-            If it reaches beyond the end.
-        """
         if at + size > self.size:
             raise ContainerError(
                 f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
@@ -97,23 +74,14 @@ class StoredFile:
         self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
 
     def read(self, at: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a part of the file, by default all from `at` on; raises as `slice`."""
         size = self.size - at if size is None else size
         return self.slice(at, size).read_at(0, size)
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a checkpoint is.
-
-    Attributes
-    ----------
-    given : str
-        As the caller gave it.
-    path : str
-        As the file system takes it.
-    filesystem : Any
-        fsspec's; None for the local one.
+    """Where a checkpoint is: as the caller gave it, as the file system takes it, and fsspec's file system, None for the
+    local one.
     """
 
     given: str
@@ -136,11 +104,8 @@ class Storage:
             return cls(text, inner, filesystem)
         return cls(text, text)
 
-    # -- what it is --------------------------------------------------------------------------------
-
     @property
     def local(self) -> str | None:
-        """The path in the local file system; None if it is in another one."""
         if self.filesystem is None:
             return self.path
         for layer, path, names in self._layers():
@@ -163,16 +128,13 @@ class Storage:
 
     @property
     def replaces_in_one_step(self) -> bool:
-        """Whether `put` does."""
         return self.protocol in ONE_PUT | RENAMES | {"file"}
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return os.path.basename(self.path.rstrip("/"))
 
     def full(self, name: str) -> str:
-        """The path of a file of this folder, for errors."""
         return f"{self.given.rstrip('/')}/{name}" if name else self.given
 
     def child(self, name: str) -> Storage:
@@ -180,14 +142,8 @@ class Storage:
         return Storage(self.full(name), self.inner(name), self.filesystem)
 
     def is_folder(self) -> bool:
-        """Whether it is a folder and not a file.
-
-        Raises
-        ------
-        FileNotFoundError
-            If it is neither.
-        UnsupportedError
-            If it is a device, a pipe or the like.
+        """Whether it is a folder and not a file. Raises FileNotFoundError if it is neither, UnsupportedError if it is a
+        device, a pipe or the like.
         """
         if self.filesystem is not None:
             self.forget_listings()
@@ -206,21 +162,15 @@ class Storage:
             raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
         return stat.S_ISDIR(mode)
 
-    # -- its files -----------------------------------------------------------------------------------
-
     def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
-        """The names directly in the folder, without those of folders, each with its size in bytes.
+        """The names directly in the folder, without those of folders, each with its size in bytes: None for what is not
+        a regular file, such as a link, and where the file system reports none. A folder that is not there has no
+        files.
 
-        The size is None for what is not a regular file, such as a link, and where the file system reports none. A
-        folder that is not there has no files.
-
-        Parameters
-        ----------
-        known : collection of str, optional
-            The only names whose sizes matter. In a local folder each size takes a call, over a network perhaps, and
-            every rank may ask in a folder that holds the files of all; the sizes of others are None there. They are
-            looked for one by one if they are not listed: this process may write to the folder and not list it, or its
-            listing is older than they are.
+        - `known`: the only names whose sizes matter. In a local folder each size takes a call, over a network perhaps,
+          and every rank may ask in a folder that holds the files of all; the sizes of others are None there. They are
+          looked for one by one if they are not listed: this process may write to the folder and not list it, or its
+          listing is older than they are.
         """
         local = self.local
         found: dict[str, int | None] = {}
@@ -236,11 +186,13 @@ class Storage:
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
             return found | _look_for(local, [name for name in known or () if name not in found])
         with suppress(FileNotFoundError):
-            self.forget_listings()
-            for entry in self.filesystem.ls(self.path, detail=True):
-                if entry.get("type") != "directory":
-                    found[os.path.basename(entry["name"].rstrip("/"))] = entry.get("size")
+            found |= {name: entry.get("size") for name, entry in self.listed() if entry.get("type") != "directory"}
         return found
+
+    def listed(self) -> list[tuple[str, dict[str, Any]]]:
+        self.forget_listings()
+        entries = self.filesystem.ls(self.path, detail=True)
+        return [(os.path.basename(each["name"].rstrip("/")), each) for each in entries]
 
     def forget_listings(self) -> None:
         """Have fsspec ask again, which may remember names and sizes from before another process changed them."""
@@ -248,38 +200,20 @@ class Storage:
             self.filesystem.invalidate_cache()
 
     def folders(self) -> list[str]:
-        """The names of the folders directly in the folder, links to folders among them.
-
-        Raises
-        ------
-        FileNotFoundError
-        """
+        """The names of the folders directly in the folder, links to folders among them; raises FileNotFoundError."""
         local = self.local
         if local is not None:
             with os.scandir(local) as entries:
                 return [entry.name for entry in entries if entry.is_dir()]
-        self.forget_listings()
-        listed = self.filesystem.ls(self.path, detail=True)
-        return [os.path.basename(each["name"].rstrip("/")) for each in listed if each.get("type") == "directory"]
+        return [name for name, entry in self.listed() if entry.get("type") == "directory"]
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
-        """Open a file of this folder, or this file itself, for reading.
+        """Open a file of this folder, or this file itself, for reading. With `random` little is read, here and there,
+        so that fetching what lies ahead would not pay; `step` is the bytes that fsspec fetches at a time.
 
-        Parameters
-        ----------
-        random : bool
-            Whether little is read, here and there, so that fetching what lies ahead would not pay.
-        step : int, optional
-            Bytes that fsspec fetches at a time; what it holds grows with them.
-
-        Raises
-        ------
-        FileNotFoundError
-        MetadataError
-            If it is not a regular file, or a link that leads out of the folder; it was not opened then.
-        UnsupportedError
-            If it does not tell its size.
+        Raises FileNotFoundError; MetadataError if it is not a regular file, or a link that leads out of the folder: it
+        was not opened then; UnsupportedError if it does not tell its size.
         """
         with self._opened(name, random, step) as raw:
             try:
@@ -296,9 +230,8 @@ class Storage:
         """Open a file of this folder, or this file itself, for writing. Where the file system lets others see it before
         it is whole, it is removed after an error.
         """
-        local = self.local
-        if local is not None:
-            with open(os.path.join(local, name) if name else local, "wb") as file:
+        if (path := self.local_path(name)) is not None:
+            with open(path, "wb") as file:
                 yield file
             return
         with self.filesystem.open(self.inner(name), "wb") as stream:
@@ -311,25 +244,16 @@ class Storage:
                 raise
 
     def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
-        """Put `data` at `name`, replacing what is there in one step where the storage has such a step.
+        """Put `data` at `name`, replacing what is there in one step where the storage has such a step. Raises OSError;
+        what was there before is then still there, unless the error came after the step: when the folder could not be
+        synced, or when the answer of a server was lost.
 
-        Parameters
-        ----------
-        sync : bool
-            Whether the disk must have it when this returns.
-        check : callable, optional
-            Called last before that step, and may raise. With it, `data` is a new version of what is there: local files
-            keep their owner and permissions, as far as this process may give them away.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written. What was there before is then still there, unless the error came after the step:
-            when the folder could not be synced, or when the answer of a server was lost.
+        - `sync`: whether the disk must have it when this returns.
+        - `check`: called last before that step, and may raise. With it, `data` is a new version of what is there: local
+          files keep their owner and permissions, as far as this process may give them away.
         """
-        local = self.local
-        if local is not None:
-            put_local(os.path.join(local, name), data, sync, check)
+        if (path := self.local_path(name)) is not None:
+            put_local(path, data, sync, check)
         elif self.protocol in RENAMES:
             put_renamed(self.filesystem, self.inner(name), data, check)
         else:
@@ -338,13 +262,11 @@ class Storage:
             self.filesystem.pipe_file(self.inner(name), data)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
-        """Remove files; returns those that could not be removed, each with the reason."""
-        local = self.local
         failed: dict[str, Exception] = {}
         for name in names:
             try:
-                if local is not None:
-                    os.unlink(os.path.join(local, name))
+                if (path := self.local_path(name)) is not None:
+                    os.unlink(path)
                 else:
                     self.filesystem.rm_file(self.inner(name))
             except FileNotFoundError:
@@ -357,8 +279,8 @@ class Storage:
         """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
         be asked. What cannot be asked at all counts for nothing.
         """
-        local = self.local
-        return held_at(os.path.join(local, name) if name else local) if local is not None else size or 0
+        path = self.local_path(name)
+        return held_at(path) if path is not None else size or 0
 
     def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:
         """The same of several files; `listed` is what `names` returned, where the caller has it already."""
@@ -366,24 +288,24 @@ class Storage:
             listed = self.names(()) if self.local is None else {}
         return sum(self.held(name, listed.get(name)) for name in names)
 
-    # -- helpers -----------------------------------------------------------------------------------
-
     def inner(self, name: str) -> str:
-        """The path of a file of this folder, as the file system takes it."""
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+
+    def local_path(self, name: str) -> str | None:
+        local = self.local
+        return os.path.join(local, name) if local is not None and name else local
 
     def version(self, name: str = "") -> object:
         """A value that changes when a file of this folder, or this file itself, is written to or replaced.
 
         Times of writing alone would not do: programs that copy files set them back. None where there is no file.
         """
-        local = self.local
-        if local is None:
-            self.filesystem.invalidate_cache()  # which may remember what has changed since
+        if (path := self.local_path(name)) is None:
+            self.forget_listings()
             return self.filesystem.ukey(self.inner(name))
         try:
             with _missing_files():
-                facts = os.stat(os.path.join(local, name) if name else local)
+                facts = os.stat(path)
         except FileNotFoundError:
             return None
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
@@ -392,19 +314,17 @@ class Storage:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
 
     def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
-        local = self.local
-        if local is None:
+        if (path := self.local_path(name)) is None:
             options: dict[str, Any] = {"cache_type": "none"} if random else {}
             if step is not None:
                 options["block_size"] = step
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
-        path = os.path.join(local, name) if name else local
         with _missing_files():
-            self._check_regular(local, path, name)
+            self._check_regular(path, name)
             return open(path, "rb", buffering=0)
 
-    def _check_regular(self, folder: str, path: str, name: str) -> None:
+    def _check_regular(self, path: str, name: str) -> None:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
         device in place of a file, which might never end.
         """
@@ -412,7 +332,7 @@ class Storage:
             raise MetadataError(
                 "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
             )
-        base, real = os.path.realpath(folder), os.path.realpath(path)
+        base, real = os.path.realpath(self.local or ""), os.path.realpath(path)
         if name and os.path.commonpath([base, real]) != base:
             raise MetadataError(
                 f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
@@ -434,9 +354,7 @@ class Storage:
 
 @contextmanager
 def _missing_files() -> Iterator[None]:
-    """Raise FileNotFoundError where the system says that there can be no such file: its path leads through another file
-    or in circles, or has a part that is too long.
-    """
+    """Raise FileNotFoundError where a path leads through another file or in circles, or has a part that is too long."""
     try:
         yield
     except OSError as error:
@@ -459,9 +377,8 @@ _LOCAL, _REMOTE = 256, 8
 
 
 class OpenFiles:
-    """Opens files by name, and closes the one that was used least recently when there are too many.
-
-    A file may be closed when others are opened, but not while blocks of it are under way.
+    """Opens files by name, and closes the one that was used least recently when there are too many; not while blocks of
+    it are under way.
     """
 
     def __init__(self, open_file: Callable[[str], AbstractContextManager[StoredFile]], *, local: bool) -> None:
@@ -470,7 +387,6 @@ class OpenFiles:
         self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
 
     def __getitem__(self, name: str) -> StoredFile:
-        """The file, open; raises what opening it does."""
         if (known := self._files.get(name)) is not None:
             self._files.move_to_end(name)
             return known[0]
@@ -483,7 +399,6 @@ class OpenFiles:
         return opened
 
     def close(self) -> None:
-        """Close all of them."""
         while self._files:
             _, (_, stack) = self._files.popitem()
             stack.close()

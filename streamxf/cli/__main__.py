@@ -12,13 +12,7 @@ NEEDED = ("rich", "typer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        What stands behind ``streamxf``; by default the process's own arguments.
-    """
+    """Run a command, by default of the process's own arguments; returns its exit status."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
         print(f"streamxf: the command line needs {' and '.join(absent)}: pip install 'streamxf[cli]'", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamxf.cli import options, show
@@ -31,10 +30,10 @@ def codecs(json: options.Json = False) -> int:
 
     registry = CodecRegistry()
     found = [_codec(registry, name) for name in registry.names()]
-    keys = []
-    for scheme in location.places():
-        _, problem = _loaded(partial(location.maker, scheme))
-        keys.append({"name": scheme, "from": _from(location.packages(scheme)), "problem": problem})
+    keys = [
+        {"name": scheme, "from": _from(location.packages(scheme)), "problem": _loaded(location.maker, scheme)[1]}
+        for scheme in location.places()
+    ]
     if json:
         show.as_json({"codecs": found, "key_providers": keys})
     else:
@@ -46,7 +45,7 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     """For JSON; version, role, implementation and parameters are None where the codec does not load."""
     from streamxf.registry import short_name
 
-    cls, problem = _loaded(partial(registry.find, name))
+    cls, problem = _loaded(registry.find, name)
     return {
         "name": short_name(name),
         "problem": problem,
@@ -59,10 +58,10 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     }
 
 
-def _loaded(load: Callable[[], Any]) -> tuple[Any, str | None]:
+def _loaded(load: Callable[[str], Any], name: str) -> tuple[Any, str | None]:
     """What `load` returns, or why there is nothing."""
     try:
-        return load(), None
+        return load(name), None
     except (Exception, SystemExit) as error:  # whatever a third party's module does while it is imported
         return None, line_of(error)
 

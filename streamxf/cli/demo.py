@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as text
+import json
 import subprocess
 import sys
 from dataclasses import asdict
@@ -119,7 +119,7 @@ def in_second_process(model: Path, path: Path, key_file: Path) -> dict[str, Any]
     command = [sys.executable, "-m", "streamxf.cli", "diff", str(model), str(path)]
     command += ["--plain-a", "--key", f"file:{key_file}", "--json"]
     done = subprocess.run(command, capture_output=True, check=False)
-    found = text.loads(done.stdout)
+    found = json.loads(done.stdout)
     failure = found["error"]["message"] if "error" in found else None
     return {"same": done.returncode == 0, "tensors": found.get("equal", 0), "failure": failure}
 

@@ -5,7 +5,7 @@ words of its own.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from streamxf import errors
 from streamxf.wording import printable
@@ -45,14 +45,11 @@ def exit_code(error: BaseException) -> int:
 
 def line_of(error: BaseException) -> str:
     """What an error says, in one line: what, where, and what to do."""
-    parts = [part.strip() for part in _parts(error)]
-    text = "; ".join(part for part in parts if part)
-    return printable(" ".join(text.split()), LINE)
-
-
-def expected(error: BaseException) -> bool:
-    """Whether this is how things go wrong; anything else is an error of streamxf's own."""
-    return isinstance(error, errors.StreamxfError | OSError | MemoryError)
+    said = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        said = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    parts = (part.strip() for part in (said, *getattr(error, "__notes__", ())))
+    return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
 
 
 def root_of(error: BaseException) -> BaseException:
@@ -62,14 +59,6 @@ def root_of(error: BaseException) -> BaseException:
         return error
     found = [entry[0] if isinstance(entry, tuple) else entry for entry in failures.values()]
     return next((each for each in found if isinstance(each, BaseException)), error)
-
-
-def _parts(error: BaseException) -> Iterator[str]:
-    if isinstance(error, OSError) and error.strerror:
-        yield f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    else:
-        yield str(error) or type(error).__name__
-    yield from getattr(error, "__notes__", ())
 
 
 def storage_failure_in(error: BaseException | None) -> BaseException | None:

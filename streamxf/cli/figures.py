@@ -68,15 +68,24 @@ def plain(file: PlainSummary) -> None:
 
 
 def largest(summary: Summary, count: int) -> None:
-    """The tensors with the most stored bytes."""
-    found = summary.largest(count)
+    """The tensors with the most stored bytes, and statistics of them if there are any."""
+    found, values = summary.largest(count), summary.values
     if not found:
         return
     title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
-    table = _item_table(title, "dtype", "shape")
+    if values is None:
+        table = _item_table(title, "dtype", "shape")
+        for item in found:
+            _add(table, item.name, _sizes(Tally.of([item])), *_about(item))
+        show.console().print(table)
+        return
+    wide = show.console().width >= _WIDE
+    rows = Rows(title, *(("dtype", "shape") if wide else ()))
     for item in found:
-        _add(table, item.name, _sizes(Tally.of([item])), *_about(item))
-    show.console().print(table)
+        statistics = values.statistics[item.name]
+        style = "" if item.name not in values.flagged else _ODD if statistics and statistics.all_zero else _BAD
+        rows.add(item.name, statistics, *(_about(item) if wide else ()), style=style)
+    rows.print()
 
 
 def modules(tree: Module, depth: int | None) -> None:
@@ -201,23 +210,6 @@ def flags(statistics: Statistics | None) -> str:
         return "all zeros"
     counts = {"NaN": statistics.nan, "Inf": statistics.inf}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-
-
-def table(summary: Summary, top: int) -> None:
-    """Statistics of the largest tensors."""
-    values = summary.values
-    entries = summary.largest(top)
-    if values is None or not entries:
-        return
-    title = "largest tensors" if len(entries) < summary.total.tensors else "tensors, the largest first"
-    wide = show.console().width >= _WIDE
-    made = Rows(title, *(("dtype", "shape") if wide else ()))
-    for entry in entries:
-        statistics = values.statistics[entry.name]
-        style = "" if entry.name not in values.flagged else _ODD if statistics and statistics.all_zero else _BAD
-        facts = (entry.dtype or "", " x ".join(map(str, entry.shape)) or "scalar") if wide else ()
-        made.add(entry.name, statistics, *facts, style=style)
-    made.print()
 
 
 class Rows:

@@ -91,6 +91,7 @@ def inspect(
     """
     from streamxf.cli import figures
     from streamxf.tools.inspect.inspect import inspect as look
+    from streamxf.tools.inspect.tree import tree_of
 
     if html is not None:
         _check_page(html)
@@ -119,11 +120,7 @@ def inspect(
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     code = FAILED if failed else FINE
-    module = None
-    if tree:
-        from streamxf.tools.inspect.tree import tree_of
-
-        module = tree_of(summary.contents.items.values())
+    module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         _write_page(html, summary)
     if json:
@@ -134,12 +131,10 @@ def inspect(
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
-    elif not items and top and found is None:
-        figures.largest(summary, top)
     if found is not None:
         figures.flagged(found)
-        if not items and top and module is None:
-            figures.table(summary, top)
+    if module is None and not items and top:
+        figures.largest(summary, top)
     figures.about(summary)
     if items:
         figures.items(summary)

@@ -23,7 +23,6 @@ from streamxf.cli.exits import (
     PIPE_CLOSED,
     USAGE,
     exit_code,
-    expected,
     line_of,
     root_of,
     storage_failure_in,
@@ -92,7 +91,7 @@ def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
         text = storage_line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
     text = line_of(error)
-    if not expected(error):
+    if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
 

@@ -142,16 +142,16 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     """Print one JSON object: indented, unless it is so large that indenting takes long.
 
     docs/json-schema.json says what may be in it. `budget` pays for the characters, since a long name may be in it more
-    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised.
+    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised. Sets are sorted.
     """
     facts = {"json_version": JSON_VERSION, **facts}
     text = io.StringIO()
-    for piece in json.JSONEncoder(default=_plain).iterencode(facts):
+    for piece in json.JSONEncoder(default=sorted).iterencode(facts):
         if budget is not None:
             budget.spend(len(piece), "the output")
         text.write(piece)
     short = text.tell() <= _INDENTED
-    print(json.dumps(facts, indent=2, default=_plain) if short else text.getvalue())
+    print(json.dumps(facts, indent=2, default=sorted) if short else text.getvalue())
 
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
@@ -172,9 +172,3 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
 def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:
     """For JSON, where the class of an error is its type."""
     return [{("type" if name == "error" else name): value for name, value in asdict(one).items()} for one in found]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, set | frozenset | tuple):
-        return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.handles import as_torch
+from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.reading import Box
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError

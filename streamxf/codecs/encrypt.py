@@ -92,10 +92,7 @@ class Encrypt(Uncopied, Codec):
         Signs what is published. Readers that open it with a private key require that, so there is a warning if there is
         no signer and no recipient's key vouches.
 
-    Raises
-    ------
-    ParameterError
-        If a key is not 32 bytes or cannot be used otherwise, or there are none or too many.
+    Raises ParameterError if a key is not 32 bytes or cannot be used otherwise, or there are none or too many.
     """
 
     name: ClassVar[str] = "streamxf.encrypt"
@@ -179,7 +176,6 @@ class Encrypt(Uncopied, Codec):
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of the keys that may read."""
         return tuple(key.id for key in self.recipients)
 
     def renew(self) -> Self:
@@ -234,12 +230,10 @@ class Encrypt(Uncopied, Codec):
 
     @classmethod
     def reading(cls, data_key: DataKey) -> Self:
-        """Make the codec that decrypts what was encrypted under `data_key`."""
         return cls._made((), None, _Session(data_key, "", None))
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
-        """Make the codec for ``encrypt``, which takes the one key that was given with the text."""
         if parameters:
             raise ChainError("chain text: encrypt takes no parameters")
         if len(keys) != 1:

@@ -19,10 +19,8 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.dcp.compat import SerializationFormat
-from streamxf.dcp.extensions import Extensions
+from streamxf.dcp.extensions import Extensions, Registry
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.registry import Registry
 from streamxf.dcp.save.datafile import identity_of
 from streamxf.dcp.stock import framed
 from streamxf.dcp.writer import ChainWriterMixin
@@ -34,7 +32,7 @@ from streamxf.keys import KeysLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice, ForkLock
+from streamxf.stream.source import FileSlice
 
 T = TypeVar("T")
 
@@ -50,7 +48,7 @@ def attach(
     safe_globals: Sequence[Any] = (),
     max_expansion: int = MAX_EXPANSION,
 ) -> T:
-    """Give a chain to a writer, or a registry to a reader, of a class derived from torch's.
+    """Give a chain to a writer, or a registry to a reader, of a class derived from torch's; returns the same object.
 
     The writer keeps its own save path; its items are bound to their places but not published with an index, so a
     reader with keys needs ``require="bound"``. docs/guarantees.md has the details.
@@ -69,11 +67,6 @@ def attach(
         reader itself; torch's does that with ``weights_only`` and knows what was given to
         ``torch.serialization.add_safe_globals``.
 
-    Returns
-    -------
-    target
-        The same object.
-
     Raises
     ------
     UnsupportedError
@@ -85,10 +78,8 @@ def attach(
         raise UnsupportedError(
             f"{type(target).__name__} is streamxf's own: pass the chain or the keys to its constructor"
         )
-    if (
-        "HuggingFace" in _names(target)
-        or getattr(target, "serialization_format", None) == SerializationFormat.SAFETENSORS
-    ):
+    form = getattr(getattr(target, "serialization_format", None), "value", "torch_save")
+    if form == "safetensors" or any("HuggingFace" in cls.__name__ for cls in type(target).__mro__):
         raise UnsupportedError(
             f"{type(target).__name__} stores safetensors files, which torch writes past all extensions; a chain "
             "would corrupt them"
@@ -140,21 +131,20 @@ class _WriterTransforms(_StorageWriterTransforms):
     def __init__(self, extensions: Extensions) -> None:
         super().__init__([*extensions.foreign, *extensions.chain])
         self._extensions = extensions
-        self._lock = ForkLock()
         self._begun: tuple[int, bytes, list[str]] | None = None
 
     def begin(self) -> tuple[bytes, list[str]]:
         """This process's writer id, and the descriptors of all items, which are one object: pickle then stores it once.
 
-        Raises
-        ------
-        KeyMissingError, KeyServiceError
-            If the data key cannot be wrapped: a copy that went through a pickle has lost the keys, say.
+        Raises KeyMissingError or KeyServiceError if the data key cannot be wrapped: a copy that went through a pickle
+        has lost the keys, say.
         """
-        with self._lock.here():
-            if self._begun is None or self._begun[0] != os.getpid():  # a forked child draws a data key of its own
-                self._begun = os.getpid(), os.urandom(WRITER_ID_BYTES), self._extensions.descriptors()
-            return self._begun[1:]
+        begun = self._begun
+        if begun is None or begun[0] != os.getpid():  # a forked child draws a data key of its own
+            # in the order in which a reader applies them
+            descriptors = [extension.get_descriptor() for extension in reversed(self.extensions)]
+            begun = self._begun = os.getpid(), os.urandom(WRITER_ID_BYTES), descriptors
+        return begun[1:]
 
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
         writer_id, descriptors = self.begin()
@@ -188,7 +178,7 @@ class _ReaderTransforms(_StorageReaderTransforms):
     def __init__(self, registry: Registry, access: Access) -> None:
         super().__init__(registry)
         self._objects = access.objects
-        self._opener = ItemOpener(Metadata("", None, {}, None), access, self._objects.limit, sees_index=False)
+        self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
@@ -206,7 +196,3 @@ class _ReaderTransforms(_StorageReaderTransforms):
             if is_object:
                 return io.BytesIO(self._objects.renew(stream.read(), source.length))
         return cast("IO[bytes]", stream)
-
-
-def _names(target: object) -> str:
-    return " ".join(cls.__name__ for cls in type(target).__mro__)

@@ -1,4 +1,5 @@
-"""What leaves the methods that DCP calls on every rank: only errors that all ranks can read.
+"""What streamxf's writers and readers share towards DCP: where they save, progress, and only errors that all ranks can
+read.
 
 DCP sends an error from rank to rank by pickle. One that cannot be pickled, or that another rank cannot unpickle, is
 never told: that rank fails with something else or dies, and the rest wait for it until their time-out. A cause gets
@@ -8,22 +9,93 @@ lost on the way, too.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from streamxf.errors import ForeignError, StreamxfError
+import torch.distributed as dist
+
+from streamxf.bar import ProgressBar, check_installed
+from streamxf.checkpoint.storage import Storage, check_local
+from streamxf.errors import ForeignError, ParameterError, StreamxfError
+from streamxf.progress import Progress
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ProgressLike = bool | Progress
 
 MAX_BYTES = 1 << 16
 _MAX_TEXT = 1 << 13
 _MAX_CAUSES = 8
+_PLACE: dict[str, type] = {"file": str, "item": str, "block": int}
 _EVERYWHERE = sys.stdlib_module_names | {"streamxf"}
+
+
+class StorageMixin:
+    """The checkpoint that a torch writer or reader has; the class beside it makes `fs` and `path`."""
+
+    fs: Any
+    path: Any
+    #: Of a class for folders, the name of the one for URLs.
+    for_urls: ClassVar[str] = ""
+
+    def __init__(
+        self, path: str | os.PathLike[str], progress: ProgressLike, options: dict[str, Any], **own: Any
+    ) -> None:
+        if self.for_urls:
+            check_local(path, self.for_urls)
+        super().__init__(path, **own, **options)  # type: ignore[call-arg]
+        self._options = options  # torch's own reset forgets endpoint and credentials
+        self._progress = check_progress(progress)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Switch to another checkpoint, with the same storage options."""
+        if self.for_urls:
+            check_local(checkpoint_id, self.for_urls)
+        super().reset()  # type: ignore[misc]
+        if checkpoint_id:
+            self.path = self.fs.init_path(checkpoint_id, **({} if self.for_urls else self._options))
+
+    @property
+    def _storage(self) -> Storage:
+        path = os.fspath(self.path)
+        return Storage(path, path, getattr(self.fs, "fs", None))
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def check_progress(progress: ProgressLike) -> ProgressLike:
+    """Return `progress`; raises ParameterError if it cannot be used, and UnsupportedError if it needs rich, which is
+    not installed.
+    """
+    if progress is True:
+        check_installed()
+    elif progress is not False and not all(callable(getattr(progress, name, None)) for name in ("expect", "advance")):
+        raise ParameterError(
+            f"progress={progress!r:.80}: it is True, False, or an object with the methods expect and advance"
+        )
+    return progress
+
+
+@contextmanager
+def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
+    """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif progress and (not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0):
+        with ProgressBar(title) as bar:
+            yield bar
+    else:
+        yield None
+
+
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def told(method: Callable[P, T]) -> Callable[P, T]:
@@ -67,65 +139,45 @@ def _stand_in(error: BaseException) -> BaseException:
     named = _text(error) if nearest is type(error) else _named(error)
     made: BaseException | None = None
     if issubclass(nearest, StreamxfError):
-        block = getattr(error, "block", None)
-        made = nearest(
-            named,
-            file=_optional_text(error, "file"),
-            item=_optional_text(error, "item"),
-            block=block if type(block) is int else None,
-        )
+        place: dict[str, Any] = {name: getattr(error, name, None) for name in _PLACE}
+        made = nearest(named, **{name: place[name] for name in place if type(place[name]) is _PLACE[name]})
     elif isinstance(error, OSError) and type(error.errno) is int:
         made = OSError(error.errno, named)
     elif nearest not in (BaseException, Exception):
-        try:
+        with suppress(Exception):  # it is not made of a text
             made = nearest(named)
-        except Exception:  # it is not made of a text
-            made = None
     return made if made is not None and _survives(made) else ForeignError(_named(error))
 
 
 def _survives(error: BaseException) -> bool:
     """Whether the error comes out of a pickle as it went in, and needs nothing for it that another rank may lack."""
-    sink = _Sink()
+    sink = io.BytesIO()
     try:
         _Sender(sink).dump(error)
+        if sink.tell() > MAX_BYTES:
+            return False
         again = pickle.loads(sink.getvalue())
         return type(again) is type(error) and str(again) == str(error) and _notes(again) == _notes(error)
     except Exception:  # an error's own code may raise anything
         return False
 
 
-class _Sink(io.BytesIO):
-    def write(self, data: Any, /) -> int:
-        if self.tell() + memoryview(data).nbytes > MAX_BYTES:
-            raise pickle.PicklingError("an error of this size is not sent to every rank")
-        return super().write(data)
-
-
 class _Sender(pickle.Pickler):
     """Takes what is made of classes and functions that every rank has."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType | BuiltinFunctionType):
-            known = _root(obj.__module__) in _EVERYWHERE
-        else:
-            known = _is_known(obj if isinstance(obj, type) else type(obj))
-        if not known:
+        function = isinstance(obj, FunctionType | BuiltinFunctionType)
+        if not _is_known(obj if function or isinstance(obj, type) else type(obj)):
             raise pickle.PicklingError(f"{type(obj).__name__} may not be known everywhere")
         return NotImplemented
 
 
-def _is_known(cls: type) -> bool:
-    root = _root(cls.__module__)
-    return root in _EVERYWHERE or (root == "torch" and issubclass(cls, BaseException))
-
-
-def _root(module: object) -> str:
-    return str(module).partition(".")[0]
+def _is_known(named: Any) -> bool:
+    root = str(named.__module__).partition(".")[0]
+    return root in _EVERYWHERE or (root == "torch" and isinstance(named, type) and issubclass(named, BaseException))
 
 
 def _named(error: BaseException) -> str:
-    """The error's class, and its text."""
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     text = _text(error)
@@ -138,11 +190,6 @@ def _text(error: BaseException) -> str:
         return str(text)[:_MAX_TEXT]
     except Exception:  # third-party code
         return "(the error has no text that can be shown)"
-
-
-def _optional_text(error: BaseException, name: str) -> str | None:
-    value = getattr(error, name, None)
-    return value[:_MAX_TEXT] if isinstance(value, str) else None
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -1,22 +1,27 @@
-"""A writer's list of extensions: foreign stream transforms, then the chain; and the streams that it opens."""
+"""torch's extensions: `Extensions`, a writer's list of foreign stream transforms and then the chain, and the streams
+that it opens; and `Registry`, with which any reader derived from torch's finds both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
-from torch.distributed.checkpoint._extension import StreamTransformExtension
+from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
 
 from streamxf.buffers import Writable
-from streamxf.chain import Chain
+from streamxf.chain import MAX_CODECS, Chain
+from streamxf.checkpoint.access import Access, known_transform
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import ChainError, UnsupportedError
+from streamxf.descriptor import Descriptor, shorten
+from streamxf.errors import ChainError, DescriptorError, ParameterError, UnsupportedError
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.meter import Meter
+from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
+from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
 
@@ -30,17 +35,14 @@ class Extensions:
 
     @classmethod
     def of(cls, extensions: Iterable[Any] | str | Codec) -> Extensions:
-        """Part a list of extensions, in the order in which data flows through them.
-
-        Raises
-        ------
-        ChainError
-            If the codecs break a rule of order, or a foreign extension follows a codec.
-        UnsupportedError
-            If something is not a stream transform.
+        """Part a list of extensions, in the order in which data flows through them; raises ChainError if the codecs
+        break a rule of order, or a foreign extension follows a codec, and UnsupportedError for what is no stream
+        transform.
         """
-        if isinstance(extensions, str | Codec | StreamTransformExtension):
-            extensions = Chain.parse(extensions) if isinstance(extensions, str) else (extensions,)
+        if isinstance(extensions, str):
+            extensions = Chain.parse(extensions)
+        elif isinstance(extensions, Codec | StreamTransformExtension):
+            extensions = (extensions,)
         foreign: list[StreamTransformExtension] = []
         codecs: list[Codec] = []
         for extension in extensions:
@@ -59,9 +61,6 @@ class Extensions:
                 foreign.append(extension)
         return cls(tuple(foreign), Chain(codecs))
 
-    def __bool__(self) -> bool:
-        return bool(self.foreign) or len(self.chain) > 0
-
     def renew(self) -> Extensions:
         """The extensions for one save."""
         return Extensions(self.foreign, self.chain.renew())
@@ -79,10 +78,6 @@ class Extensions:
             signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
             text += f" under key {', '.join([*encryption.key_ids, *signer])}"
         return text
-
-    def descriptors(self) -> list[str]:
-        """In the order in which a reader applies them: the reverse."""
-        return [extension.get_descriptor() for extension in (*self.foreign, *self.chain)][::-1]
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -103,8 +98,7 @@ class Extensions:
     @property
     def hashed(self) -> bool:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""
-        encryption = self.encryption
-        return encryption is not None and encryption.hashed
+        return self.encryption is not None and self.encryption.hashed
 
     def open(
         self,
@@ -154,18 +148,110 @@ class SaveStream:
 
 
 class _Unclosable:
-    """What a foreign stream writes to when no container follows: items share the file, so closing one must not close
-    that.
+    """What a foreign stream writes to when no container follows: items share the file, which is flushed and closed once
+    all of them are written.
     """
 
     def __init__(self, raw: Writable) -> None:
-        self._raw = raw
-
-    def write(self, data: Any, /) -> int | None:
-        return self._raw.write(data)
+        self.write = raw.write
 
     def flush(self) -> None:
-        """The file is flushed once, when all of its items are written."""
+        """As the class says."""
 
-    def close(self) -> None:
-        """The file is closed once, when all of its items are written."""
+    close = flush
+
+
+# -- for readers ------------------------------------------------------------------------------------
+
+
+def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
+    """An `Access` with the codecs, stream transforms and keys of a torch registry, too; `options` are those of
+    `Access.of`.
+    """
+    made = Registry.of(registry, keys)
+    return Access.of(made.keys, codecs=made.codecs, transform=made.undo, **options)
+
+
+class Registry(ExtensionRegistry):
+    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own
+    extensions.
+
+    Parameters
+    ----------
+    keys : Key, bytes, several of them or a KeyRing, optional
+        For checkpoints that are encrypted.
+    allow : iterable of str, optional
+        Names of the third-party codecs that may be used; None allows every installed one.
+    """
+
+    def __init__(self, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
+        super().__init__()
+        self.keys = KeyRing.of(keys)
+        self.codecs = CodecRegistry(allow)
+        self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
+
+    @classmethod
+    def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
+        """A registry with `keys` that also knows what `registry` does; raises ParameterError if both have keys."""
+        made = cls(keys)
+        if isinstance(registry, Registry):
+            if not len(made.keys):
+                return registry
+            if len(registry.keys):
+                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
+            made.codecs = registry.codecs
+        if registry is not None:
+            made.extensions.update(registry.extensions)
+        return made
+
+    def register(self, cls: type[Any]) -> None:
+        """Add a codec class, or a torch extension class of another kind. Raises DuplicateCodecError if a codec of that
+        name exists already.
+        """
+        if issubclass(cls, Codec):
+            self.codecs.register(cls)
+        else:
+            super().register(cls)
+
+    def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
+        """Rebuild the extensions of one item, in the order in which a reader applies them.
+
+        Raises UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError or WrongKeyError if one cannot
+        be rebuilt, and UnsupportedError if a foreign extension stands between or behind the codecs of the chain, or
+        does not transform a stream.
+        """
+        if len(descriptors) > MAX_CODECS:
+            raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
+        codecs: list[Any] = []
+        foreign: list[str] = []
+        for text in descriptors:
+            if not isinstance(text, str):
+                raise DescriptorError("an item's descriptors are not strings")
+            name = text.partition("/")[0]
+            if name in self.extensions and not self.codecs.knows(name):
+                foreign.append(text)
+            elif foreign:
+                raise UnsupportedError(
+                    f"{shorten(name)!r} was applied before the foreign extension {foreign[0]!r}; they must "
+                    "come before the first codec"
+                )
+            else:
+                descriptor = Descriptor.parse(text)
+                if descriptor not in self._built:
+                    self._built[descriptor] = self.codecs.build(descriptor, self.keys)
+                codecs.append(self._built[descriptor])
+        return codecs + self._foreign(foreign)
+
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
+        """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
+        if descriptor.partition("/")[0] not in self.extensions:
+            return known_transform(descriptor, stream)
+        (extension,) = self._foreign([descriptor])
+        return extension.transform_from(stream)
+
+    def _foreign(self, descriptors: Iterable[str]) -> list[StreamTransformExtension]:
+        built = list(super().from_descriptor_list(list(descriptors)))
+        for extension in built:
+            if not isinstance(extension, StreamTransformExtension):
+                raise UnsupportedError(f"extension {type(extension).__name__} does not transform a stream")
+        return built  # type: ignore[return-value]

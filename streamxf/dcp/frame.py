@@ -30,12 +30,8 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # of which Python knows 
 
 @lru_cache(_FRAMES_KEPT)
 def frame_of(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """What ``torch.save`` writes before and after the elements of a plain tensor.
-
-    Raises
-    ------
-    StreamxfError
-        If this torch does not write as expected.
+    """What ``torch.save`` writes before and after the elements of a plain tensor; raises StreamxfError if this torch
+    does not write as expected.
     """
     tensor = shell(dtype, shape)
     parts = frame_around(tensor, [tensor])
@@ -44,12 +40,8 @@ def frame_of(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int]:
-    """What ``torch.save`` writes of a value, with numbers of `shells` in the place of their elements.
-
-    Raises
-    ------
-    StreamxfError
-        If this torch does not write as expected.
+    """What ``torch.save`` writes of a value, with numbers of `shells` in the place of their elements; raises as
+    `frame_of`.
     """
     target: Any = _Target()
     writer: Any = torch._C.PyTorchFileWriter(target, False, _ALIGNMENT)
@@ -71,28 +63,22 @@ def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int
 def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """A contiguous tensor on the CPU whose memory was never touched, so that it takes none, however large it is.
 
-    ``torch.empty`` fills what it gives when deterministic algorithms are asked for.
-
-    Raises
-    ------
-    UnsupportedError
-        If there can be no such tensor.
+    ``torch.empty`` fills what it gives when deterministic algorithms are asked for. Raises UnsupportedError if there
+    can be no such tensor.
     """
     if dtype not in ITEMSIZES:
         raise UnsupportedError(f"elements of {dtype} cannot be copied one by one")
     try:
-        return _shell(dtype, shape, elements_size(dtype, shape))
+        storage = _untouched(elements_size(dtype, shape))
+        made = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        return made.set_(storage, 0, tuple(shape), contiguous_strides(shape))
     except (OverflowError, OSError, MemoryError) as error:
         raise UnsupportedError(f"there can be no tensor of {dtype} and shape {tuple(shape)} here: {error}") from None
 
 
-def _shell(dtype: str, shape: Sequence[int], size: int) -> torch.Tensor:
-    storage = torch.UntypedStorage(size, device="cpu") if size < _MAPPED or os.name == "nt" else _mapped(size)  # type: ignore[no-untyped-call]
-    made = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
-    return made.set_(storage, 0, tuple(shape), contiguous_strides(shape))
-
-
-def _mapped(size: int) -> torch.UntypedStorage:
+def _untouched(size: int) -> torch.UntypedStorage:
+    if size < _MAPPED or os.name == "nt":
+        return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
     return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
 
@@ -100,27 +86,22 @@ def _mapped(size: int) -> torch.UntypedStorage:
 class _Records:
     """What ``torch.serialization._save`` takes for a zip file: it passes records on, and shells as empty places.
 
-    Attributes
-    ----------
-    left_out : list of int
-        The numbers of the shells that have elements, in the order of their places.
+    `left_out` are the numbers of the shells that have elements, in the order of their places.
     """
 
     def __init__(self, writer: Any, shells: Mapping[int, int]) -> None:
         self._writer = writer
+        self.write_record_metadata = writer.write_record_metadata
         self._shells = shells
         self.left_out: list[int] = []
 
     def write_record(self, name: str, data: Any, size: int) -> None:
-        if isinstance(data, torch.UntypedStorage) and data._cdata in self._shells:
-            if size:
-                self.left_out.append(self._shells[data._cdata])
-            self._writer.write_record_metadata(name, size)
-        else:
+        if not isinstance(data, torch.UntypedStorage) or data._cdata not in self._shells:
             self._writer.write_record(name, data, size)
-
-    def write_record_metadata(self, name: str, size: int) -> None:
-        self._writer.write_record_metadata(name, size)
+            return
+        if size:
+            self.left_out.append(self._shells[data._cdata])
+        self.write_record_metadata(name, size)
 
 
 class _Target:

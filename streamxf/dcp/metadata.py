@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -21,20 +21,23 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.dcp.compat import DCP_VERSION
+from streamxf.dcp.extensions import Extensions
+from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index, from_json, to_json
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
 
+_FLAGS = ("requires_grad", "pin_memory")
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
+_DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")  # which torch 2.7 does not have
 _PLANNER_DATA = "planner_data"
 _OWN = {field.name for field in fields(Metadata)}
 
 
 class Stored(NamedTuple):
-    """What a writer knows of an item that it stored, besides where. It travels on the item's ``_StorageInfo``, if it is
-    not what the publisher takes for granted.
+    """What a writer knows of an item that it stored, besides where. It travels on its ``_StorageInfo``, unless it is
+    what `places_of` takes for granted.
     """
 
     framed: bool = False
@@ -47,28 +50,11 @@ STORED_ATTRIBUTE = "streamxf_stored"
 # -- from DCP --------------------------------------------------------------------------------------------------
 
 
-def items_of(
-    content: Metadata, results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
-) -> dict[str, Item]:
-    """The items of a save that is about to be published.
-
-    Parameters
-    ----------
-    content : Metadata
-        As the planner made it.
-    results : iterable of WriteResult
-        Of all ranks whose items it has.
-    descriptors : tuple of str
-        As in `Place`.
-    usual : Stored
-        What holds for results that do not say otherwise.
-
-    Raises
-    ------
-    UnsupportedError
-        If something has no place in the index, or was not stored.
+def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Extensions) -> dict[str, Item]:
+    """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
+    Raises UnsupportedError if something has no place in the index, or was not stored.
     """
-    places = places_of(results, descriptors, usual)
+    places = places_of(results, extensions)
     paths = content.planner_data if _has_paths(content) else {}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
@@ -94,9 +80,10 @@ def items_of(
 
 
 def places_of(
-    results: Iterable[WriteResult], descriptors: tuple[str, ...], usual: Stored
+    results: Iterable[WriteResult], extensions: Extensions
 ) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
-    """Where results stand, and whether in torch.save's frame, by name and offset; arguments as for `items_of`."""
+    """Where results stand, and whether in torch.save's frame, by name and offset."""
+    descriptors, usual = extensions.recorded, Stored(not extensions.in_blocks)
     found = {}
     for result in results:
         info, offset = result.storage_data, result.index.offset
@@ -107,12 +94,8 @@ def places_of(
 
 
 def extra_of(content: Metadata) -> dict[str, Any]:
-    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own.
-
-    Raises
-    ------
-    UnsupportedError
-        If something of it is not plain data.
+    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own. Raises
+    UnsupportedError if something of it is not plain data.
     """
     found = {name: value for name, value in vars(content).items() if name not in _OWN}
     if content.planner_data is not None and not _has_paths(content):
@@ -157,11 +140,7 @@ def _is_path(path: Any) -> bool:
 
 def _properties(properties: TensorProperties) -> dict[str, bool | str]:
     """What is not as in a plain tensor."""
-    found: dict[str, bool | str] = {}
-    if properties.requires_grad:
-        found["requires_grad"] = True
-    if properties.pin_memory:
-        found["pin_memory"] = True
+    found: dict[str, bool | str] = {name: True for name in _FLAGS if getattr(properties, name)}
     if properties.layout != torch.strided:
         found["layout"] = str(properties.layout).removeprefix("torch.")
     for name, value in _FORMATS.items():
@@ -176,16 +155,9 @@ def _properties(properties: TensorProperties) -> dict[str, bool | str]:
 def metadata_of(
     items: Iterable[Item], *, extra: Mapping[str, Any] | None = None, descriptors: Mapping[str, list[str]] | None = None
 ) -> Metadata:
-    """DCP's metadata for items.
+    """DCP's metadata for items; `extra` as `extra_of` gives it.
 
-    Parameters
-    ----------
-    items : iterable of Item
-    extra : mapping, optional
-        As `extra_of` gives it.
-    descriptors : mapping of str to list of str, optional
-        For each file, what torch's readers need to read its items, in the order in which they apply it. Without it,
-        they are left out.
+    `descriptors` are, for each file, what torch's readers need to read its items, in the order in which they apply it.
     """
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
@@ -208,7 +180,7 @@ def metadata_of(
             stored[index(name, offset, number)] = _StorageInfo(file, at, length, texts.get(file))
         entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
-    made.version = DCP_VERSION
+    made.version = _DCP_VERSION
     for name, value in (extra or {}).items():
         if _is_extra(name):
             with suppress(MetadataError):  # of use only to the planner that put it there
@@ -216,8 +188,14 @@ def metadata_of(
     return made
 
 
-def of_index(index: Index, descriptors: Mapping[str, list[str]], checkpoint_id: Any) -> Metadata:
-    """What torch's readers get, made of the index; `descriptors` as in `metadata_of`."""
+def of_index(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: Any) -> Metadata:
+    """What torch's readers get, made of the index and each writer's wrapped data key, as text."""
+    by_writer = {}
+    for writer in index.writers if index.transforms or index.chain else ():
+        keyed = (f"{text}#{wrapped[writer.id]}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain)
+        by_writer[writer.id] = [*index.transforms, *keyed][::-1]
+    files = index.files.items() if by_writer else ()
+    descriptors = {path: by_writer[index.writers[file.writer].id] for path, file in files}
     content = metadata_of(index.items.values(), extra=index.extra, descriptors=descriptors)
     content.storage_meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=index.save_id, modules=[*index.modules])
     return content
@@ -234,10 +212,7 @@ class _Sizes(dict[tuple[int, ...], torch.Size]):
 def _metadata_index(name: str, offset: torch.Size | None, number: int | None) -> MetadataIndex:
     """As the class makes one, which takes seven times as long; there is one for each chunk."""
     made = object.__new__(MetadataIndex)
-    attributes = made.__dict__
-    attributes["fqn"] = name
-    attributes["offset"] = offset
-    attributes["index"] = number
+    made.__dict__.update(fqn=name, offset=offset, index=number)
     return made
 
 
@@ -247,15 +222,13 @@ def torch_properties(item: TensorItem) -> TensorProperties:
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
     properties = TensorProperties(dtype)
-    if not item.properties:
-        return properties
-    for name, value in item.properties.items():
+    for name, value in item.properties.items() if item.properties else ():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)
         elif name == "layout":
             layout = getattr(torch, str(value), None)
             properties.layout = layout if isinstance(layout, torch.layout) else torch.strided
-        elif name in ("requires_grad", "pin_memory"):
+        elif name in _FLAGS:
             setattr(properties, name, bool(value))
     return properties
 
@@ -271,13 +244,9 @@ class UnreadableMetadata(Metadata):
         object.__setattr__(self, "_error", error)
 
     def raise_error(self) -> NoReturn:
-        """Raise what went wrong."""
         raise object.__getattribute__(self, "_error")
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _METADATA_FIELDS:
+        if name in _OWN:
             raise object.__getattribute__(self, "_error")
         return object.__getattribute__(self, name)
-
-
-_METADATA_FIELDS = frozenset(field.name for field in fields(torch_metadata.Metadata))

@@ -9,14 +9,9 @@ the codecs belong. Where it holds the elements of a tensor, torch's reader gets 
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import IO, Any, cast
-
-from torch.distributed.checkpoint._extension import StreamTransformExtension
-from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 from streamxf.chain import Chain
 from streamxf.codec import Codec
@@ -32,111 +27,101 @@ from streamxf.stream.writer import StreamWriter
 
 
 def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
-    """Wrap `output` with `codec`, or let `codec` join the container that `output` already is.
-
-    Raises
-    ------
-    UnsupportedError
-        If the writer's list also holds a foreign extension, which cannot be told from the data there.
-    ChainError
-        If the writer's list breaks a rule of order.
+    """Wrap `output` with `codec`, or let `codec` join the container that `output` already is. Raises UnsupportedError
+    if the writer's list also holds a foreign extension, which cannot be told from the data there, and ChainError if it
+    breaks a rule of order.
     """
-    _check_writer(sys._getframe(2).f_locals.get("self"))
-    if isinstance(output, JoinedWriter):
-        output.join(codec)
-        return cast("IO[bytes]", output)
-    return cast("IO[bytes]", JoinedWriter(output, codec))
+    # torch's writer; its versions ask the extensions of its list in one order or the other
+    chain = _chain_of(getattr(sys._getframe(2).f_locals.get("self"), "extensions", None))
+    if not isinstance(output, JoinedWriter):
+        return cast("IO[bytes]", JoinedWriter(output, codec, chain))
+    output.join(codec)
+    return cast("IO[bytes]", output)
 
 
 def load_stream(codec: Codec, input: IO[bytes]) -> IO[bytes]:
     """Wrap `input` with `codec`, or let `codec` join the stream that `input` already is."""
-    if isinstance(input, JoinedReader):
-        input.join(codec)
-        return cast("IO[bytes]", input)
-    return cast("IO[bytes]", JoinedReader(input, codec))
+    if not isinstance(input, JoinedReader):
+        return cast("IO[bytes]", JoinedReader(input, codec))
+    input.join(codec)
+    return cast("IO[bytes]", input)
 
 
-class JoinedWriter(io.RawIOBase):
-    """A container whose codecs are still coming, until the first write."""
+class _Joined(io.RawIOBase):
+    """A container whose codecs are still coming, until the first byte is written or read."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
         super().__init__()
         self._raw = raw
         self._codecs = [codec]
-        self._writer: StreamWriter | None = None
-        self._pid = os.getpid()
+        self._stream: Any = None
 
     def join(self, codec: Codec) -> None:
         """Let the next codec in."""
-        if self._writer is not None:
-            raise AbortedError("a codec cannot join a stream that was written to already")
+        if self._stream is not None:
+            raise AbortedError("a codec cannot join a stream that was used already")
         self._codecs.append(codec)
+
+
+class JoinedWriter(_Joined):
+    """What torch's writer writes to."""
+
+    def __init__(self, raw: IO[bytes], codec: Codec, chain: Chain | None) -> None:
+        super().__init__(raw, codec)
+        self._chain = chain
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        if self._writer is None:
-            codecs = self._codecs if wraps_in_list_order() else self._codecs[::-1]
-            self._writer = StreamWriter(self._raw, ContainerEncoder(Chain(codecs)))
-        return self._writer.write(data)
+        if self._stream is None:
+            chain = self._chain
+            if chain is None or {*map(id, chain)} != {*map(id, self._codecs)}:  # somebody else asked the codecs
+                chain = Chain(self._codecs[::-1])
+            self._stream = StreamWriter(self._raw, ContainerEncoder(chain))
+        written: int = self._stream.write(data)
+        return written
 
     def close(self) -> None:
-        """Finish the container and close torch's stream.
-
-        Raises
-        ------
-        UnsupportedError
-            If nothing was ever written: torch wrote the tensors past the extensions.
+        """Finish the container and close torch's stream. Raises UnsupportedError if nothing was ever written: torch
+        wrote the tensors past the extensions.
         """
         if self.closed:
             return
-        if self._writer is None:
+        if self._stream is None:
             raise UnsupportedError(
                 "torch wrote nothing to the extensions' stream: with SerializationFormat.SAFETENSORS it writes the "
-                "tensors past them, which makes a corrupt file. "
-                "Use SerializationFormat.TORCH_SAVE"
+                "tensors past them, which makes a corrupt file. Use SerializationFormat.TORCH_SAVE"
             )
-        self._writer.close()
+        self._stream.close()
         super().close()
         self._raw.close()
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is None:
             self.close()
-        elif self._writer is not None:
-            self._writer.abort()
+        elif self._stream is not None:
+            self._stream.abort()
 
     def __del__(self) -> None:
         """io.IOBase would close, which means finish; the inner stream aborts by itself."""
 
 
-class JoinedReader(io.RawIOBase):
-    """A container whose codecs are still coming, until the first read."""
-
-    def __init__(self, raw: IO[bytes], codec: Codec) -> None:
-        super().__init__()
-        self._raw = raw
-        self._codecs = [codec]
-        self._reader: StreamReader | None = None
-
-    def join(self, codec: Codec) -> None:
-        """Let the next codec in."""
-        if self._reader is not None:
-            raise AbortedError("a codec cannot join a stream that was read from already")
-        self._codecs.append(codec)
+class JoinedReader(_Joined):
+    """What torch's reader reads from."""
 
     @property
     def _opened(self) -> StreamReader:
-        if self._reader is None:
+        if self._stream is None:
             source = FileSlice(self._raw)
             header = read_header(source)
             chain = Chain(_in_stored_order(header, self._codecs))
             coder = StreamCoder.open(chain, stream_info(header), header.seal)
             blocks = BlockReader(source, header, coder)
             blocks.decode_ends()
-            self._reader = StreamReader(framed(header, blocks))
-        return self._reader
+            self._stream = StreamReader(framed(header, blocks))
+        opened: StreamReader = self._stream
+        return opened
 
     def readable(self) -> bool:
         return True
@@ -155,9 +140,6 @@ class JoinedReader(io.RawIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         return self._opened.read(size)
-
-    def readall(self) -> bytes:
-        return self._opened.read()
 
 
 def framed(header: Header, blocks: Blocks) -> Blocks:
@@ -218,51 +200,15 @@ def _in_stored_order(header: Header, codecs: list[Codec]) -> list[Codec]:
     )
 
 
-@cache
-def wraps_in_list_order() -> bool:
-    """Whether this torch asks the first extension of a list first; found out by asking it."""
-    asked: list[int] = []
-    probes: Any = [_Probe(lambda number=number: asked.append(number)) for number in (0, 1)]  # type: ignore[misc]
-    _StorageWriterTransforms(probes).transform_save_stream(cast("Any", None), io.BytesIO())
-    if sorted(asked) != [0, 1]:
-        raise UnsupportedError(
-            "this torch does not ask each extension once to wrap a stream; use streamxf.FileSystemWriter"
-        )
-    return asked == [0, 1]
-
-
-class _Probe(StreamTransformExtension):
-    def __init__(self, asked: Callable[[], None]) -> None:
-        self._asked = asked
-
-    @staticmethod
-    def registry_name() -> str:
-        return "streamxf.probe"
-
-    @staticmethod
-    def from_descriptor(version: str) -> _Probe:
-        raise UnsupportedError("a probe is never stored")
-
-    def get_descriptor(self) -> str:
-        return "streamxf.probe/1"
-
-    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        self._asked()
-        return output
-
-    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
-        return input
-
-
-def _check_writer(transforms: Any) -> None:
-    extensions = getattr(transforms, "extensions", None)
+def _chain_of(extensions: Any) -> Chain | None:
+    """The chain of a writer's list, checked before anything is written; None if there is no list."""
     if extensions is None:
-        return
+        return None
     foreign = [type(extension).__name__ for extension in extensions if not isinstance(extension, Codec)]
     if foreign:
         raise UnsupportedError(
             f"{', '.join(foreign)} stands beside streamxf codecs in torch's own writer, which would save it and "
-            "could not load it: use streamxf.FileSystemWriter, "
-            "where a foreign extension may stand before the first codec"
+            "could not load it: use streamxf.FileSystemWriter, where a foreign extension may stand before the first "
+            "codec"
         )
-    Chain(extensions)  # raises where the codecs break a rule of order, before anything is written
+    return Chain(extensions)

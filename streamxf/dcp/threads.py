@@ -13,12 +13,8 @@ def side_by_side(work: Callable[[], None], threads: int, fail: Callable[[BaseExc
     Plain threads, because a pool of Python's takes no work while the interpreter exits, and a save in the background
     may still be under way then.
 
-    Parameters
-    ----------
-    work : callable
-        Raises nothing, and returns at once when there is nothing left to do.
-    fail : callable
-        Is told of an interrupt of this thread; then `work` should return soon.
+    `work` raises nothing, and returns at once when there is nothing left to do. `fail` is told of an interrupt of this
+    thread; then `work` should return soon.
     """
     begun: list[None] = []
     over: list[None] = []

@@ -18,89 +18,93 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.commit import missing_folders, sync_folder, sync_names_of
+from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
-from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.codecs.floatzip import FloatZip
-from streamxf.dcp.border import told
-from streamxf.dcp.compat import SerializationFormat
+from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
-from streamxf.dcp.showing import ProgressLike, check_progress, shown
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
-from streamxf.stream.plain import block_log2_of
+from streamxf.stream.encoder import block_log2_of
 
 DEFAULT_CHAIN = (FloatZip(),)
 
 _log = logging.getLogger(__name__)
 
 
-class ChainWriterMixin:
+class ChainWriterMixin(StorageMixin):
     """What streamxf's writers put in the place of torch's save path.
 
     The class beside it is a torch ``FileSystemWriter``.
     """
 
-    fs: Any
-    path: Any
     checkpoint_id: str | os.PathLike[str]
-    rank: int | None
-    use_collectives: bool
     thread_count: int
     single_file_per_rank: bool
     sync_files: bool
     overwrite: bool
-    _extensions: Extensions
-    _block_log2: int
-    _save: Save | None
-    _progress: ProgressLike
-    _warned: set[frozenset[str]]
-    _publishes: bool
     #: What the last save did in this process; None before it is over, and if it failed. A rank that does not publish
     #: learns of another rank's failure by the error alone: its report then tells of what it wrote itself.
     report: SaveReport | None
     #: Which save was published last, on a rank that publishes; None before the first one, and after turning to another
     #: checkpoint. Text otherwise; torch's class says that it always is.
     save_id: Any
+    _save: Save | None
     _coming: tuple[int, str] | None
 
-    def _set_up_chain(
+    def __init__(
         self,
-        extensions: Sequence[Any] | Chain | None,
-        chain: ChainLike | None,
-        keys: KeysLike,
-        serialization_format: SerializationFormat,
-        block_size: int,
-        progress: ProgressLike,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        *,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | Chain | None = None,
+        serialization_format: Any = None,
+        chain: ChainLike | None = None,
+        keys: KeysLike = None,
+        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        progress: ProgressLike = False,
+        **kwargs: Any,
     ) -> None:
-        if extensions is None:
-            extensions = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+        super().__init__(
+            path,
+            progress,
+            kwargs,
+            single_file_per_rank=single_file_per_rank,
+            sync_files=sync_files,
+            thread_count=thread_count,
+            per_thread_copy_ahead=per_thread_copy_ahead,
+            overwrite=overwrite,
+        )
+        if _extensions is None:
+            _extensions = Chain.chosen(chain, DEFAULT_CHAIN, keys)
         elif chain is not None or len(KeyRing.of(keys)):
             raise ParameterError("_extensions= is the whole chain: pass chain= in its place, and keys= with that alone")
-        if serialization_format != SerializationFormat.TORCH_SAVE:
+        if getattr(serialization_format, "value", "torch_save") != "torch_save":  # torch 2.7 has no such class
             raise UnsupportedError(
                 "streamxf writes torch.save's format: with SAFETENSORS torch writes the tensors past the extensions, "
                 "and no FileSystemReader reads the file. Leave serialization_format out"
             )
-        if type(self.thread_count) is not int or self.thread_count < 1:
-            raise ParameterError(f"thread_count={self.thread_count!r}: it is a whole number from 1")
-        self._extensions = Extensions.of(extensions)
+        if type(thread_count) is not int or thread_count < 1:
+            raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
+        self._extensions = Extensions.of(_extensions)
         self._block_log2 = block_log2_of(block_size)
-        self._progress = check_progress(progress)
         self._save = None
-        self._warned = set()
+        self._warned: set[frozenset[str]] = set()
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self._coming = None
-        warn_unless_in_one_step(self._storage(), stacklevel=4)
+        warn_unless_in_one_step(self._storage, stacklevel=3)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -113,8 +117,10 @@ class ChainWriterMixin:
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Switch to another checkpoint."""
-        super().reset(checkpoint_id)  # type: ignore[misc]
+        """Switch to another checkpoint, with the same storage options; raises ParameterError for a URL of a class for
+        folders.
+        """
+        super().reset(checkpoint_id)
         self.save_id = None
 
     @told
@@ -130,14 +136,14 @@ class ChainWriterMixin:
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        local = self._storage().local
+        local = self._storage.local
         made = missing_folders(local) if local is not None and self.sync_files else []
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         if local is not None and self.sync_files:
             sync_names_of([Path(os.path.abspath(local)), *made])
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
-        return note_room(plan, local, self._current_save().writer_id) if local is not None else plan
+        return note_room(plan, local, self._under_way.writer_id) if local is not None else plan
 
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -146,26 +152,22 @@ class ChainWriterMixin:
 
     @told
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the plan's items; any file that fails, fails the save.
-
-        Raises
-        ------
-        NoSpaceError
-            If they cannot fit on the disk; then nothing was written.
-        BaseException
-            The first failure, after all other threads have stopped.
+        """Write the plan's items. The first failure of any file is raised after all other threads have stopped;
+        NoSpaceError if they cannot fit on the disk, before anything is written, and AbortedError if another save has
+        started on this writer: both would write the same files.
         """
-        save = self._current_save()
-        save.begin()
-        local = self._storage().local
+        save = self._under_way
+        if not save.begun.acquire(blocking=False):
+            raise AbortedError(
+                "another save through this writer is under way; wait for its future, or make a writer for each save"
+            )
+        storage = self._storage
+        local = storage.local
         if local is not None:
             save.place = Mount.of(local)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
-        buckets = (
-            _split_by_size_and_type(self.thread_count, plan.items)
-            if self.single_file_per_rank
-            else [[item] for item in plan.items]
-        )
+        one = self.single_file_per_rank
+        buckets = _split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
         def opening(name: str) -> Any:
@@ -177,18 +179,19 @@ class ChainWriterMixin:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 results = save.write_files(files, self.thread_count, opening, planner.resolve_data)
-            self._sync_names()
-            self._warn_of_objects(save)  # which is an error if the process's filters say so
+            if local is not None and self.sync_files:  # the process that publishes may be on another host
+                sync_folder(local)
+            needed, text = save.refused_objects()
+            if needed and needed not in self._warned:
+                self._warned.add(needed)
+                warnings.warn(text, stacklevel=2)  # an error if the process's filters say so
         except BaseException as error:
-            left = self._storage().remove(name for name, _ in files)  # those that were finished, too
+            left = storage.remove(name for name, _ in files)  # those that were finished, too
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
-        report = SaveReport.of(save.meter, perf_counter() - begin)
-        if self._publishes:
-            save.report = report
-        else:
-            self.report = report
+        save.report = SaveReport.of(save.meter, perf_counter() - begin)
+        self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -196,12 +199,12 @@ class ChainWriterMixin:
     @told
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
-        save = self._current_save()
+        save = self._under_way
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
         made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path))
-        storage = self._storage()
+        storage = self._storage
         with locked(storage) as alone:
             old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)
             if made.content is not None:
@@ -221,32 +224,17 @@ class ChainWriterMixin:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _storage(self) -> Storage:
-        path = os.fspath(self.path)
-        return Storage(path, path, getattr(self.fs, "fs", None))
+    @property
+    def _under_way(self) -> Save:
+        if self._save is None:
+            raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
+        return self._save
 
     def _coming_id(self) -> str:
         """That of the save under way, or of the next; a forked child has others than its parent."""
         if self._coming is None or self._coming[0] != os.getpid():
             self._coming = os.getpid(), os.urandom(16).hex()
         return self._coming[1]
-
-    def _sync_names(self) -> None:
-        """Bring the names of this process's files to the disk: the process that publishes may be on another host."""
-        local = self._storage().local
-        if local is not None and self.sync_files:
-            sync_folder(local)
-
-    def _current_save(self) -> Save:
-        if self._save is None:
-            raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
-        return self._save
-
-    def _warn_of_objects(self, save: Save) -> None:
-        needed, text = save.refused_objects()
-        if needed and needed not in self._warned:
-            self._warned.add(needed)
-            warnings.warn(text, stacklevel=2)
 
 
 class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
@@ -259,10 +247,10 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     path : path
         The checkpoint's folder. For URLs there is `FsspecWriter`.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
-        As in torch. All threads share the process's workers.
+        As in torch, the last two by name. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
         torch's argument: as `chain`, with other packages' stream extensions before the first codec.
-    serialization_format : SerializationFormat
+    serialization_format : SerializationFormat, optional
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
@@ -283,36 +271,4 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         If the arguments cannot work together; the message says why.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        single_file_per_rank: bool = True,
-        sync_files: bool = True,
-        thread_count: int = 1,
-        per_thread_copy_ahead: int = 10_000_000,
-        cache_staged_state_dict: bool = False,
-        overwrite: bool = True,
-        _extensions: Sequence[Any] | Chain | None = None,
-        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
-        *,
-        chain: ChainLike | None = None,
-        keys: KeysLike = None,
-        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
-        progress: ProgressLike = False,
-    ) -> None:
-        check_local(path, "FsspecWriter")
-        super().__init__(
-            path,
-            single_file_per_rank=single_file_per_rank,
-            sync_files=sync_files,
-            thread_count=thread_count,
-            per_thread_copy_ahead=per_thread_copy_ahead,
-            cache_staged_state_dict=cache_staged_state_dict,
-            overwrite=overwrite,
-        )
-        self._set_up_chain(_extensions, chain, keys, serialization_format, block_size, progress)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Switch to another checkpoint; raises ParameterError for a URL."""
-        check_local(checkpoint_id, "FsspecWriter")
-        super().reset(checkpoint_id)
+    for_urls = "FsspecWriter"

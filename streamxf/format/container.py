@@ -21,40 +21,31 @@ from typing import NamedTuple
 import crc32c
 
 from streamxf.errors import BlockError, ContainerError
+from streamxf.format import limits
 from streamxf.format.header import Header, header_size
-from streamxf.format.limits import (
-    BLOCK_HEAD_BYTES,
-    DIGEST_BYTES,
-    FOOTER_BYTES,
-    FOOTER_MAGIC,
-    HEADER_FIXED_BYTES,
-    MAX_BLOCKS,
-    MAX_RAW_SIZE,
-    stage_limit,
-)
 
 LAST = 1 << 31
 _WORDS = struct.Struct("<II")
 
 
-class BlockHead(NamedTuple):
-    """The eight bytes before a block's payload."""
+def stage_limit(block_size: int) -> int:
+    """E of the format: the most bytes that any codec of a chain may give or take for a block."""
+    return block_size + block_size // 16 + 1024
 
+
+class BlockHead(NamedTuple):
     last: bool
     stored_size: int
     crc: int
 
 
 def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview) -> bytes:
-    """The eight bytes that stand before `payload`."""
     word = (LAST if last else 0) | len(payload)
     return _WORDS.pack(word, _crc(header_digest, index, word, payload))
 
 
 def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
-    """Read the eight bytes before block `index`, whose payload may have up to `limit` bytes. Raises BlockError if its
-    length is over the limit.
-    """
+    """Read the eight bytes before block `index`; raises BlockError if its payload has more than `limit` bytes."""
     word, crc = _WORDS.unpack(data)
     stored_size = word & ~LAST
     if stored_size > limit:
@@ -65,14 +56,12 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
 
 
 def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
-    """Compare a block's CRC with its payload and place. Raises BlockError if it does not match."""
     word = (LAST if head.last else 0) | head.stored_size
     if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
         raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
 
 
 def hash_of(head: bytes, payload: memoryview) -> bytes:
-    """The SHA-256 of a stored block, as a hashed container's table has it."""
     made = hashlib.sha256(head)
     made.update(payload)
     return made.digest()
@@ -89,8 +78,6 @@ _END_BYTES = 8
 
 
 class Footer(NamedTuple):
-    """The last 32 bytes of a container."""
-
     raw_size: int
     container_size: int
     blocks: int
@@ -99,43 +86,41 @@ class Footer(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, block_size: int) -> Footer:
-        """Read the footer and check it against itself. Raises ContainerError if the end of the container is not one."""
-        if len(data) != FOOTER_BYTES:
+        if len(data) != limits.FOOTER_BYTES:
             raise ContainerError("the container is truncated: there is no room for its footer")
         raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
-        if magic != FOOTER_MAGIC:
+        if magic != limits.FOOTER_MAGIC:
             raise ContainerError("the container does not end as one: it is truncated, or something was appended")
-        if not 1 <= blocks <= MAX_BLOCKS or raw_size > MAX_RAW_SIZE or not _fits(raw_size, blocks, block_size):
+        if (
+            not 1 <= blocks <= limits.MAX_BLOCKS
+            or raw_size > limits.MAX_RAW_SIZE
+            or not ((blocks - 1) * block_size < raw_size <= blocks * block_size or (raw_size == 0 and blocks == 1))
+        ):
             raise ContainerError(f"the footer contradicts itself: {raw_size} bytes in {blocks} blocks of {block_size}")
         return cls(raw_size, container_size, blocks, data[:_SIZES_BYTES], crc)
 
     def tail_size(self, hashed: bool) -> int:
-        """Bytes of table and footer together."""
-        return entry_size(hashed) * self.blocks + FOOTER_BYTES
+        return entry_size(hashed) * self.blocks + limits.FOOTER_BYTES
 
 
 def entry_size(hashed: bool) -> int:
-    """Bytes of a table's entry."""
-    return _END_BYTES + (DIGEST_BYTES if hashed else 0)
+    return _END_BYTES + (limits.DIGEST_BYTES if hashed else 0)
 
 
 def pack_tail(header_digest: bytes, ends: Sequence[int], hashes: Sequence[bytes], raw_size: int) -> tuple[bytes, bytes]:
-    """Table and footer of blocks that end at `ends`, counted from the container's first byte, and T.
-
-    `hashes` is empty, or has one for each block.
+    """Table and footer of blocks that end at `ends`, counted from the container's first byte, and T. `hashes` is empty,
+    or has one for each block.
     """
     table = _pack(ends, hashes)
-    sizes = struct.pack("<QQI", raw_size, ends[-1] + len(table) + FOOTER_BYTES, len(ends))
+    sizes = struct.pack("<QQI", raw_size, ends[-1] + len(table) + limits.FOOTER_BYTES, len(ends))
     crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + table + sizes))
-    return table + sizes + crc + FOOTER_MAGIC, hashlib.sha256(header_digest + table + sizes).digest()
+    return table + sizes + crc + limits.FOOTER_MAGIC, hashlib.sha256(header_digest + table + sizes).digest()
 
 
 class Table:
-    """A container's table, read in pieces, and refused at the first entry that cannot be.
+    """A container's table, read in pieces, and refused at the first entry that cannot be. So a container that is mostly
+    a hole, with a table as large as itself, fails at the first zeros.
 
-    So a container that is mostly a hole, with a table as large as itself, fails at the first zeros.
-
-    - `header_size`: where the first block begins.
     - `ends`: where each block's payload ends, from the container's first byte, as far as they were read.
     - `hashes`: each block's SHA-256, where the container is hashed.
     """
@@ -146,14 +131,14 @@ class Table:
         self.entry_size = entry_size(hashed)
         self._last = header_size
         self._block_size = block_size
-        self._limit = BLOCK_HEAD_BYTES + stage_limit(block_size)
+        self._limit = limits.BLOCK_HEAD_BYTES + stage_limit(block_size)
         self._hashed = hashed
         self._crc = crc32c.crc32c(header_digest[:16])
         self._header_digest = header_digest
         self._sizes = b""
 
     def feed(self, data: bytes) -> None:
-        """Take the next entries, whole ones. Raises ContainerError if one of them is impossible."""
+        """Take the next entries, whole ones; raises ContainerError if one of them is impossible."""
         if self._hashed:
             step = self.entry_size
             ends = _ends_of(b"".join(data[at : at + _END_BYTES] for at in range(0, len(data), step)))
@@ -162,7 +147,7 @@ class Table:
             ends = _ends_of(data)
         last = self._last
         for end in ends:
-            if not last + BLOCK_HEAD_BYTES <= end <= last + self._limit:
+            if not last + limits.BLOCK_HEAD_BYTES <= end <= last + self._limit:
                 raise ContainerError("the table is malformed: blocks overlap, leave gaps or are too long")
             last = end
         self._last = last
@@ -170,7 +155,7 @@ class Table:
         self.ends.extend(ends)
 
     def finish(self, footer: Footer, container_size: int) -> None:
-        """Compare the table with the footer behind it. Raises ContainerError if they are damaged, or contradict the
+        """Compare the table with the footer behind it; raises ContainerError if they are damaged, or contradict the
         container.
         """
         if len(self.ends) != footer.blocks or footer.container_size != container_size:
@@ -207,16 +192,10 @@ def _ends_of(data: bytes) -> array[int]:
     return ends
 
 
-def _fits(raw_size: int, blocks: int, block_size: int) -> bool:
-    return (blocks - 1) * block_size < raw_size <= blocks * block_size or (raw_size == 0 and blocks == 1)
-
-
 _LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
 
 
 class NeedData(enum.Enum):
-    """More bytes are needed before the next event."""
-
     NEED_DATA = enum.auto()
 
 
@@ -225,10 +204,7 @@ NEED_DATA = NeedData.NEED_DATA
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stored block.
-
-    - `error`: what is wrong with it; None if its CRC matches, as always unless the parser is lenient.
-    """
+    """A stored block; `error` says what is wrong with it, if the parser is lenient."""
 
     index: int
     last: bool
@@ -238,10 +214,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Table and footer match the blocks that came before.
-
-    - `table_digest`: T of the format.
-    """
+    """Table and footer match the blocks that came before; `table_digest` is T of the format."""
 
     raw_size: int
     container_size: int
@@ -261,47 +234,37 @@ class ContainerParser:
 
     def __init__(self, *, lenient: bool = False) -> None:
         self._lenient = lenient
+        self._error: ContainerError | None = None
         self._damaged = 0
         self._buffer = bytearray()
         self._step: Callable[[], Event | NeedData] = self._header
-        self._position = 0
+        self.position = 0  # where the last event ended, counted from the container's first byte
         self._ends = array("Q")
         self._hashes: list[bytes] = []
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes, of any number."""
         self._buffer += data
 
     def next_event(self) -> Event | NeedData:
         """The next event, or `NEED_DATA`. Raises ContainerError, BlockError if the bytes are not a container; from then
         on always.
         """
+        if self._error is not None:
+            raise self._error
         try:
             return self._step()
         except ContainerError as error:
-            self._step = _raiser(error)
+            self._error = error
             raise
 
     @property
-    def complete(self) -> bool:
-        """Whether the `End` event was given."""
-        return self._step == self._done
-
-    @property
-    def position(self) -> int:
-        """Where the last event ended, counted from the container's first byte."""
-        return self._position
-
-    @property
     def rest(self) -> bytes:
-        """Bytes that were fed and not used; once `complete`, those after the container."""
+        """Bytes that were fed and not used; after the `End` event, those after the container."""
         return bytes(self._buffer)
 
     def finish(self) -> None:
-        """Say that no more bytes will come. Raises ContainerError if the container is not complete, or bytes follow
-        it.
-        """
-        if not self.complete:
+        """Say that no more bytes will come; raises ContainerError if the container has no end, or bytes follow it."""
+        if self._step != self._done:
             raise ContainerError("the container is truncated: its end is missing")
         if self._buffer:
             raise ContainerError("something follows the container's end")
@@ -309,13 +272,13 @@ class ContainerParser:
     def _take(self, size: int) -> bytes:
         data = bytes(memoryview(self._buffer)[:size])
         del self._buffer[:size]
-        self._position += size
+        self.position += size
         return data
 
     def _header(self) -> Event | NeedData:
-        if len(self._buffer) < HEADER_FIXED_BYTES:
+        if len(self._buffer) < limits.HEADER_FIXED_BYTES:
             return NEED_DATA
-        size = header_size(bytes(self._buffer[:HEADER_FIXED_BYTES]))
+        size = header_size(bytes(self._buffer[: limits.HEADER_FIXED_BYTES]))
         if len(self._buffer) < size:
             return NEED_DATA
         header = self._parsed = Header.parse(self._take(size))
@@ -326,25 +289,25 @@ class ContainerParser:
 
     def _block(self) -> Event | NeedData:
         index = len(self._ends)
-        if len(self._buffer) < BLOCK_HEAD_BYTES:
+        if len(self._buffer) < limits.BLOCK_HEAD_BYTES:
             return NEED_DATA
-        stored = bytes(self._buffer[:BLOCK_HEAD_BYTES])
+        stored = bytes(self._buffer[: limits.BLOCK_HEAD_BYTES])
         head = parse_head(stored, index, self._limit)
-        if len(self._buffer) < BLOCK_HEAD_BYTES + head.stored_size:
+        if len(self._buffer) < limits.BLOCK_HEAD_BYTES + head.stored_size:
             return NEED_DATA
-        if index >= MAX_BLOCKS:
+        if index >= limits.MAX_BLOCKS:
             raise ContainerError("the container has more blocks than the format allows")
-        self._take(BLOCK_HEAD_BYTES)
+        self._take(limits.BLOCK_HEAD_BYTES)
         payload = memoryview(self._take(head.stored_size))
-        error = self._error(head, index, payload)
-        self._ends.append(self._position)
+        error = self._damage(head, index, payload)
+        self._ends.append(self.position)
         if self._parsed.hashed:
             self._hashes.append(hash_of(stored, payload))
         if head.last:
             self._step = self._tail
         return Block(index, head.last, payload, error)
 
-    def _error(self, head: BlockHead, index: int, payload: memoryview) -> BlockError | None:
+    def _damage(self, head: BlockHead, index: int, payload: memoryview) -> BlockError | None:
         try:
             check_payload(head, self._parsed.digest, index, payload)
         except BlockError as error:
@@ -368,10 +331,10 @@ class ContainerParser:
                 raise ContainerError("the table contradicts the blocks")
             if self._table.hashes[known:] != self._hashes[known:stop]:
                 raise BlockError("a block's hash does not match the table's: one of them was altered")
-        if len(self._table.ends) < len(self._ends) or len(self._buffer) < FOOTER_BYTES:
+        if len(self._table.ends) < len(self._ends) or len(self._buffer) < limits.FOOTER_BYTES:
             return NEED_DATA
-        total = self._position + FOOTER_BYTES
-        footer = Footer.parse(self._take(FOOTER_BYTES), self._parsed.block_size)
+        total = self.position + limits.FOOTER_BYTES
+        footer = Footer.parse(self._take(limits.FOOTER_BYTES), self._parsed.block_size)
         self._table.finish(footer, total)
         self._step = self._done
         return End(footer.raw_size, footer.container_size, self._table.digest)
@@ -386,19 +349,12 @@ def check_stored(
     """Check a stored block that was found by the table, and return its payload. Raises BlockError if it does not end
     where the table says, is last where it should not be, or is damaged.
     """
-    start = bytes(stored[:BLOCK_HEAD_BYTES])
-    head: BlockHead = parse_head(start, index, stage_limit(header.block_size))
-    payload = stored[BLOCK_HEAD_BYTES:]
+    start = bytes(stored[: limits.BLOCK_HEAD_BYTES])
+    head = parse_head(start, index, stage_limit(header.block_size))
+    payload = stored[limits.BLOCK_HEAD_BYTES :]
     if head.stored_size != len(payload) or head.last != last:
         raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
     check_payload(head, header.digest, index, payload)
     if expected_hash is not None and hash_of(start, payload) != expected_hash:
         raise BlockError("the block's hash does not match the table's: one of them was altered", block=index)
     return payload
-
-
-def _raiser(error: ContainerError) -> Callable[[], Event | NeedData]:
-    def again() -> Event | NeedData:
-        raise error
-
-    return again

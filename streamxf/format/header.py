@@ -39,27 +39,20 @@ _CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a bound stream holds."""
-
     OBJECT = 1
     TENSOR = 2
     FRAMED = 3
 
     def __str__(self) -> str:
-        return _KIND_NAMES[self]
-
-
-_KIND_NAMES = {Kind.OBJECT: "object", Kind.TENSOR: "tensor", Kind.FRAMED: "framed tensor"}
+        return "framed tensor" if self is Kind.FRAMED else self.name.lower()
 
 
 class Identity(NamedTuple):
-    """Which item a stream is.
+    """Which item a stream is; for an object all but the first three are empty.
 
     - `writer_id`: 16 random bytes of the process and save that wrote it.
-    - `name`: the item's name in the state dict.
-    - `dtype`: as torch names it; empty for an object, as are the next three.
-    - `offset`: where the shard begins in its tensor, in elements.
-    - `shape`: the shard's.
+    - `dtype`: as torch names it.
+    - `offset`, `shape`: of the shard, in elements.
     """
 
     writer_id: bytes
@@ -71,7 +64,6 @@ class Identity(NamedTuple):
     tensor_shape: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """The identity's bytes; raises ContainerError if the format has no place for it."""
         try:
             name = self.name.encode("utf-8")
         except UnicodeEncodeError:
@@ -91,7 +83,6 @@ class Identity(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> Identity:
-        """Read an identity that is exactly `data`; raises ContainerError if it is not one."""
         if len(data) < _IDENTITY.size:
             raise ContainerError("the header's identity is too short")
         writer_id, kind, ndim, dtype_len, reserved = _IDENTITY.unpack_from(data)
@@ -128,17 +119,12 @@ class Identity(NamedTuple):
 class Header:
     """A container's header.
 
-    - `block_log2`: blocks hold ``2**block_log2`` bytes.
     - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
       them.
-    - `salt`: 32 random bytes.
-    - `identity`: set in a bound stream.
     - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
     - `hashed`: whether the table has a SHA-256 for each block.
-    - `seal`: 32 bytes, in a keyed stream.
-    - `keyed`: whether the chain encrypts.
-    - `body`: the header's bytes before the seal.
-    - `digest`: H: SHA-256 of `body`.
+    - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
+    - `body`: the header's bytes before the seal; `digest`, H of the format, is its SHA-256.
     - `size`: bytes of the whole header.
     """
 
@@ -176,18 +162,16 @@ class Header:
 
     @property
     def block_size(self) -> int:
-        """Bytes in every block but the last."""
         return 1 << self.block_log2
 
     @property
     def block_chain(self) -> tuple[str, ...]:
-        """The codecs of the chain."""
         return self.chain[_Chain.of(self.chain).transforms :]
 
     @classmethod
     def awaited(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
-        """The header at the start of `data`, if it is the one that a published container of this item must have; None
-        if it is another, or damaged. All but its block size, salt and seal is known, so nothing has to be parsed.
+        """The header at the start of `data`, if it is the one that a published container of this item must have; else
+        None. All but its block size, salt and seal is known, so nothing has to be parsed.
         """
         if len(data) < HEADER_FIXED_BYTES or not MIN_BLOCK_LOG2 <= data[9] <= MAX_BLOCK_LOG2:
             return None
@@ -198,13 +182,11 @@ class Header:
         return header.sealed(data[seal_at:crc_at]) if header.keyed else header
 
     def sealed(self, seal: bytes | None) -> Header:
-        """The same header with its seal."""
         made = object.__new__(Header)  # what was computed does not depend on the seal
         made.__dict__.update(self.__dict__, seal=seal)
         return made
 
     def pack(self) -> bytes:
-        """The header's bytes."""
         if self.keyed != (self.seal is not None):
             raise ContainerError("a header has a seal exactly if its chain encrypts")
         data = self.body + (self.seal or b"")
@@ -212,8 +194,8 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
-        """Read a header that is exactly `data`; `header_size` tells how much that is. Raises ContainerError if anything
-        about it is not as the format says.
+        """Read a header that is exactly `data`, which has `header_size`. Raises ContainerError if anything is not as
+        the format says.
         """
         size = header_size(data)
         if len(data) != size:
@@ -242,7 +224,6 @@ class _Chain(NamedTuple):
     @staticmethod
     @lru_cache(16)  # all items of a checkpoint have one chain
     def of(chain: tuple[str, ...]) -> _Chain:
-        """Raises ContainerError if the format has no place for it."""
         try:
             text = "\n".join(chain).encode("ascii")
         except UnicodeEncodeError:
@@ -263,8 +244,8 @@ class _Chain(NamedTuple):
 
 
 def header_size(start: bytes) -> int:
-    """The whole header's size in bytes, from its first 48. Raises ContainerError if they do not begin a container that
-    this version reads.
+    """The whole header's size in bytes, from its first 48. Raises ContainerError if they do not begin a container of
+    this version.
     """
     if len(start) < HEADER_FIXED_BYTES:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")

@@ -1,14 +1,18 @@
-"""The index of a metadata file: everything that a reader needs to know of a checkpoint; docs/format.md, "Metadata".
+"""A metadata file: its index, which holds everything that a reader needs to know of a checkpoint, keys and trailer;
+docs/format.md, "Metadata".
 
-Reading is one pass over the result of `json.loads`. Whatever breaks the format raises `MetadataError`, so an `Index`
-needs no further checks.
+Reading an index is one pass over the result of `json.loads`. Whatever breaks the format raises `MetadataError`, so an
+`Index` needs no further checks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -19,6 +23,7 @@ from streamxf.codecs import frames
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, DescriptorError, MetadataError
+from streamxf.format import limits
 from streamxf.format.items import (
     ITEMSIZES,
     Chunk,
@@ -27,30 +32,19 @@ from streamxf.format.items import (
     Path,
     Place,
     TensorItem,
+    check_apart,
     check_name,
     check_path,
     check_text,
+    check_tiles,
     is_dtype_name,
 )
-from streamxf.format.limits import (
-    MAX_CODECS,
-    MAX_EXTRA_DEPTH,
-    MAX_INDEX,
-    MAX_INDEX_EXPANSION,
-    MAX_INT,
-    MAX_NDIM,
-    MAX_STEP,
-    MAX_STEPS,
-)
-from streamxf.format.tiling import check_apart, check_tiles
 
 _LEVEL = 3
 _FREE = 65536  # bytes that any index may decompress to
 _SHOWN = 200
 
-_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_HEX8 = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SIGNED = re.compile(r"[\[:,\s]-")
 
@@ -60,21 +54,15 @@ _MEMBERS = {
 
 
 class Writer(NamedTuple):
-    """A writing process.
-
-    - `id`: 16 random bytes.
-    - `dek`: the id of its data key, 32 bytes; None if the chain does not encrypt.
-    """
+    """A writing process: 16 random bytes, and the id of its data key, None if the chain does not encrypt."""
 
     id: bytes
     dek: bytes | None
 
 
 class File(NamedTuple):
-    """A data file.
-
-    - `writer`: which of the index's writers wrote it.
-    - `crc`: CRC-32C of the whole file, where the chain has no block codec.
+    """A data file: `writer` is an index of the writers, `crc` the CRC-32C of the whole file, where the chain has no
+    block codec.
     """
 
     size: int
@@ -91,7 +79,6 @@ class Index:
     - `transforms`: descriptors of the stream transforms that the data passed before the codecs, in save order.
     - `chain`: descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
     - `dek`: the id of the data key of the process that published.
-    - `files`: by path relative to the checkpoint.
     - `modules`: third-party packages that provide codecs.
     - `packages`: versions of what wrote the checkpoint.
     - `extra`: what planners put into DCP's metadata besides, as `to_json` writes it.
@@ -118,8 +105,8 @@ class Index:
             "rank": self.rank,
             "transforms": self.transforms,
             "chain": self.chain,
-            "dek": _as_text(self.dek),
-            "writers": [{"id": writer.id.hex(), "dek": _as_text(writer.dek)} for writer in self.writers],
+            "dek": self.dek and self.dek.hex(),
+            "writers": [{"id": writer.id.hex(), "dek": writer.dek and writer.dek.hex()} for writer in self.writers],
             "files": [_file_content(path, file) for path, file in self.files.items()],
             "items": {name: _item_content(item, numbers) for name, item in self.items.items()},
             "modules": self.modules,
@@ -139,13 +126,11 @@ class Index:
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
-        """Read an index. Raises MetadataError if it is anything but an index."""
         with collector_paused():
             return _Reader(_content(packed)).index()
 
     @property
     def keyed(self) -> bool:
-        """Whether the chain encrypts."""
         return self.dek is not None
 
     @property
@@ -155,21 +140,15 @@ class Index:
 
 
 def _most(packed_size: int) -> int:
-    return min(MAX_INDEX, MAX_INDEX_EXPANSION * packed_size + _FREE)
+    return min(limits.MAX_INDEX, limits.MAX_INDEX_EXPANSION * packed_size + _FREE)
 
 
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def _as_text(data: bytes | None) -> str | None:
-    return None if data is None else data.hex()
-
-
 def _file_content(path: str, file: File) -> dict[str, Any]:
-    content: dict[str, Any] = {"path": path, "size": file.size, "writer": file.writer}
-    if file.crc is not None:
-        content["crc32c"] = f"{file.crc:08x}"
-    return content
+    content = {"path": path, "size": file.size, "writer": file.writer}
+    return content if file.crc is None else content | {"crc32c": f"{file.crc:08x}"}
 
 
 def _item_content(item: Item, numbers: Mapping[str, int]) -> dict[str, Any]:
@@ -238,17 +217,17 @@ def _bad(what: str) -> NoReturn:
     raise MetadataError(f"the index is malformed: {what}")
 
 
-def _int(value: Any, what: str, limit: int = MAX_INT) -> int:
+def _int(value: Any, what: str, limit: int = limits.MAX_INT) -> int:
     if type(value) is not int or not 0 <= value <= limit:
         _bad(what)
     return value
 
 
 def _ints(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > MAX_NDIM:
+    if type(value) is not list or len(value) > limits.MAX_NDIM:
         _bad(what)
     for number in value:
-        if type(number) is not int or not 0 <= number <= MAX_INT:
+        if type(number) is not int or not 0 <= number <= limits.MAX_INT:
             _bad(what)
     return tuple(value)
 
@@ -257,24 +236,24 @@ def _list(value: Any, what: str) -> list[Any]:
     return value if type(value) is list else _bad(what)
 
 
+def _dict(value: Any, what: str) -> dict[str, Any]:
+    return value if type(value) is dict else _bad(what)
+
+
 def _string(value: Any, what: str) -> str:
     if type(value) is not str or (not value.isascii() and _SURROGATE.search(value)):
         _bad(what)
     return value
 
 
-def _matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
-    return value if type(value) is str and pattern.fullmatch(value) else _bad(what)
+def _hex(value: Any, digits: int, what: str) -> str:
+    return value if type(value) is str and len(value) == digits and _HEX.fullmatch(value) else _bad(what)
 
 
 def _exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
     if type(value) is not dict or not required <= value.keys() <= required | optional:
         _bad(f"{what} has missing or unknown members")
     return value
-
-
-def _digest(value: Any, what: str) -> bytes:
-    return bytes.fromhex(_matching(_HEX64, value, what))
 
 
 _NONE: frozenset[str] = frozenset()
@@ -287,19 +266,17 @@ _OBJECT_OPTIONS = frozenset({"sha256", "path"})
 
 
 class _Reader:
-    """From JSON to an `Index`."""
-
     def __init__(self, content: Any) -> None:
         self._content = _exact(content, _MEMBERS, _NONE, "it")
 
     def index(self) -> Index:
         content = self._content
-        save_id = _matching(_HEX32, content["save_id"], "save_id")
+        save_id = _hex(content["save_id"], 32, "save_id")
         rank = None if content["rank"] is None else _int(content["rank"], "rank", 2**31 - 1)
-        self._keyed = False
+        self._keyed = False  # unless a descriptor says so
         self._transforms, self._chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
         self._descriptors = (*(f"!{text}" for text in self._transforms), *self._chain)
-        if len(self._descriptors) > MAX_CODECS:
+        if len(self._descriptors) > limits.MAX_CODECS:
             _bad("there are too many descriptors")
         self._framed = bool(self._transforms) or not self._chain
         dek = self._dek(content["dek"])
@@ -308,28 +285,14 @@ class _Reader:
         files = self._files(_list(content["files"], "files"))
         self._check: Callable[..., None] = check_tiles if rank is None else check_apart
         modules = tuple(_string(entry, "modules") for entry in _list(content["modules"], "modules"))
-        packages = content["packages"]
-        if type(packages) is not dict:
-            _bad("packages")
+        packages, extra = _dict(content["packages"], "packages"), _dict(content["extra"], "extra")
         for name, version in packages.items():
             _string(name, "packages"), _string(version, "packages")
-        if type(content["extra"]) is not dict:
-            _bad("extra")
-        _check_extra(content["extra"], MAX_EXTRA_DEPTH)
+        _check_extra(extra, limits.MAX_EXTRA_DEPTH)
         self._hashed: bool | None = None
         items = self._items()
         return Index(
-            save_id,
-            rank,
-            self._transforms,
-            self._chain,
-            dek,
-            self._writers,
-            files,
-            items,
-            modules,
-            packages,
-            content["extra"],
+            save_id, rank, self._transforms, self._chain, dek, self._writers, files, items, modules, packages, extra
         )
 
     def _read_descriptors(self, member: str) -> tuple[str, ...]:
@@ -350,11 +313,11 @@ class _Reader:
     def _dek(self, value: Any) -> bytes | None:
         if (value is None) == self._keyed:
             _bad("dek contradicts the chain")
-        return None if value is None else _digest(value, "dek")
+        return None if value is None else bytes.fromhex(_hex(value, 64, "dek"))
 
     def _writer(self, entry: Any) -> Writer:
         _exact(entry, {"id", "dek"}, _NONE, "a writer")
-        return Writer(bytes.fromhex(_matching(_HEX32, entry["id"], "a writer's id")), self._dek(entry["dek"]))
+        return Writer(bytes.fromhex(_hex(entry["id"], 32, "a writer's id")), self._dek(entry["dek"]))
 
     def _files(self, entries: list[Any]) -> dict[str, File]:
         files: dict[str, File] = {}
@@ -366,7 +329,7 @@ class _Reader:
             crc = entry.get("crc32c")
             if (crc is None) != bool(self._chain):
                 _bad("a file's crc32c")
-            number = None if crc is None else int(_matching(_HEX8, crc, "a file's crc32c"), 16)
+            number = None if crc is None else int(_hex(crc, 8, "a file's crc32c"), 16)
             writer = _int(entry["writer"], "a file's writer", len(self._writers) - 1)
             files[path] = File(_int(entry["size"], "a file's size"), writer, number)
             self._paths.append(path)
@@ -374,11 +337,8 @@ class _Reader:
         return files
 
     def _items(self) -> dict[str, Item]:
-        entries = self._content["items"]
-        if type(entries) is not dict:
-            _bad("items")
         made: dict[str, Item] = {}
-        for name, entry in entries.items():
+        for name, entry in _dict(self._content["items"], "items").items():
             try:
                 made[check_name(name)] = self._item(name, entry)
             except MetadataError as error:
@@ -386,9 +346,7 @@ class _Reader:
         return made
 
     def _item(self, name: str, entry: Any) -> Item:
-        if type(entry) is not dict:
-            _bad("it is not an object")
-        path = _path(entry)
+        path = _path(_dict(entry, "it is not an object"))
         if "dtype" not in entry:
             _exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
             return ObjectItem(name, self._place(entry), path)
@@ -404,9 +362,7 @@ class _Reader:
         if len({chunk.offset for chunk in chunks}) < len(chunks):
             _bad("two chunks have the same offset")
         self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
-        properties = entry.get("properties", {})
-        if type(properties) is not dict:
-            _bad("properties")
+        properties = _dict(entry.get("properties", {}), "properties")
         for member, value in properties.items():
             _string(member, "properties"), type(value) is bool or _string(value, "properties")
         return TensorItem(name, dtype, shape, chunks, path, properties)
@@ -424,7 +380,7 @@ class _Reader:
         at, size = _int(entry["at"], "at"), _int(entry["bytes"], "bytes")
         if at + size > self._sizes[file]:
             _bad(f"it reaches beyond the end of {self._paths[file]}")
-        sha256 = _digest(entry["sha256"], "sha256") if "sha256" in entry else None
+        sha256 = bytes.fromhex(_hex(entry["sha256"], 64, "sha256")) if "sha256" in entry else None
         if self._hashed is None:
             self._hashed = sha256 is not None
         if self._hashed != (sha256 is not None):
@@ -448,9 +404,9 @@ def _path(entry: dict[str, Any]) -> Path | None:
     if "path" not in entry:
         return None
     steps = _list(entry["path"], "path")
-    if not 1 <= len(steps) <= MAX_STEPS:
+    if not 1 <= len(steps) <= limits.MAX_STEPS:
         _bad("path")
-    return tuple(_string(step, "path") if type(step) is str else _int(step, "path", MAX_STEP) for step in steps)
+    return tuple(_string(step, "path") if type(step) is str else _int(step, "path", limits.MAX_STEP) for step in steps)
 
 
 # -- extra -------------------------------------------------------------------------------------------------
@@ -485,7 +441,6 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Undo `to_json`. Raises MetadataError if `value` is not such a result."""
     try:
         return _plain(value)
     except (TypeError, ValueError, RecursionError):
@@ -514,3 +469,110 @@ def _number(text: str) -> int | float:
     if repr(made) != text or not math.isfinite(made):
         raise ValueError(text)
     return made
+
+
+# -- trailer and keys ---------------------------------------------------------------------------------------
+
+_LENGTHS = struct.Struct("<IIB7x")
+_VERSION = 1
+_SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer: what its second digest covers
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last 88 bytes of a metadata file: sizes of the index and the keys before it, and digests."""
+
+    index_size: int
+    keys_size: int
+    pickle_digest: bytes
+    digest: bytes
+
+    @property
+    def size(self) -> int:
+        return self.index_size + self.keys_size + limits.TRAILER_BYTES
+
+    @classmethod
+    def parse(cls, end: bytes, file_size: int) -> Trailer | None:
+        """Read the trailer from the last 88 bytes of a file, or all of it if it is smaller; None if it does not end in
+        one. Raises MetadataError if it ends in one that cannot be.
+        """
+        if end[-len(limits.METADATA_MAGIC) :] != limits.METADATA_MAGIC:
+            return None
+        if len(end) < limits.TRAILER_BYTES:
+            raise MetadataError("the metadata is truncated: only a part of its trailer is there")
+        fields = end[-limits.TRAILER_BYTES :]
+        index_size, keys_size, version = _LENGTHS.unpack_from(fields)
+        if version != _VERSION or fields[9 : _LENGTHS.size] != bytes(7):
+            raise MetadataError(
+                f"the metadata's trailer has version {version}; this streamxf reads version {_VERSION}. Upgrade "
+                "streamxf if it is newer"
+            )
+        digests = fields[_LENGTHS.size : _LENGTHS.size + 2 * limits.DIGEST_BYTES]
+        trailer = cls(index_size, keys_size, digests[: limits.DIGEST_BYTES], digests[limits.DIGEST_BYTES :])
+        if not 1 <= index_size <= limits.MAX_INDEX or keys_size > limits.MAX_KEYS or trailer.size > file_size:
+            raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
+        return trailer
+
+    def split(self, tail: bytes) -> Sections:
+        """Index and keys out of the file's last `size` bytes; raises MetadataError if their digest does not match."""
+        view = memoryview(tail)
+        signed = view[: self.index_size + self.keys_size + _SIGNED_BYTES]
+        if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
+            raise MetadataError("the digest of the metadata does not match: the file is damaged")
+        keys = view[self.index_size : self.index_size + self.keys_size]
+        return Sections(view[: self.index_size], keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
+    stored.
+    """
+
+    index: memoryview
+    keys: memoryview
+
+    @property
+    def digest(self) -> bytes:
+        """D of the format: what vouchers are made for."""
+        made = hashlib.sha256(b"streamxf/1 index")
+        made.update(self.index)
+        return made.digest()
+
+    def key_lines(self) -> tuple[str, str] | None:
+        """The wrapped data key and the vouchers of the process that published; None if there are no keys. Raises
+        MetadataError if there are other bytes.
+        """
+        if not self.keys:
+            return None
+        start = bytes(self.keys[: 2 * limits.MAX_KEY_LINE + 2])
+        lines = start.split(b"\n", 2)
+        if len(lines) < 2 or len(lines[0]) > limits.MAX_KEY_LINE or len(lines[1]) > limits.MAX_KEY_LINE:
+            raise MetadataError("the metadata's keys are malformed")
+        return _text(lines[0]), _text(lines[1])
+
+    def other_key_lines(self) -> list[str]:
+        return [_text(line) for line in bytes(self.keys).split(b"\n")[2:]]
+
+
+def pack(pickled: bytes, index: bytes, keys: bytes) -> bytes:
+    """A metadata file; raises MetadataError if it would be too large to be read."""
+    if len(index) > limits.MAX_INDEX or len(keys) > limits.MAX_KEYS:
+        raise MetadataError(
+            f"the metadata would be too large: {len(index)} bytes of index ({limits.MAX_INDEX} are allowed) and "
+            f"{len(keys)} of keys ({limits.MAX_KEYS}); save fewer items, or with fewer recipients"
+        )
+    lengths = _LENGTHS.pack(len(index), len(keys), _VERSION)
+    signed = index + keys + lengths + hashlib.sha256(pickled).digest()
+    return pickled + signed + hashlib.sha256(signed).digest() + limits.METADATA_MAGIC
+
+
+def pack_keys(wrapped: str, vouchers: str, others: list[str]) -> bytes:
+    return "\n".join([wrapped, vouchers, *others]).encode("ascii")
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode("ascii")
+    except UnicodeDecodeError:
+        raise MetadataError("the metadata's keys are not ASCII") from None

@@ -36,8 +36,3 @@ TRAILER_BYTES = 88
 MAX_PATH = 4096
 MAX_STEPS = 256
 MAX_STEP = 2**20 - 1
-
-
-def stage_limit(block_size: int) -> int:
-    """E of the format: the most bytes that any codec of a chain may give or take for a block."""
-    return block_size + block_size // 16 + 1024

@@ -29,7 +29,7 @@ def pack_prefix(wrapped: str) -> bytes:
 
 
 def prefix_size(start: bytes) -> int:
-    """The whole prefix's size in bytes, from its first 12. Raises ContainerError if they do not begin a plain file of
+    """The whole prefix's size in bytes, from its first 12; raises ContainerError if they begin no plain file of
     streamxf.
     """
     if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
@@ -41,24 +41,20 @@ def prefix_size(start: bytes) -> int:
 
 
 def parse_prefix(data: bytes) -> str:
-    """The wrapped data key of a prefix that is exactly `data`; empty for a chain that does not encrypt. Raises
-    ContainerError if it is damaged.
-    """
     if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
         raise ContainerError("the file is truncated inside its prefix")
     return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")
 
 
 def pack_seal(vouchers: str) -> bytes:
-    """The seal, with the vouchers."""
     text = vouchers.encode("ascii")
     data = text + _WORD.pack(len(text))
     return data + _WORD.pack(crc32c.crc32c(data)) + SEAL_MAGIC
 
 
 def seal_size(end: bytes) -> int:
-    """The whole seal's size in bytes, from the file's last 16. Raises ContainerError if they do not end an encrypted
-    plain file.
+    """The whole seal's size in bytes, from the file's last 16; raises ContainerError if they end no encrypted plain
+    file.
     """
     if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
         raise ContainerError("the file does not end as an encrypted one: it is truncated, or something was appended")
@@ -69,7 +65,6 @@ def seal_size(end: bytes) -> int:
 
 
 def parse_seal(data: bytes) -> str:
-    """The vouchers of a seal that is exactly `data`. Raises ContainerError if it is damaged."""
     if len(data) != seal_size(data[-SEAL_END_BYTES:]):
         raise ContainerError("the file's seal has another size than it says")
     body = data[: -len(SEAL_MAGIC)]

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements
+from streamxf.checkpoint.elements import Elements, itemsize_of
 from streamxf.checkpoint.framed import strided_elements
-from streamxf.checkpoint.reading import BoxReader, itemsize_of
+from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem

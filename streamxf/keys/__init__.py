@@ -10,10 +10,9 @@ from streamxf.keys.derive import public_id
 from streamxf.keys.file import read_environment, read_key, write_key
 from streamxf.keys.key import Key
 from streamxf.keys.location import KeyLike, SignerLike
-from streamxf.keys.pair import PrivateKey, PublicKey
+from streamxf.keys.pair import PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
 from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
-from streamxf.keys.signing import SigningKey, VerifyKey
 
 __all__ = [
     "AwsKms",

@@ -73,10 +73,7 @@ class AwsKms(KeyProvider):
         Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
         unprotected, and never through a proxy.
 
-    Raises
-    ------
-    KeyServiceError
-        If boto3 is not installed.
+    Raises KeyServiceError if boto3 is not installed.
     """
 
     kind = "aws-kms"

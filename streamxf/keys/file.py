@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
-from streamxf.keys.pair import PublicKey
-from streamxf.keys.signing import VerifyKey
+from streamxf.keys.pair import PublicKey, VerifyKey
 from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 
 PathLike = str | os.PathLike[str]
@@ -28,21 +27,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
-    """Read a key file.
+    """Read a key file, following symbolic links; `passphrase` is for a file that is protected by one.
 
     It holds what `write_key` made, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
     them, which make a `Key`. Lines that begin with ``#`` are comments.
-
-    Parameters
-    ----------
-    path : path-like
-        Symbolic links are followed.
-    passphrase : str, optional
-        For a file that is protected by one.
-
-    Returns
-    -------
-    Key, PrivateKey, PublicKey, SigningKey or VerifyKey
 
     Raises
     ------
@@ -50,12 +38,8 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
         If there is no such file, it is not a regular file or holds no key; or if others have access to it: a key file
         must belong to this user or root, and only its owner may write to it. If the key is secret, only the owner may
         read it, and the group, if root owns the file.
-    KeyMissingError
-        If a passphrase protects the key, and none is given.
-    WrongKeyError
-        If the passphrase is wrong.
-    ParameterError
-        If the passphrase cannot be used.
+    KeyMissingError, WrongKeyError, ParameterError
+        If a passphrase protects the key, and none is given, or it is wrong, or cannot be used.
     """
     place = os.fspath(path)
     data, status = _read(place)
@@ -83,13 +67,8 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
 def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
     """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
-    Parameters
-    ----------
-    path : path-like
-        Must not exist. It is removed again if it cannot be written.
-    key : Key, PrivateKey, PublicKey, SigningKey or VerifyKey
-    passphrase : str, optional
-        What `read_key` then needs for this file. Not for public keys.
+    The file is removed again if it cannot be written. With a `passphrase`, which public keys do not take, `read_key`
+    needs it for this file.
 
     Raises
     ------

@@ -18,8 +18,8 @@ from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.keys.key import Key
+from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.signing import SigningKey, VerifyKey
 from streamxf.keys.text import PROTECTED, PUBLIC, SECRET
 
 PROVIDER_GROUP = "streamxf.key_providers"

@@ -1,7 +1,8 @@
-"""Key pairs for public-key encryption of data keys, by HPKE (RFC 9180): `PublicKey` wraps, `PrivateKey` unwraps.
+"""Key pairs: by HPKE (RFC 9180) a `PublicKey` wraps data keys, and a `PrivateKey` unwraps them; by Ed25519 a
+`SigningKey` signs contents, and a `VerifyKey` checks the signature.
 
 A training node that has only the public key can write checkpoints that it cannot read. Nothing then shows who wrote
-them, since anyone may have the public key: see `SigningKey`.
+them, since anyone may have the public key, unless it has a `SigningKey`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from typing_extensions import Buffer
 
-from streamxf.errors import ParameterError, WrongKeyError
+from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
 from streamxf.keys.derive import HYBRID, public_id
 from streamxf.keys.key import Secret, as_bytes, draw_secret
 from streamxf.keys.provider import KeyProvider
@@ -19,7 +20,17 @@ from streamxf.keys.provider import KeyProvider
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem
 
+ED25519 = "ed25519"
 _INFO = b"streamxf/1 hpke"
+_PRIME = 2**255 - 19
+# the y of all points of order 1, 2, 4 and 8: anyone can make signatures that such a "key" verifies
+_LOW_ORDER = (
+    0,
+    1,
+    _PRIME - 1,
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,7 @@ class PublicKey(KeyProvider):
     kind : str
         ``"hpke-mlkem768-x25519"``, the default, which also holds against quantum computers, or ``"hpke-x25519"``.
 
-    Raises
-    ------
-    UnsupportedError
-        If the cryptography package here has no ML-KEM.
+    Raises UnsupportedError if the cryptography package here has no ML-KEM.
     """
 
     unwraps: ClassVar[bool] = False
@@ -79,10 +87,7 @@ class PrivateKey(Secret, KeyProvider):
     kind : str
         As in `PublicKey`.
 
-    Raises
-    ------
-    UnsupportedError
-        If the cryptography package here has no ML-KEM.
+    Raises UnsupportedError as `PublicKey`.
     """
 
     __slots__ = ("kind",)
@@ -99,12 +104,10 @@ class PrivateKey(Secret, KeyProvider):
 
     @classmethod
     def generate(cls, kind: str = HYBRID) -> Self:
-        """Draw a new one from the operating system's random source."""
         return cls(draw_secret(), kind)
 
     @property
     def public(self) -> PublicKey:
-        """The public half."""
         return PublicKey(_kem(self.kind).public_bytes(self._material), self.kind)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
@@ -122,6 +125,73 @@ class PrivateKey(Secret, KeyProvider):
 
     def _to_own_child(self) -> Any:
         return type(self), (self._material, self.kind)
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """The public half of a `SigningKey`, for ``trust=``. Not secret; `id` is 16 hexadecimal digits derived from it.
+
+    `data` is 32 bytes. Points of low order, for which anyone can sign, are refused.
+    """
+
+    kind: ClassVar[str] = ED25519
+
+    data: bytes = field(repr=False)
+    id: str = field(init=False, compare=False)
+
+    def __init__(self, data: Buffer) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        key = as_bytes(data, "a public key")
+        try:
+            Ed25519PublicKey.from_public_bytes(key)
+        except ValueError:
+            raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
+        if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
+            raise ParameterError("anyone can make signatures for this Ed25519 public key: it is a point of low order")
+        object.__setattr__(self, "data", key)
+        object.__setattr__(self, "id", public_id(key, ED25519))
+
+    def verify(self, signature: bytes, statement: bytes) -> None:
+        """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
+        except InvalidSignature:
+            raise AuthenticationError(
+                f"the signature by {self.id} is not for these contents: they were altered, or the signature was"
+            ) from None
+
+
+class SigningKey(Secret):
+    """Signs what a process publishes (Ed25519). Its `id` is that of its public half, `verify_key`.
+
+    `material` is exactly 32 bytes.
+    """
+
+    __slots__ = ()
+
+    noun = "a signing key"
+    kind = ED25519
+
+    def __init__(self, material: Buffer) -> None:
+        super().__init__(material)
+        object.__setattr__(self, "id", self.verify_key.id)
+
+    @property
+    def verify_key(self) -> VerifyKey:
+        return VerifyKey(self._private().public_key().public_bytes_raw())
+
+    def sign(self, statement: bytes) -> bytes:
+        signature: bytes = self._private().sign(statement)
+        return signature
+
+    def _private(self) -> Any:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._material)
 
 
 def _kem(kind: str) -> Kem:

@@ -18,8 +18,8 @@ from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, ask, breach
 from streamxf.keys.key import Uncopied
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, several
+from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.signing import SigningKey, VerifyKey
 from streamxf.keys.vouchers import Vouchers
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
@@ -61,10 +61,7 @@ class KeyRing(Uncopied):
         Whether that signature may be missing: a private key then shows that a checkpoint is meant for you, but not who
         wrote it.
 
-    Raises
-    ------
-    ParameterError
-        If a key or signer is something else, or signers are given without keys.
+    Raises ParameterError if a key or signer is something else, or signers are given without keys.
     """
 
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
@@ -265,7 +262,7 @@ class _Answers:
         return answer
 
     def error(self, key: KeyProvider) -> KeyServiceError | None:
-        """What it failed with, if that was just now."""
+        """What `key` failed with, if that was just now."""
         until, message = self._silent.get((key.kind, key.id), (0.0, ""))
         return KeyServiceError(message) if monotonic() < until else None
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from streamxf.errors import ParameterError
 from streamxf.keys.derive import HYBRID, X25519, encode_b64url, try_decode
 from streamxf.keys.key import Key
-from streamxf.keys.pair import PrivateKey, PublicKey
-from streamxf.keys.signing import ED25519, SigningKey, VerifyKey
+from streamxf.keys.pair import ED25519, PrivateKey, PublicKey, SigningKey, VerifyKey
 
 SecretKey = Key | PrivateKey | SigningKey
 AnyKey = SecretKey | PublicKey | VerifyKey

@@ -14,8 +14,8 @@ from streamxf.descriptor import shorten
 from streamxf.errors import AuthenticationError, DescriptorError, ParameterError, WrongKeyError
 from streamxf.keys.derive import decode_b64url, encode_b64url, statement
 from streamxf.keys.envelope import DataKey, Entry, ask, breach, fault
+from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider, wrong_voucher
-from streamxf.keys.signing import SigningKey, VerifyKey
 
 Ask = Callable[[KeyProvider, str, bytes, bytes], Any]
 

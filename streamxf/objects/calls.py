@@ -38,8 +38,6 @@ class Unfinished(Exception):
 
 
 class Name:
-    """A class or function that the caller has to allow."""
-
     def __init__(self, name: str = "") -> None:
         self.name = name
 
@@ -157,7 +155,6 @@ def _subclass(check: Any, function: Any, kind: Any, arguments: Any, state: Any) 
 
 
 def _wrapper(_: Any, kind: Any, *rest: Any) -> Made | None:
-    """A tensor of a class of the caller's, without elements of its own."""
     return Made(kind.name) if type(kind) is Name else None
 
 

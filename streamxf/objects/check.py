@@ -12,26 +12,19 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from streamxf.descriptor import shorten
-from streamxf.objects.calls import (
-    CALLS,
-    ELEMENT,
-    PLAIN,
-    STORAGE_SIZES,
-    VALUES,
-    Made,
-    Name,
-    Own,
-    StorageRecord,
-    may_have,
-)
+from streamxf.errors import ParameterError
+from streamxf.objects import calls
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
-from streamxf.objects.unpickle import chosen
+from streamxf.stream.source import ForkLock
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes
@@ -43,8 +36,56 @@ _CONTAINERS = (list, dict, set, OrderedDict, Counter)
 _Unpickler: Any = pickle._Unpickler  # Python's own in Python, of which little is typed
 
 
-class _Stop(Exception):
-    """The pickle is at its end; has what it left."""
+_lending = ForkLock()
+_lent: set[Any] = set()
+
+
+@contextmanager
+def lent(entries: Set[Any]) -> Iterator[None]:
+    """Have `entries` on the list for a while. Other loads wait, so that none gets what was lent to another; what is on
+    the list already stays there, which torch's own context manager would take off.
+    """
+    import torch
+
+    if not entries:
+        yield
+        return
+    with _lending.here():
+        new = entries - frozenset(torch.serialization.get_safe_globals())
+        _lent.update(new)
+        try:
+            with torch.serialization.safe_globals(list(new)):
+                yield
+        finally:
+            _lent.difference_update(new)
+
+
+def chosen() -> Set[str]:
+    """The names that were passed to ``torch.serialization.add_safe_globals``. What torch put there itself does not
+    count: importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return frozenset()
+    found = frozenset(torch.serialization.get_safe_globals()) - _lent
+    homes = {entry: getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in found}
+    return names_of(entry for entry, home in homes.items() if not f"{home}.".startswith("torch."))
+
+
+def names_of(entries: Iterable[Any]) -> Set[str]:
+    """The names by which pickles ask for what a list of ``safe_globals`` holds; raises ParameterError."""
+    return frozenset(map(_name_of, entries))
+
+
+@lru_cache(1024)
+def _name_of(entry: Any) -> str:
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
+        return entry[1]
+    if not callable(entry) or not hasattr(entry, "__qualname__"):
+        raise ParameterError(
+            f"safe_globals takes classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
+        )
+    return f"{entry.__module__}.{entry.__qualname__}"
 
 
 def mapped(module: str, name: str) -> str:
@@ -57,8 +98,7 @@ def mapped(module: str, name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether it is always allowed."""
-    return name in VALUES or name in CALLS
+    return name in calls.VALUES or name in calls.CALLS
 
 
 class Check(_Unpickler):  # type: ignore[misc]
@@ -89,24 +129,20 @@ class Check(_Unpickler):  # type: ignore[misc]
         self._trusted = trusted
         self._kinds: dict[str, str] = {}
         self._limit = FREE_STEPS + 4 * stored
-        self._work = FREE_WORK + sum(sizes.values()) * 4 // ELEMENT
+        self._work = FREE_WORK + sum(sizes.values()) * 4 // calls.ELEMENT
         self._step = 0
 
     def load(self) -> Any:
-        """What is pickled, with records in the place of what only torch or the caller can make.
-
-        Raises
-        ------
-        TooMuch
-            If torch.save does not write it so, or it takes memory or time out of proportion.
+        """What is pickled, with records in the place of what only torch or the caller can make. Raises TooMuch if
+        torch.save does not write it so, or it takes memory or time out of proportion.
         """
         read, actions = self.read, _ACTIONS
         try:
             for step in range(self._limit):
                 self._step = step
                 actions[read(1)[0]](self)
-        except _Stop as stop:
-            return stop.args[0]
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
         except (TooMuch, MemoryError):
             raise
         except Exception as error:  # whatever a damaged pickle makes the unpickler raise
@@ -115,44 +151,40 @@ class Check(_Unpickler):  # type: ignore[misc]
 
     @property
     def plain(self) -> bool:
-        """Whether all names are those of plain data."""
-        return self.names <= PLAIN.keys() and not self._kinds and not self.unknown
+        return self.names <= calls.PLAIN.keys() and not self._kinds and not self.unknown
 
-    # -- what it names and calls -------------------------------------------------------------------
-
-    def find_class(self, module: str, name: str) -> Name:
+    def find_class(self, module: str, name: str) -> calls.Name:
         full = mapped(module, name)
         self.names.add(full)
         group = group_of(full)
         if is_known(full) and (not group or group.isdisjoint(self._trusted())):
-            return Own(full)
+            return calls.Own(full)
         if full not in self._trusted():
             self.unknown.add(full)
         if full.rpartition(".")[0] in _BLOCKED:
             self._refuse(f"torch allows nothing from the module of {shorten(ascii(full)[1:-1])}")
-        return Name(full)
+        return calls.Name(full)
 
-    def persistent_load(self, pid: Any) -> StorageRecord:
+    def persistent_load(self, pid: Any) -> calls.StorageRecord:
         fields: tuple[Any, ...] = pid if type(pid) is tuple else ()
-        if [*map(type, fields)] != [str, Own, str, str, int] or fields[0] != "storage":
+        if [*map(type, fields)] != [str, calls.Own, str, str, int] or fields[0] != "storage":
             raise TooMuch("its pickle refers to something that is not a storage")
         _, kind, key, _, count = fields
         if self._kinds.setdefault(key, kind.name) != kind.name:  # torch makes it once, of the kind that comes first
             raise TooMuch("its pickle refers to one storage as two of different kinds")
-        itemsize, nbytes = STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
+        itemsize, nbytes = calls.STORAGE_SIZES.get(kind.name), self._sizes.get(f"data/{key}", -1)
         if itemsize is None or nbytes != count * itemsize:
             raise TooMuch(f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it")
-        return StorageRecord(nbytes, itemsize)
+        return calls.StorageRecord(nbytes, itemsize)
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """The result of a call; raises TooMuch if torch.save does not write it."""
-        if not isinstance(function, Name) or type(arguments) is not tuple:
+        if not isinstance(function, calls.Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:
             self.charge(argument)
-        if type(function) is Name:
-            return Made(function.name)
-        made = CALLS[function.name](self, *arguments) if function.name in CALLS else None
+        if type(function) is calls.Name:
+            return calls.Made(function.name)
+        made = calls.CALLS[function.name](self, *arguments) if function.name in calls.CALLS else None
         if made is None:
             raise TooMuch(f"its pickle calls {function.name} in another way than torch.save does")
         return made
@@ -163,7 +195,7 @@ class Check(_Unpickler):  # type: ignore[misc]
 
     def _new(self) -> None:
         function = self.stack[-2]
-        if type(function) is Own and function.name != BYTES_IO:  # a set, for one, would stay empty
+        if type(function) is calls.Own and function.name != BYTES_IO:  # a set, for one, would stay empty
             raise TooMuch(f"its pickle makes a {function.name} in another way than torch.save does")
         self._reduce()
 
@@ -172,12 +204,10 @@ class Check(_Unpickler):  # type: ignore[misc]
         self.charge(state)
         if isinstance(target, Array | Bytes | DType):
             target.__setstate__(state)
-        elif type(target) is OrderedDict and may_have(OrderedDict, state):
+        elif type(target) is OrderedDict and calls.may_have(OrderedDict, state):
             target.__dict__.update(state)
-        elif type(target) is not Made:  # a tensor would get another size, an attribute stand in for a method
+        elif type(target) is not calls.Made:  # a tensor would get another size, an attribute stand in for a method
             raise TooMuch("its pickle changes something after it was made, as torch.save never does")
-
-    # -- what it takes -----------------------------------------------------------------------------
 
     def charge(self, value: Any, depth: int = 0) -> None:
         """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
@@ -188,17 +218,14 @@ class Check(_Unpickler):  # type: ignore[misc]
             for item in value:
                 self.charge(item, depth + 1)
         if kind is str or kind is bytes or kind is bytearray:
-            self.spend(1 + len(value) // ELEMENT)
+            self.spend(1 + len(value) // calls.ELEMENT)
         else:
             self.spend(1 + len(value) if kind in _CONTAINERS else 1)
 
     def spend(self, elements: int) -> None:
-        """Count elements that are hashed or copied."""
         self._work -= elements
         if self._work + 2 * self._step < 0:
             raise TooMuch("its pickle makes something out of proportion to what is stored")
-
-    # -- opcodes -----------------------------------------------------------------------------------
 
     def _proto(self) -> None:
         if self.read(1)[0] != _PROTOCOL:
@@ -217,32 +244,27 @@ class Check(_Unpickler):  # type: ignore[misc]
         fills, target = self._may_fill(dict, OrderedDict, Counter), self.stack[-1]
         for at in range(0, len(items), 2):
             key, value = items[at], items[at + 1]
-            if type(key) is not str or len(key) > ELEMENT:
+            if type(key) is not str or len(key) > calls.ELEMENT:
                 self.charge(key)
             if fills:
                 target[key] = value
 
     def _may_fill(self, *kinds: type) -> bool:
         target = self.stack[-1]
-        if type(target) is Made:
+        if type(target) is calls.Made:
             name = shorten(ascii(target.name)[1:-1])
             self._refuse(f"it fills a {name} item by item, which torch does for lists and dicts only")
         elif type(target) not in kinds:
             raise TooMuch("its pickle fills something item by item that is not a list or dict")
-        return type(target) is not Made
+        return type(target) is not calls.Made
 
     def _refuse(self, reason: str) -> None:
         self.never = self.never or reason
 
 
-def _stop(check: Check) -> None:
-    raise _Stop(check.stack.pop())
-
-
 _ACTIONS: dict[int, Callable[[Check], None]] = {
-    **{opcode: _Unpickler.dispatch[opcode] for opcode in b"(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
+    **{opcode: _Unpickler.dispatch[opcode] for opcode in b".(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
     pickle.PROTO[0]: Check._proto,
-    pickle.STOP[0]: _stop,
     pickle.LONG4[0]: Check._long4,
     pickle.APPEND[0]: lambda check: check._fill_list([check.stack.pop()]),
     pickle.APPENDS[0]: lambda check: check._fill_list(check.pop_mark()),
@@ -306,6 +328,5 @@ def _first_record(data: memoryview) -> memoryview | None:
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:
-    """Names from a stranger, for people."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.objects.calls import Unfinished
-from streamxf.objects.check import Check, shown
+from streamxf.objects.check import Check, chosen, lent, names_of, shown
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
-from streamxf.objects.unpickle import chosen, lent, names_of, unpickle
+from streamxf.objects.unpickle import unpickle
 from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
@@ -38,26 +38,12 @@ class NeverLoads(ValueError):
 
 
 class Objects:
-    """How the objects of a checkpoint are loaded.
+    """How the objects of a checkpoint are loaded. Raises ParameterError.
 
-    Parameters
-    ----------
-    weights_only : bool
-        False hands the stored bytes to the planner as they are.
-    safe_globals : sequence
-        Classes and functions that objects may use besides those that torch allows; as
-        ``torch.serialization.add_safe_globals`` takes them.
-    max_expansion : int
-        How many times their stored bytes objects may take; `FREE` bytes in any case.
-
-    Attributes
-    ----------
-    weights_only : bool
-    max_expansion : int
-
-    Raises
-    ------
-    ParameterError
+    - `weights_only`: False hands the stored bytes to the planner as they are.
+    - `safe_globals`: classes and functions that objects may use besides those that torch allows; as
+      ``torch.serialization.add_safe_globals`` takes them.
+    - `max_expansion`: how many times their stored bytes objects may take; `FREE` bytes in any case.
     """
 
     def __init__(
@@ -83,27 +69,13 @@ class Objects:
         return Budget(self.max_expansion, 0) if self.weights_only else None
 
     def renew(self, data: bytes, stored: int) -> bytes:
-        """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`.
-
-        Raises as `load`.
-        """
+        """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`."""
         return _saved(self.load(data, stored)) if self.weights_only else data
 
     def load(self, data: bytes, stored: int) -> Any:
-        """The object itself. Torch is imported only where it is needed.
-
-        Parameters
-        ----------
-        data : bytes
-        stored : int
-            Bytes that it takes in storage.
-
-        Raises
-        ------
-        PolicyError
-            If it is more than weights_only allows.
-        MetadataError
-            If it is a tensor, or torch cannot make an object of it.
+        """The object, which takes `stored` bytes in storage; torch is imported only where it is needed. Raises
+        PolicyError if it is more than weights_only allows, MetadataError if it is a tensor, or torch cannot make an
+        object of it.
         """
         if not self.weights_only:
             import torch
@@ -131,16 +103,9 @@ class Objects:
             ) from error
 
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
-        """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only.
-
-        Raises
-        ------
-        PolicyError
-            If it needs a class that is not allowed.
-        MetadataError
-            If ``torch.save`` did not write it, or it is damaged, or holds no tensor.
-        StreamxfError, OSError
-            Those of `file`.
+        """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only. Raises
+        PolicyError if it needs a class that is not allowed; MetadataError if ``torch.save`` did not write it, or it
+        is damaged, or holds no tensor; and what `file` raises.
         """
         import torch
 
@@ -164,8 +129,6 @@ class Objects:
             kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
-
-    # -- helpers -----------------------------------------------------------------------------------
 
     def _made(self, data: bytes, stored: int) -> Any:
         archive = Archive(io.BytesIO(data), len(data))

@@ -24,8 +24,6 @@ class TooMuch(ValueError):
 
 
 class DType:
-    """A numeric ``numpy.dtype``."""
-
     real: np.dtype[Any]
     filled = False
 
@@ -94,14 +92,12 @@ class Bytes(io.BytesIO):
 
 
 def reconstruct(kind: Any, shape: Any, code: Any) -> Array:
-    """As ``numpy._core.multiarray._reconstruct``, for what arrays are pickled as."""
     if kind is not Array or type(shape) is not tuple or shape != (0,) or type(code) is not bytes or code != b"b":
         raise TooMuch("its pickle makes a NumPy array in another way than numbers are stored")
     return np.ndarray.__new__(Array, (0,), "b")
 
 
 def scalar(dtype: Any, data: Any) -> Any:
-    """As ``numpy._core.multiarray.scalar``, for numbers."""
     if type(dtype) is not DType or not dtype.filled or type(data) is not bytes or len(data) != dtype.real.itemsize:
         raise TooMuch("its pickle makes a NumPy scalar of more or fewer bytes than its dtype has")
     return np.frombuffer(data, dtype.real)[0]

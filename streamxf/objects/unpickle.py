@@ -2,90 +2,22 @@
 
 ``torch.load`` would open the file once more. It decides by the first four bytes whether that is a zip file, and looks
 for the directory on its own; so it might unpickle something else than was checked. Here the unpickler gets the very
-bytes that were checked, and each storage comes from the place that was. Torch's list of what weights-only pickles may
-use besides is one for the whole process.
+bytes that were checked, and each storage comes from the place that was.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from streamxf.buffers import flat_view
-from streamxf.errors import ParameterError
-from streamxf.stream.source import ForkLock
 from streamxf.torchsave.archive import Archive
-
-_lending = ForkLock()
-_lent: set[Any] = set()
-
-
-@contextmanager
-def lent(entries: Set[Any]) -> Iterator[None]:
-    """Have `entries` on the list for a while. Other loads wait, so that none gets what was lent to another; what is on
-    the list already stays there, which torch's own context manager would take off.
-    """
-    import torch
-
-    if not entries:
-        yield
-        return
-    with _lending.here():
-        new = entries - frozenset(torch.serialization.get_safe_globals())
-        _lent.update(new)
-        try:
-            with torch.serialization.safe_globals(list(new)):
-                yield
-        finally:
-            _lent.difference_update(new)
-
-
-def chosen() -> Set[str]:
-    """The names that were passed to ``torch.serialization.add_safe_globals``.
-
-    What torch put there itself does not count: importing DCP makes it allow DeviceMesh, for instance, which opens
-    sockets when it is made.
-    """
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return frozenset()
-    found = frozenset(torch.serialization.get_safe_globals()) - _lent
-    return names_of(entry for entry in found if not _module_of(entry).startswith("torch."))
-
-
-def names_of(entries: Iterable[Any]) -> Set[str]:
-    """The names by which pickles ask for what a list of ``safe_globals`` holds; raises ParameterError for what is
-    neither a class nor a function, nor a pair of one and its name.
-    """
-    return frozenset(map(_name_of, entries))
-
-
-@lru_cache(1024)
-def _name_of(entry: Any) -> str:
-    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
-        return entry[1]
-    if not callable(entry) or not hasattr(entry, "__qualname__"):
-        raise ParameterError(
-            f"safe_globals takes classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
-        )
-    return f"{entry.__module__}.{entry.__qualname__}"
-
-
-def _module_of(entry: Any) -> str:
-    return f"{getattr(entry[0] if isinstance(entry, tuple) else entry, '__module__', '')}."
 
 
 def unpickle(archive: Archive, map_location: str | None = None) -> Any:
-    """The object of an archive; raises whatever torch's unpickler and reading raise.
-
-    Parameters
-    ----------
-    map_location : str, optional
-        The device of all tensors; by default that which each was saved from.
+    """The object of an archive, all tensors on `map_location`, by default where each was saved from; raises whatever
+    torch's unpickler and reading raise.
     """
     import torch
     from torch import _weights_only_unpickler as torchs

@@ -18,8 +18,8 @@ from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
-from streamxf.meter import Meter
 from streamxf.registry import CodecRegistry, Provider
+from streamxf.report import Meter
 from streamxf.stream.source import FileSlice
 
 CheckSize = Callable[[int], None]
@@ -31,15 +31,11 @@ _scratch = ScratchPool(keep=16)
 
 
 def read_header(source: FileSlice) -> Header:
-    """Read and check the header at the start of `source`, before anything is known about keys or codecs. Raises
-    ContainerError if there is none, or it is damaged.
-    """
     size = header_size(source.read_at(0, min(HEADER_FIXED_BYTES, source.length)))
     return Header.parse(source.read_at(0, size))
 
 
 def stream_info(header: Header) -> StreamInfo:
-    """What a header says about its stream."""
     name = header.identity.name if header.identity is not None else None
     return StreamInfo(header.block_size, header.salt, header.digest, name)
 
@@ -49,18 +45,12 @@ class BlockReader:
     if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
     vouched for.
 
-    - `source`: the container, whole.
-    - `header`: as `read_header` gave it; identity and chain were checked by the caller.
+    - `header`: identity and chain were checked by the caller.
     - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.
     - `table_digest`: T of the format, if it was vouched for.
-    - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; raises if it cannot
-      be.
+    - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; may raise.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
       whose size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
-    - `count`: blocks in the stream; at least one.
-    - `block_size`: bytes in every block but the last.
-    - `stored_size`: bytes of the container.
-    - `parallel`: whether several threads read at the same time.
     """
 
     def __init__(
@@ -75,8 +65,6 @@ class BlockReader:
         self._coder = coder
         self.header = header
         self.block_size = header.block_size
-        self.stored_size = source.length
-        self.parallel = source.parallel
         footer, self._table = self._read_tail(check_size)
         self.size = footer.raw_size
         self.count = footer.blocks
@@ -110,48 +98,33 @@ class BlockReader:
 
     @property
     def table_digest(self) -> bytes:
-        """T of the format."""
         return self._table.digest
 
     def size_of(self, index: int) -> int:
-        """Bytes that block `index` decodes to."""
         return min(self.block_size, self.size - index * self.block_size)
 
     def stored_size_of(self, index: int) -> int:
-        """Bytes that block `index` takes in storage."""
-        return self._table.ends[index] - self.begin_of(index)
-
-    def begin_of(self, index: int) -> int:
-        """Where block `index` begins in the container; for `count`, where the last one ends."""
-        return self._table.ends[index - 1] if index else self.header.size
+        return self._table.ends[index] - self._begin_of(index)
 
     def decode(self, index: int, out: memoryview | None) -> None:
-        """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact.
-
-        Raises
-        ------
-        BlockError, CodecError, AuthenticationError
-            If it is not as it was stored. What `out` then holds did not pass its checks and must not be used.
+        """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact. Raises
+        BlockError, CodecError, AuthenticationError if it is not as it was stored; what `out` then holds must not be
+        used.
         """
         scratch = _scratch.take()
         self.decode_stored(index, self._read(index, scratch), scratch, out)
 
     def decoder(self, index: int) -> Callable[[memoryview | None], None]:
-        """A `decode` of block `index` that some thread may call, once.
-
-        Where several threads cannot read at the same time, the block is read here: files that fetch what lies ahead are
-        best read in order.
+        """A `decode` of block `index` that some thread may call, once. Where several threads cannot read at the same
+        time, the block is read here: files that fetch what lies ahead are best read in order.
         """
-        if self.parallel:
+        if self._source.parallel:
             return partial(self.decode, index)
         scratch = _scratch.take()
         return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
-    def _read(self, index: int, scratch: Scratch) -> memoryview:
-        return self._source.view(self.begin_of(index), self.stored_size_of(index), scratch)
-
     def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
-        """The same for a block as it is stored, head and payload, which may lie in `scratch`."""
+        """The same, of a block that was read; gives `scratch` back."""
         last, size = index == self.count - 1, self.size_of(index)
         digest = self._table.hashes[index] if self.header.hashed else None
         payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
@@ -161,10 +134,16 @@ class BlockReader:
                 raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
         _scratch.give(scratch)
 
+    def _begin_of(self, index: int) -> int:
+        return self._table.ends[index - 1] if index else self.header.size
+
+    def _read(self, index: int, scratch: Scratch) -> memoryview:
+        return self._source.view(self._begin_of(index), self.stored_size_of(index), scratch)
+
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
-        empty stream, which no read would ever look at, and the last one of a keyed stream. Raises as `decode`. Returns
-        the whole stream, if that block is all of it.
+        empty stream, which no read would ever look at, and the last one of a keyed stream. Returns the whole stream,
+        if that block is all of it.
         """
         if self.size and (self._size_known or not self.header.keyed):
             return None
@@ -175,11 +154,9 @@ class BlockReader:
 
 
 class ChainOpener:
-    """Rebuilds one chain, once, for all streams that have it.
+    """Rebuilds one chain, once, for all streams that have it. No codec but `Encrypt` is imported before a header's seal
+    has shown that the chain is authentic.
 
-    No codec but `Encrypt` is imported before a header's seal has shown that the chain is authentic.
-
-    - `descriptors`: in save order.
     - `data_key`: returns the data key, if the chain encrypts; called once.
     - `providers`: what the data says about the packages of its codecs, for errors.
     """
@@ -198,9 +175,9 @@ class ChainOpener:
         self._chain: Chain | None = None
 
     def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
-        """Make the chain ready for the stream of a header that was read. Raises AuthenticationError if the header's
-        seal does not match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain
-        cannot be built.
+        """Make the chain ready for the stream of a header. Raises AuthenticationError if the header's seal does not
+        match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain cannot be
+        built.
         """
         info = stream_info(header)
         if self._chain is None:

@@ -18,11 +18,11 @@ from streamxf.buffers import Scratch, ScratchPool
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
-from streamxf.meter import Meter
+from streamxf.report import Meter
 
 MIN_ROW = 64  # elements
 
@@ -35,8 +35,6 @@ _scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
-    """The bytes of a stream, wherever they lie."""
-
     size: int
 
     def load(self, start: int, stop: int) -> Load:
@@ -61,23 +59,16 @@ class Load(Protocol):
 
 
 class MemorySource:
-    """Bytes in memory that stays as it is until the container is complete."""
+    """Bytes in memory that stays as it is until the container is complete; a range of it, too."""
+
+    lent = False
 
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
         self._data = data
 
     def load(self, start: int, stop: int) -> Load:
-        return _InMemory(self._data[start:stop])
-
-
-class _InMemory:
-    __slots__ = ("_data",)
-
-    lent = False
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+        return MemorySource(self._data[start:stop])
 
     def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
         return self._data
@@ -88,8 +79,6 @@ class _InMemory:
 
 @dataclass(slots=True)
 class Encoded:
-    """A block that passed the chain."""
-
     index: int
     last: bool
     head: bytes
@@ -98,7 +87,6 @@ class Encoded:
     scratch: Scratch | None
 
     def release(self) -> None:
-        """Say that the block was written."""
         if self.scratch is not None:
             _scratch.give(self.scratch)
 
@@ -107,13 +95,8 @@ class ContainerEncoder:
     """One container on its way out.
 
     - `chain`: renewed already, where it should be.
-    - `transforms`: descriptors of stream transforms that the data passed before it came here; they are recorded in the
-      header.
-    - `identity`: binds the stream to its item.
-    - `published`: set by streamxf's own DCP writer.
+    - `transforms`: descriptors of stream transforms that the data passed before it came here.
     - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
-    - `block_log2`: blocks hold ``2**block_log2`` bytes; 16 to 24.
-    - `meter`: is told what the codecs took.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
     - `table_digest`: T of the format, once all was framed.
     """
@@ -142,7 +125,6 @@ class ContainerEncoder:
         self.table_digest = b""
 
     def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
-        """One call for each block of a whole stream, and the bytes that the block has."""
         size = self.block_size
         for start in range(0, source.size or 1, size):
             stop = min(start + size, source.size)
@@ -191,6 +173,15 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         return Encoded(index, last, head, payload, digest, scratch)
     finally:
         load.release()
+
+
+def block_log2_of(block_size: int) -> int:
+    log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
+    if not 16 <= log2 <= 24 or block_size != 1 << log2:
+        raise ParameterError(
+            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
+        )
+    return log2
 
 
 def encoding_facts(identity: Identity | None) -> tuple[str | None, str | None, int | None]:

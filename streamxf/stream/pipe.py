@@ -6,9 +6,8 @@ checked out: until then the stream may be incomplete.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any
 
 from typing_extensions import Buffer
 
@@ -19,62 +18,42 @@ from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Ev
 from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
+from streamxf.stream.reader import CheckedReader
 
 _CHUNK = 256 * 1024
 _MAX_REST = MAX_KEY_LINE + SEAL_END_BYTES
 
 
-class Readable(Protocol):
-    """The part of a binary file that `PipeReader` uses."""
-
-    def read(self, size: int = ..., /) -> bytes | None: ...
-
-
-class PipeReader(io.RawIOBase):
+class PipeReader(CheckedReader):
     """Decodes a container from front to back.
 
-    - `raw`: returns the container and then ends.
     - `start`: from the header to the stream's coder, its seal checked.
     - `end`: is told the container's end and what follows it; raises if that is not right.
-    - `finish`: called by `close`.
-    - `name`: the file's name, for errors.
     """
 
     def __init__(
         self,
-        raw: Readable,
+        raw: IO[bytes],
         start: Callable[[Header], StreamCoder],
         end: Callable[[End, bytes], None],
         finish: Callable[[], Any] | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(finish, name)
         self._raw = raw
-        self._on_finish = finish
-        self._name = name
         self._check_rest = end
         self._parser = ContainerParser()
         self._scratch = Scratch()
         self._ready = memoryview(b"")
         self._seen = 0
         self._done = False
-        self.error: StreamxfError | None = None
         event = self._next()
         if not isinstance(event, Header):
             raise ContainerError("the container does not begin with its header")
         self._coder = start(event)
 
-    def readable(self) -> bool:
-        return True
-
-    def write(self, data: Buffer, /) -> NoReturn:
-        raise io.UnsupportedOperation("the stream was opened for reading")
-
     def readinto(self, buffer: Buffer, /) -> int:
-        if self.closed:
-            raise ValueError("read from a closed stream")
-        if self.error is not None:
-            raise self.error
+        self._check_usable()
         out = flat_view(buffer)
         try:
             while not self._ready and not self._done and len(out):
@@ -90,13 +69,6 @@ class PipeReader(io.RawIOBase):
         out[:size] = self._ready[:size]
         self._ready = self._ready[size:]
         return size
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            on_finish, self._on_finish = self._on_finish, None
-            if on_finish is not None:
-                on_finish()
 
     def _advance(self) -> None:
         block = self._next()

@@ -41,7 +41,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
-from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.encoder import ContainerEncoder, block_log2_of
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
@@ -49,10 +49,9 @@ from streamxf.stream.writer import StreamWriter
 
 
 class Draft:
-    """Writes beside `target`, and renames over it when all is well; otherwise what was there stays.
-
-    A link is followed to what it names, which keeps its permissions. Anything but a regular file (a device, a named
-    pipe) cannot be replaced, and is written to directly.
+    """Writes beside `target`, and renames over it when all is well; otherwise what was there stays. A link is followed
+    to what it names, which keeps its permissions. Anything but a regular file (a device, a named pipe) cannot be
+    replaced, and is written to directly.
 
     - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
     """
@@ -70,8 +69,8 @@ class Draft:
             os.chmod(self._draft, stat.S_IMODE(mode))
 
     def finish(self, complete: bool) -> None:
-        """Put the file in its place if it is `complete`, else remove it. Raises OSError if it could not be stored or
-        put there; what was there before then still is.
+        """Put the file in its place if it is `complete`, else remove it. Raises OSError; what was there before then
+        still is.
         """
         if self._draft is None:
             self.file.close()
@@ -90,9 +89,8 @@ class Draft:
 
 @dataclass(frozen=True)
 class PlainParts:
-    """The parts of a plain file, which fit together; no key has opened it yet.
-
-    - `wrapped`, `vouchers`: empty if the chain does not encrypt.
+    """The parts of a plain file, which fit together; no key has opened it yet. `wrapped` and `vouchers` are empty if
+    the chain does not encrypt.
     """
 
     header: Header
@@ -102,9 +100,6 @@ class PlainParts:
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
-        """Take a file apart. Raises ContainerError, DescriptorError if it is damaged, or its parts do not belong
-        together.
-        """
         start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
         wrapped = parse_prefix(whole.read_at(0, start))
         header = read_header(whole.slice(start, whole.length))
@@ -122,20 +117,17 @@ class PlainParts:
         return contents_digest(BlockReader(self.container, self.header, None).table_digest)
 
     def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
-        """What decodes its blocks; raises as `streamxf.open`."""
         # the digest before any coder is made: what vouches is about the table
         data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
         return coder_for(self.header, registry, data_key)
 
 
 def coder_for(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> StreamCoder:
-    """What decodes the blocks of a plain file that has this header, under this data key."""
     descriptors = [Descriptor.parse(text) for text in header.chain]
     return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None).coder(header)
 
 
 def check_header(header: Header, wrapped: str) -> None:
-    """Compare the header of a plain file with the wrapped data key before it; raises ContainerError."""
     if header.identity is not None:
         raise ContainerError("the file holds an item cut out of a checkpoint")
     if bool(wrapped) != header.keyed:
@@ -145,7 +137,6 @@ def check_header(header: Header, wrapped: str) -> None:
 
 
 def check_signed(header: Header, vouchers: str) -> None:
-    """Compare the header of an encrypted plain file with its vouchers; raises ContainerError, DescriptorError."""
     if header.hashed != (Vouchers.parse(vouchers).signature is not None):
         raise ContainerError(
             "a file has hashes of its blocks exactly if it is signed, and this one contradicts that: its signature was "
@@ -266,18 +257,6 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
 
 def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
     return pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))
-
-
-def block_log2_of(block_size: int) -> int:
-    """The container's ``block_log2`` for blocks of `block_size` bytes. Raises ParameterError if that is not a power of
-    two from 64 KiB to 16 MiB.
-    """
-    log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
-    if not 16 <= log2 <= 24 or block_size != 1 << log2:
-        raise ParameterError(
-            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
-        )
-    return log2
 
 
 # -- reading ---------------------------------------------------------------------------------------

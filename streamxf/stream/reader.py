@@ -12,24 +12,51 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
-from streamxf.meter import Meter
+from streamxf.report import Meter
 from streamxf.stream.source import Blocks, ForkLock, MemoryBlocks
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
-class StreamReader(io.RawIOBase):
+class CheckedReader(io.RawIOBase):
+    """A stream that was opened for reading. Nothing that was not checked is ever handed out. After an error about the
+    container the stream stays dead; `error` holds it, because some callers (torch's zip reader) replace the exceptions
+    of the files that they read. `finish` is called by `close`.
+    """
+
+    def __init__(self, finish: Callable[[], Any] | None, name: str | None) -> None:
+        super().__init__()
+        self._on_finish = finish
+        self._name = name
+        self.error: StreamxfError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer, /) -> NoReturn:
+        raise io.UnsupportedOperation("the stream was opened for reading")
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            on_finish, self._on_finish = self._on_finish, None
+            if on_finish is not None:
+                on_finish()
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise ValueError("read from a closed stream")
+        if self.error is not None:
+            raise self.error
+
+
+class StreamReader(CheckedReader):
     """Decodes a stream at random: seekable, and parallel where a read spans several blocks.
 
-    Nothing that was not checked is ever handed out. After an error about the container the stream stays dead; `error`
-    holds it, because some callers (torch's zip reader) replace the exceptions of the files that they read. Threads may
-    share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
+    Threads may share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
 
     - `blocks`: of a container whose `decode_ends` was called.
-    - `finish`: called by `close`.
-    - `name`: the file's name, for errors.
-    - `meter`: is told how many blocks were in flight.
     """
 
     def __init__(
@@ -40,22 +67,14 @@ class StreamReader(io.RawIOBase):
         *,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(finish, name)
         self._blocks = blocks
-        self._on_finish = finish
-        self._name = name
         self._meter = meter
         self._block_size = blocks.block_size
         self._position = 0
         self._moving = ForkLock()
         self._cached: dict[int, memoryview] = {}
-        self.error: StreamxfError | None = None
         self.size = blocks.size
-
-    # -- file interface ----------------------------------------------------------------------------
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -73,12 +92,9 @@ class StreamReader(io.RawIOBase):
         self._position = position
         return position
 
-    def write(self, data: Buffer, /) -> NoReturn:
-        raise io.UnsupportedOperation("the stream was opened for reading")
-
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
-        parallel, straight into it.
+        parallel.
         """
         out = flat_view(buffer)
         start = end = -1
@@ -95,10 +111,7 @@ class StreamReader(io.RawIOBase):
             raise
 
     def readinto_at(self, position: int, buffer: Buffer, /) -> int:
-        """Fill `buffer` from `position`, as `readinto`, and leave the current position alone.
-
-        When this raises, no thread writes into `buffer` any more.
-        """
+        """Fill `buffer` from `position`, as `readinto`. When this raises, no thread writes into `buffer` any more."""
         self._check_usable()
         out = flat_view(buffer)
         size = max(0, min(len(out), self.size - position))
@@ -128,20 +141,8 @@ class StreamReader(io.RawIOBase):
         return self.read()
 
     def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self._cached.clear()
-            on_finish, self._on_finish = self._on_finish, None
-            if on_finish is not None:
-                on_finish()
-
-    def _check_usable(self) -> None:
-        if self.closed:
-            raise ValueError("read from a closed stream")
-        if self.error is not None:
-            raise self.error
-
-    # -- blocks ------------------------------------------------------------------------------------
+        super().close()
+        self._cached.clear()
 
     def _read(self, out: memoryview, start: int) -> None:
         if not out:
@@ -156,11 +157,9 @@ class StreamReader(io.RawIOBase):
             for index in range(first, last + 1):
                 begin = index * self._block_size
                 end = begin + self._blocks.size_of(index)
-                if begin < start or end > stop:
+                if begin < start or end > stop or index in self._cached:
                     from_, to = max(begin, start), min(end, stop)
                     self._copy_part(out[from_ - start : to - start], from_, index)
-                elif index in self._cached:
-                    self._copy_part(out[begin - start : end - start], begin, index)
                 else:
                     decode = partial(self._blocks.decoder(index), out[begin - start : end - start])
                     pipeline.submit(decode, self._block_size)
@@ -189,7 +188,6 @@ class StreamReader(io.RawIOBase):
 
 
 def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
-    """All of a stream; raises what decoding it raises."""
     if isinstance(blocks, MemoryBlocks):
         return bytes(blocks.data)
     if blocks.count > 1:

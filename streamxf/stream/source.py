@@ -17,17 +17,15 @@ from streamxf.errors import ContainerError
 
 
 class ForkLock:
-    """Holds a lock for each process: the threads that may hold the parent's do not exist in the child.
-
-    Use it as ``with lock.here():``. What is entered is a bare lock, so that an interrupt comes before it is taken or
-    when it is sure to be released, and never between.
+    """A lock for each process: the threads that may hold the parent's do not exist in a forked child. Use it as ``with
+    lock.here():``. What is entered is a bare lock, so that an interrupt comes before it is taken or when it is sure
+    to be released, and never between.
     """
 
     def __init__(self) -> None:
         self._locks = {os.getpid(): threading.Lock()}
 
     def here(self) -> threading.Lock:
-        """The lock of this process."""
         pid = os.getpid()
         # the dictionary decides which of two threads of a child made it
         return self._locks.get(pid) or self._locks.setdefault(pid, threading.Lock())
@@ -51,9 +49,7 @@ class PositionalFile(Protocol):
 
 
 class _LocalFile:
-    """A regular file on a local file system. `os.preadv` knows no shared position: threads and forks may read at
-    once.
-    """
+    """A regular local file. `os.preadv` knows no shared position: threads and forks may read at once."""
 
     parallel = True
 
@@ -72,10 +68,7 @@ class _LocalFile:
 
 
 class _Positioned:
-    """Any other seekable file: one thread at a time seeks and reads.
-
-    - `file`: its position changes.
-    """
+    """Any other seekable file, whose position changes: one thread at a time seeks and reads."""
 
     parallel = False
 
@@ -105,9 +98,8 @@ class _Positioned:
 
 
 def access_to(file: Any) -> PositionalFile:
-    """The best way to read `file` by position.
-
-    Only Python's own classes for reading are known to have nothing between them and the descriptor.
+    """The best way to read `file` by position. Only Python's own classes are known to have nothing between them and the
+    descriptor.
     """
     if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
         raw = file.raw if isinstance(file, io.BufferedReader) else file
@@ -117,11 +109,6 @@ def access_to(file: Any) -> PositionalFile:
 
 
 class Timed:
-    """An access that tells how long its reads take.
-
-    - `add`: is told the seconds of each read, in the thread that reads.
-    """
-
     def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
         self._access = access
         self._add = add
@@ -136,14 +123,14 @@ class Timed:
 
 
 class FileSlice:
-    """`length` bytes of a file from `offset`, read by position from any thread. A small slice is read whole, once.
-
-    - `file`: slices that several threads read at the same time share one `access_to` the file.
-    - `length`: up to the end of the file when left out.
-    - `whole`: the slice, if it was read already.
+    """`length` bytes of a file from `offset`, by default up to its end, read by position from any thread. A small slice
+    is read whole, once; `whole` is the slice, if it was read already. Slices that several threads read at the same
+    time share one `access_to` the file.
     """
 
-    def __init__(self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | None = None) -> None:
+    def __init__(
+        self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | bytearray | None = None
+    ) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
             # the file beneath
@@ -160,26 +147,23 @@ class FileSlice:
 
     @property
     def parallel(self) -> bool:
-        """Whether several threads read at the same time."""
         return self._whole is not None or self._access.parallel
 
     def slice(self, start: int, stop: int) -> FileSlice:
-        """A part of the slice."""
         return FileSlice(self._access, self._offset + start, stop - start)
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Exactly `size` bytes from `position` of the slice. Raises ContainerError if the slice or the file ends
+        """Exactly `size` bytes from `position` of the slice; raises ContainerError if the slice or the file ends
         before.
         """
         self._check(position, size)
         if self._whole is not None:
-            return self._whole[position : position + size]
+            return bytes(self._whole[position : position + size])
         out = bytearray(size)
         self.read_into(position, memoryview(out))
         return bytes(out)
 
     def read_into(self, position: int, out: memoryview) -> None:
-        """Fill `out` from `position` of the slice; raises as `read_at`."""
         self._check(position, len(out))
         if self._whole is not None:
             out[:] = self._whole[position : position + len(out)]
@@ -190,7 +174,7 @@ class FileSlice:
 
     def view(self, position: int, size: int, scratch: Scratch) -> memoryview:
         """`size` bytes from `position` of the slice, without a copy where they are in memory already, else in
-        `scratch`; raises as `read_at`.
+        `scratch`.
         """
         self._check(position, size)
         if self._whole is not None:
@@ -210,10 +194,7 @@ _STEP = 16 * 2**20  # bytes of a long read after which it is reported
 
 
 class Counted:
-    """An access that tells how many bytes were read, also while a long read goes on.
-
-    - `add`: is told of bytes, in the thread that reads.
-    """
+    """An access that tells `add` how many bytes were read, in the thread that reads, also while a long read goes on."""
 
     def __init__(self, access: PositionalFile, add: Callable[[int], None]) -> None:
         self._access = access
@@ -236,25 +217,19 @@ _BARE_BLOCK = 2**20
 
 
 class Blocks(Protocol):
-    """A stream, readable block by block from any thread.
-
-    - `size`, `block_size`, `count`: bytes of the stream, bytes in every block but the last, and number of blocks.
-    """
+    """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes."""
 
     size: int
     block_size: int
     count: int
 
-    def size_of(self, index: int) -> int:
-        """Bytes of a block."""
+    def size_of(self, index: int) -> int: ...
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """What fills memory of exactly that size with the block; any thread may call it, once."""
 
 
 class BareBlocks:
-    """Bytes of a file as they are."""
-
     def __init__(self, source: FileSlice) -> None:
         self.size = source.length
         self.block_size = _BARE_BLOCK
@@ -269,15 +244,12 @@ class BareBlocks:
         return self.range(start, start + self.size_of(index))
 
     def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
-        """As `decoder`, for any range."""
         if self._source.parallel:
             return partial(self._source.read_into, start)
         return partial(_copy, self._source.read_at(start, stop - start))
 
 
 class MemoryBlocks:
-    """Bytes that are in memory already, as a single block: `data`."""
-
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
         self.block_size = len(data) or 1

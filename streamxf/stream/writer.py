@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
-from streamxf.meter import Meter
+from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 
 
@@ -25,11 +25,8 @@ class StreamWriter(io.RawIOBase):
     dropped, that failed, or that crossed a fork is never finished: a truncated stream with a valid end would pass for a
     whole one.
 
-    - `raw`: where the container goes, from its current position.
     - `seal`: returns the bytes to write after the container, once that is complete.
-    - `finish`: called when the stream ends, with whether it was closed; `close` and `abort` call it once, and only in
-      the process that opened the stream.
-    - `meter`: is told how many blocks were in flight.
+    - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.
     """
 
     def __init__(
@@ -51,8 +48,6 @@ class StreamWriter(io.RawIOBase):
         self._rest = bytearray()  # never more than a block: the last block is known only when the stream ends
         self._pid = os.getpid()
         self._state = "open"
-
-    # -- writing -----------------------------------------------------------------------------------
 
     def writable(self) -> bool:
         return True
@@ -87,7 +82,7 @@ class StreamWriter(io.RawIOBase):
         self._rest += view[position:]
 
     def _submit(self, block: memoryview, *, last: bool) -> None:
-        job = self._encoder.job(MemorySource(block).load(0, len(block)), len(block), last)
+        job = self._encoder.job(MemorySource(block), len(block), last)
         self._write(self._pipeline.submit(job, len(block)))
 
     def _write(self, blocks: Iterable[Encoded]) -> None:
@@ -96,11 +91,9 @@ class StreamWriter(io.RawIOBase):
                 write_all(self._raw, part)
             block.release()
 
-    # -- ending ------------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """Finish the container: encode what is left, write table and footer. Raises AbortedError if the stream failed
-        or was aborted before, or was opened in another process.
+        """Finish the container. Raises AbortedError if the stream failed or was aborted before, or was opened in
+        another process.
         """
         if self._state == "closed":
             return
@@ -117,9 +110,7 @@ class StreamWriter(io.RawIOBase):
             self._meter.blocks(self._pipeline.peak_jobs)
 
     def abort(self) -> None:
-        """Give the stream up: nothing more is written, and what was written has no end, so no reader takes it for
-        whole.
-        """
+        """Give the stream up: what was written has no end, so no reader takes it for whole."""
         if self._state == "open":
             try:
                 self._pipeline.cancel()
@@ -137,11 +128,6 @@ class StreamWriter(io.RawIOBase):
     @property
     def closed(self) -> bool:
         return self._state != "open"
-
-    @property
-    def aborted(self) -> bool:
-        """Whether the stream ended without being finished."""
-        return self._state == "aborted"
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is None:

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from streamxf.buffers import flat_view
 from streamxf.codec import BlockInfo, Codec, StreamInfo, parameter_fields
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 

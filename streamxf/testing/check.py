@@ -10,28 +10,12 @@ from streamxf.keys import KeysLike
 from streamxf.testing import configuration, hostile, purity, roundtrip
 from streamxf.testing.case import Case, ConformanceError
 
-_ALL: tuple[Callable[[Case], None], ...] = (
-    configuration.name_and_version,
-    configuration.frozen,
-    configuration.pickling,
-    configuration.descriptor,
-    roundtrip.round_trip,
-    roundtrip.block_edges,
-    roundtrip.large_block,
-    roundtrip.container,
-    hostile.encoded_size,
-    hostile.decoded_size,
-    hostile.hostile_bytes,
-    hostile.hostile_sizes,
-    hostile.truncation,
-    hostile.trailing_bytes,
-    purity.input_unchanged,
-    purity.scratch_contents,
-    purity.stateless,
-    purity.threads,
-)
-
-_FUNCTIONS = {property.__name__: property for property in _ALL}
+_FUNCTIONS: dict[str, Callable[[Case], None]] = {
+    name: found
+    for module in (configuration, roundtrip, hostile, purity)
+    for name, found in vars(module).items()
+    if getattr(found, "__module__", "") == module.__name__ and not name.startswith("_")
+}
 
 PROPERTIES: dict[str, str] = {name: " ".join((check.__doc__ or "").split()) for name, check in _FUNCTIONS.items()}
 """The properties by name, each with its rule."""
@@ -45,7 +29,8 @@ def check_codec(
     properties: Iterable[str] | None = None,
     patience: float = 60.0,
 ) -> None:
-    """Check that a codec has every property that streamxf relies on.
+    """Check that a codec has every property that streamxf relies on. Raises ConformanceError, which names those that do
+    not hold.
 
     Parameters
     ----------
@@ -59,11 +44,6 @@ def check_codec(
         Names from `PROPERTIES`; all of them by default.
     patience : float
         Seconds after which a decode of hostile bytes counts as one that never ends.
-
-    Raises
-    ------
-    ConformanceError
-        If properties do not hold; the message names each of them.
     """
     case = Case(codec, keys, examples=examples, patience=patience)
     failures: list[ConformanceError] = []

@@ -34,17 +34,15 @@ class CleanReport:
     Attributes
     ----------
     removed : tuple of str
-        Names of the files that were removed; with `dry_run`, those that would be.
+        The files that were removed; with `dry_run`, those that would be.
     bytes : int
         Their size, if the storage reports it.
     failed : mapping of str to str
-        Names of leftovers that could not be removed, each with the reason.
+        Leftovers that could not be removed, each with the reason.
     kept : tuple of str
-        Names of files that no writer makes, and of data files of ranks that have no metadata there. Only you know what
-        they are for.
+        Files that no writer makes, and data files of ranks that have no metadata there. Only you know their purpose.
     recent : tuple of str
-        Names of files that may be leftovers, or belong to a save that is under way: they were written to less than
-        `min_age` ago.
+        Files written to less than `min_age` ago: leftovers, or those of a save that is under way.
     dry_run : bool
     """
 
@@ -106,8 +104,6 @@ def clean(
         removed then: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If keys are given, and the metadata is not authentic, or not encrypted.
-    UnsupportedError
-        If the URL leads through a cache of fsspec's.
     AbortedError
         If another process publishes to the folder, or cleans it up, and does not finish.
     """

@@ -72,7 +72,7 @@ def unsafe_globals(
     """
     options: dict[str, Any] = {}
     if registry is not None:
-        from streamxf.dcp.registry import Registry
+        from streamxf.dcp.extensions import Registry
 
         made = Registry.of(registry, keys)
         keys, options = made.keys, {"codecs": made.codecs, "transform": made.undo}

@@ -99,9 +99,11 @@ class Foreign(metaclass=_Frozen):
     def __init__(self, *arguments: object, **named: object) -> None:
         """Neither what it is made of nor what it is filled with is of interest."""
 
-    def __setstate__(self, *arguments: object) -> None: ...
+    def __setstate__(self, state: object) -> None: ...
 
-    append = extend = __setitem__ = __setstate__
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    append = extend = __setstate__
 
 
 def _foreign(name: str) -> type[Foreign]:

@@ -165,7 +165,11 @@ class Recommendation:
 
     def __str__(self) -> str:
         rows = [("  chain", "stored", "of raw", "encode", "decode", "save", "load")]
-        rows += [_row("*" if each.chain == str(self.chain) else " ", each) for each in self.estimates]
+        for each in self.estimates:
+            mark = "*" if each.chain == str(self.chain) else " "
+            rates = rate_text(each.encode_bytes_per_second), rate_text(each.decode_bytes_per_second)
+            times = f"{each.save_seconds:,.3f} s", f"{each.load_seconds:,.3f} s"
+            rows.append((f"{mark} {each.label}", size_text(each.stored_bytes), f"{each.ratio:.3f}", *rates, *times))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{label:<{widths[0]}}"
@@ -177,15 +181,3 @@ class Recommendation:
             f"{many(self.workers, 'worker')}; measured on {size_text(self.sampled_bytes)}"
         )
         return "\n".join([title, *lines, f"* because {self.reason}"])
-
-
-def _row(mark: str, each: Estimate) -> tuple[str, str, str, str, str, str, str]:
-    return (
-        f"{mark} {each.label}",
-        size_text(each.stored_bytes),
-        f"{each.ratio:.3f}",
-        rate_text(each.encode_bytes_per_second),
-        rate_text(each.decode_bytes_per_second),
-        f"{each.save_seconds:,.3f} s",
-        f"{each.load_seconds:,.3f} s",
-    )

@@ -7,9 +7,9 @@ A run encodes block `number` and decodes it into `out`; it returns the stored by
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import crc32c
 
@@ -18,9 +18,9 @@ from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
 from streamxf.errors import CodecError, located
-from streamxf.format.container import check_payload, pack_head, parse_head
+from streamxf.format.container import check_payload, pack_head, parse_head, stage_limit
 from streamxf.format.header import Header
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES, stage_limit
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES
 from streamxf.progress import Progress
 from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import Sample
@@ -28,15 +28,16 @@ from streamxf.tuning.sample import Sample
 REPEATS = 3
 MIN_SECONDS = 1e-9  # no clock is finer, and a rate needs something to divide by
 
-Clock = Callable[[], float]  # gives seconds
 Run = tuple[int, float, float]
 
 
 class ChainRun:
-    """A chain with codecs, and the container's CRC around it."""
+    """A chain with codecs, and the container's CRC around it; without codecs, a save computes a CRC over the file, and
+    a load copies it.
+    """
 
-    def __init__(self, chain: Chain, blocks: Sequence[Sample], clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, chain: Chain, blocks: Sequence[Sample]) -> None:
+        self.chain = chain
         renewed = chain.renew()
         header = Header(DEFAULT_BLOCK_LOG2, chain.bound, os.urandom(SALT_BYTES))
         self._digest = header.digest
@@ -48,31 +49,22 @@ class ChainRun:
         self._encoding, self._decoding = Scratch(), Scratch()
 
     def run(self, block: Sample, number: int, out: memoryview) -> Run:
-        coder, data = self._coders[number], flat_view(block.data)
+        coder, payload = self._coders[number], flat_view(block.data)
         out[:] = bytes(len(out))  # a codec that writes nothing must not find the right bytes there
-        begin = self._clock()
-        payload = coder.encode(data, 0, True, self._encoding)
-        head = pack_head(self._digest, 0, True, payload)
-        encode = self._clock() - begin
-        begin = self._clock()
-        check_payload(parse_head(head, 0, self._limit), self._digest, 0, payload)
-        coder.decode(payload, 0, True, self._decoding, out)
-        return len(payload), encode, self._clock() - begin
-
-
-class PlainRun:
-    """A save without a chain computes a CRC over the file, and a load copies it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def run(self, block: Sample, number: int, out: memoryview) -> Run:
-        begin = self._clock()
-        crc32c.crc32c(block.data)
-        encode = self._clock() - begin
-        begin = self._clock()
-        out[:] = block.data
-        return len(block.data), encode, self._clock() - begin
+        begin = perf_counter()
+        if len(self.chain):
+            payload = coder.encode(payload, 0, True, self._encoding)
+            head = pack_head(self._digest, 0, True, payload)
+        else:
+            crc32c.crc32c(payload)
+        encode = perf_counter() - begin
+        begin = perf_counter()
+        if len(self.chain):
+            check_payload(parse_head(head, 0, self._limit), self._digest, 0, payload)
+            coder.decode(payload, 0, True, self._decoding, out)
+        else:
+            out[:] = payload
+        return len(payload), encode, perf_counter() - begin
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,7 @@ class Measured:
     decode_seconds: float
 
 
-def measure(
-    chains: Sequence[Chain],
-    blocks: Sequence[Sample],
-    clock: Clock = time.perf_counter,
-    progress: Progress | None = None,
-) -> list[Measured]:
+def measure(chains: Sequence[Chain], blocks: Sequence[Sample], progress: Progress | None = None) -> list[Measured]:
     """Time chains on blocks, of which there is at least one, and none is empty. Raises CodecError if a codec fails, or
     a block does not come back as it was.
 
@@ -98,36 +85,35 @@ def measure(
     shortest time counts. Each turn goes through all blocks, because then they come from memory, as in a save, and not
     from the cache.
     """
-    benches = [ChainRun(chain, blocks, clock) if len(chain) else PlainRun(clock) for chain in chains]
+    benches = [ChainRun(chain, blocks) for chain in chains]
     memory = memoryview(bytearray(max(len(block.data) for block in blocks)))
     sampled = sum(len(block.data) for block in blocks)
     if progress is not None:
         progress.expect(REPEATS * len(chains) * sampled)
-    for chain, bench in zip(chains, benches, strict=True):
-        _run(chain, bench, blocks[0], 0, memory)  # makes contexts and scratch memory, which is not timed
+    for bench in benches:
+        _run(bench, blocks[0], 0, memory)  # makes contexts and scratch memory, which is not timed
     turns: list[list[list[Run]]] = [[] for _ in chains]
     for _ in range(REPEATS):
-        for chain, bench, done in zip(chains, benches, turns, strict=True):
-            done.append([_run(chain, bench, block, number, memory) for number, block in enumerate(blocks)])
+        for bench, done in zip(benches, turns, strict=True):
+            done.append([_run(bench, block, number, memory) for number, block in enumerate(blocks)])
             if progress is not None:
                 progress.advance(sampled)
-    return [_whole(chain, blocks, done) for chain, done in zip(chains, turns, strict=True)]
+    found = []
+    for chain, done in zip(chains, turns, strict=True):
+        stored = encode = decode = 0.0
+        for block, *runs in zip(blocks, *done, strict=True):
+            weight = block.weight / len(block.data)
+            stored += weight * runs[-1][0]
+            encode += weight * max(MIN_SECONDS, min(seconds for _, seconds, _ in runs))
+            decode += weight * max(MIN_SECONDS, min(seconds for _, _, seconds in runs))
+        found.append(Measured(chain, stored, encode, decode))
+    return found
 
 
-def _run(chain: Chain, bench: ChainRun | PlainRun, block: Sample, number: int, memory: memoryview) -> Run:
+def _run(bench: ChainRun, block: Sample, number: int, memory: memoryview) -> Run:
     out = memory[: len(block.data)]
     with located(item=block.part.name):
         result = bench.run(block, number, out)
         if out != block.data:
-            raise CodecError(f"the chain {str(chain)!r} does not reproduce its input; do not save with it")
+            raise CodecError(f"the chain {str(bench.chain)!r} does not reproduce its input; do not save with it")
     return result
-
-
-def _whole(chain: Chain, blocks: Sequence[Sample], turns: list[list[Run]]) -> Measured:
-    stored = encode = decode = 0.0
-    for block, *runs in zip(blocks, *turns, strict=True):
-        weight = block.weight / len(block.data)
-        stored += weight * runs[-1][0]
-        encode += weight * max(MIN_SECONDS, min(seconds for _, seconds, _ in runs))
-        decode += weight * max(MIN_SECONDS, min(seconds for _, _, seconds in runs))
-    return Measured(chain, stored, encode, decode)

@@ -146,12 +146,12 @@ class StoredTensors:
                     self.parts.append(Part(item.name, chunk.shape, ITEMSIZES[item.dtype], identity))
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
+        boxes = []
+        for span in spans:
+            item, start = self._shards[span.part]
+            boxes.append(Box(item, tuple(map(int.__add__, start, span.offset)), span.lengths))
         with self._reader as reader:
-            return [elements.tobytes() for elements in reader.read_boxes(map(self._box, spans))]
-
-    def _box(self, span: Span) -> Box:
-        item, start = self._shards[span.part]
-        return Box(item, tuple(map(int.__add__, start, span.offset)), span.lengths)
+            return [elements.tobytes() for elements in reader.read_boxes(boxes)]
 
 
 class RawFile:

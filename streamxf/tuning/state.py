@@ -31,7 +31,13 @@ class StateDict:
                 self.parts.append(Part(name, shape, piece.element_size(), identity))
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        return [_bytes_at(self._tensors[span.part], span) for span in spans]
+        found = []
+        for span in spans:
+            cut = tuple(slice(start, start + length) for start, length in zip(span.offset, span.lengths, strict=True))
+            box = self._tensors[span.part][cut].resolve_conj().resolve_neg().contiguous()  # as it is stored
+            raw = box.int_repr() if box.is_quantized else box
+            found.append(raw.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return found
 
 
 def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -66,11 +72,3 @@ def _memory_of(tensor: Any, name: str) -> Iterator[torch.Tensor]:
         raise ParameterError("the tensor is on the meta device and has no data; tune a model that is loaded", item=name)
     else:
         yield tensor
-
-
-def _bytes_at(tensor: torch.Tensor, span: Span) -> bytes:
-    """Elements as they are stored: row-major, with the conj and neg bits resolved."""
-    slices = tuple(slice(start, start + length) for start, length in zip(span.offset, span.lengths, strict=True))
-    box = tensor[slices].resolve_conj().resolve_neg().contiguous()
-    block: bytes = (box.int_repr() if box.is_quantized else box).reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return block

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
 from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
-from streamxf.tuning.measure import Clock, measure
+from streamxf.tuning.measure import measure
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
 
 #: What is tried unless the caller names candidates.
@@ -78,10 +77,8 @@ def tune(
 
     Raises
     ------
-    ParameterError
+    ParameterError, ChainError
         If an argument is invalid, or the source is empty; the message says what to do.
-    ChainError
-        If a candidate is not a chain.
     CodecError
         If a candidate fails, or does not reproduce its input.
     OSError, StreamxfError
@@ -103,29 +100,19 @@ def tune(
     threads = usable_cpus() if workers is None else workers
     if type(threads) is not int or threads < 1:
         raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
-    return recommend(source_of(source, keys), candidates, float(bandwidth), threads, progress=progress)
-
-
-def recommend(
-    source: Sampled,
-    chains: list[Chain],
-    bandwidth: float,
-    workers: int,
-    clock: Clock = time.perf_counter,
-    progress: Progress | None = None,
-) -> Recommendation:
-    """What `tune` does once its arguments are checked."""
-    blocks = take_sample(source)
+    sampled = source_of(source, keys)
+    blocks = take_sample(sampled)
     if not blocks:
         raise ParameterError(
             "the source has no tensor with data in it, or is an empty file: there is nothing to measure. Pass what "
             "will be saved, such as model.state_dict()"
         )
-    measured = measure(chains, blocks, clock, progress=progress)
-    estimates = tuple(estimate(each, source.parts, bandwidth, workers) for each in measured)
+    measured = measure(candidates, blocks, progress)
+    estimates = tuple(estimate(each, sampled.parts, float(bandwidth), threads) for each in measured)
     chosen = choose(estimates)
-    sampled, why = sum(len(block.data) for block in blocks), reason(estimates, chosen)
-    return Recommendation(chains[chosen], estimates, estimates[0].raw_bytes, sampled, bandwidth, workers, why)
+    size, why = sum(len(block.data) for block in blocks), reason(estimates, chosen)
+    raw_bytes = estimates[chosen].raw_bytes
+    return Recommendation(candidates[chosen], estimates, raw_bytes, size, float(bandwidth), threads, why)
 
 
 def source_of(source: object, keys: KeysLike) -> Sampled:

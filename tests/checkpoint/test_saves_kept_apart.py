@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from streamxf.checkpoint import mounts, publish
-from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint import disk, publish
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.publish import DAY, settled
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
@@ -42,7 +42,7 @@ def test_mounts() -> None:
 
 
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "mounted", lambda _: ("nfs4", "server:/export"))
+    monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
     monkeypatch.setattr(publish, "PATIENCE", 0.0)
     with publish.locked(Storage.of(folder)) as alone:
         assert not alone

@@ -17,7 +17,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs.floatzip.coding import pack_into, unpack
 from streamxf.codecs.floatzip.levels import level_into, unlevel
 from streamxf.codecs.floatzip.planes import Workspace
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 from streamxf.testing import CodecConformance
 
 pytestmark = pytest.mark.usefixtures("each_implementation")

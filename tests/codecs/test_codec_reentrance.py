@@ -18,7 +18,7 @@ import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, Codec, StreamInfo
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 
 BLOCK = 1 << 20
 PACKAGE = str(Path(streamxf.__file__).parent)

@@ -21,7 +21,7 @@ from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import stage_limit
 
 pytestmark = pytest.mark.usefixtures("each_implementation")
 

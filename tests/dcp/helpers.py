@@ -20,9 +20,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.format.index import Index
+from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers

@@ -14,8 +14,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 import streamxf
 from streamxf.checkpoint.stock import read_stock
 from streamxf.errors import MetadataError
-from streamxf.format.index import File, Index, Writer
-from streamxf.format.trailer import pack
+from streamxf.format.index import File, Index, Writer, pack
 
 from .helpers import KEY, load, refused, save
 

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.checkpoint import mounts
+from streamxf.checkpoint import disk
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
@@ -36,7 +36,7 @@ def state_of(value: float) -> dict[str, Any]:
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
     """All folders lie on a network file system."""
-    monkeypatch.setattr(mounts, "mounted", lambda _: ("nfs4", "server:/export"))
+    monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
 
 
 def save_from_two_hosts(
@@ -53,7 +53,7 @@ def save_from_two_hosts(
     plans, metadata = create_default_global_save_plan([plan for *_, plan in steps])
     results: dict[int, Any] = {}
     for rank in (1 - coordinator, coordinator):
-        monkeypatch.setattr(mounts.socket, "gethostname", lambda rank=rank: f"host {rank}")
+        monkeypatch.setattr(disk.socket, "gethostname", lambda rank=rank: f"host {rank}")
         writer, planner, _ = steps[rank]
         results[rank] = writer.write_data(planner.finish_plan(plans[rank]), planner).wait()
         if rank != coordinator:
@@ -76,7 +76,7 @@ def test_another_save_removes_what_a_host_has_written(
 
     def meanwhile() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(mounts, "mounted", lambda _: ("ext4", "/dev/sda"))  # or it would leave them alone
+            patch.setattr(disk, "mounted", lambda _: ("ext4", "/dev/sda"))  # or it would leave them alone
             save(state_of(1), checkpoint, [])
 
     with refused(AbortedError, "was not published"):
@@ -88,7 +88,7 @@ def test_another_save_removes_what_a_host_has_written(
 def test_files_that_go_before_the_others_are_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(mounts, "mounted", lambda _: (kind, "server:/export"))
+    monkeypatch.setattr(disk, "mounted", lambda _: (kind, "server:/export"))
     save(state_of(0), checkpoint, [])
     own = set(data_files(checkpoint))
 
@@ -106,7 +106,7 @@ def test_disks_of_their_own_are_copied_together_later(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """On a network file system, too, each host may have a folder of its own under one path."""
-    monkeypatch.setattr(mounts, "mounted", lambda _: (kind, "server:/export"))
+    monkeypatch.setattr(disk, "mounted", lambda _: (kind, "server:/export"))
     other = tmp_path / "other"
 
     def meanwhile() -> None:

@@ -113,9 +113,8 @@ def test_no_chain_at_all(checkpoint: Path, state: dict[str, Any], reader: Any) -
 
 
 @pytest.fixture
-def mended_torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+def mended_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that asks the last extension of the list first, so that list order is the order of the data."""
-    from streamxf.dcp import stock
 
     def transform_save_stream(self: Any, write_item: Any, raw_stream: Any) -> Any:
         stream, nothing = original(_StorageWriterTransforms(), write_item, raw_stream)
@@ -124,11 +123,7 @@ def mended_torch(monkeypatch: pytest.MonkeyPatch) -> Any:
         return stream, [extension.get_descriptor() for extension in reversed(self.extensions)] + nothing
 
     original = _StorageWriterTransforms.transform_save_stream
-    stock.wraps_in_list_order.cache_clear()
     monkeypatch.setattr(_StorageWriterTransforms, "transform_save_stream", transform_save_stream)
-    yield
-    monkeypatch.undo()
-    stock.wraps_in_list_order.cache_clear()
 
 
 @pytest.mark.usefixtures("mended_torch")

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 import streamxf
-from streamxf.checkpoint import commit, publish
+from streamxf.checkpoint import disk, publish
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
@@ -268,7 +268,7 @@ def test_file_systems_that_cannot_sync_folders(
             raise OSError(number, "fault injected")
         fsync(descriptor)
 
-    monkeypatch.setattr(commit.os, "fsync", refuse)
+    monkeypatch.setattr(disk.os, "fsync", refuse)
     error = error_of(lambda: save(state_of(0), checkpoint, sync_files=True))
     assert isinstance(error, OSError) == fails
     assert (checkpoint / ".metadata").exists() != fails

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
-from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.disk import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save import space
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import streamxf
 from streamxf import Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
 from streamxf.coder import StreamCoder
-from streamxf.dcp.save import datafile, sources, staging
-from streamxf.dcp.save.staging import SMALL, Buffer, DeviceSource, Ring, Staging
+from streamxf.dcp.save import sources
+from streamxf.dcp.save.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.stream.container import BlockReader, read_header, stream_info
@@ -68,8 +68,8 @@ class LateCopies:
 class PoisonedRing(Ring):
     """Spoils each buffer as soon as it comes back, so that whoever still reads it is found out."""
 
-    def give(self, buffer: Buffer) -> None:
-        buffer.handle.fill_(POISON)
+    def give(self, buffer: torch.Tensor) -> None:
+        buffer.fill_(POISON)
         super().give(buffer)
 
 
@@ -77,15 +77,8 @@ class PoisonedRing(Ring):
 def late(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
     """Takes contiguous tensors of the CPU for those of a device with late copies."""
     made = LateCopies()
-    monkeypatch.setitem(staging.COPIES, "cpu", lambda device: made)
-    monkeypatch.setattr(staging, "Ring", PoisonedRing)
-
-    def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
-        if tensor.is_contiguous() and staging.takes(tensor):
-            return staging.source(tensor.reshape(-1))
-        return sources.source_of(tensor, staging)
-
-    monkeypatch.setattr(datafile, "source_of", source_of)
+    monkeypatch.setitem(sources.COPIES, "cpu", lambda device: made)
+    monkeypatch.setattr(sources, "Ring", PoisonedRing)
     return made
 
 
@@ -117,15 +110,11 @@ class Keeps(Codec):
         return block
 
 
-def source_over(data: bytes, copies: LateCopies, count: int = 2) -> DeviceSource:
+def source_over(data: bytes, copies: Any, count: int = 2) -> DeviceSource:
     """Bytes that can only be copied, into the buffers of a ring of its own."""
 
-    def make() -> Buffer:
-        memory = copies.memory(BLOCK)
-        return Buffer(memoryview(memory.numpy()), memory)
-
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return DeviceSource(flat, copies, PoisonedRing(make, count))
+    return DeviceSource(flat, copies, PoisonedRing(lambda: copies.memory(BLOCK), count))
 
 
 def stored(codec: Codec, *sources: ByteSource) -> list[bytes]:
@@ -227,9 +216,8 @@ def test_a_copy_that_fails_fails_the_save_and_nothing_hangs(checkpoint: Path, la
 
 
 def test_small_tensors_and_other_devices_do_not_go_this_way() -> None:
-    made = Staging(BLOCK)
-    assert not made.takes(torch.zeros(4 * SMALL))  # the CPU
-    assert not made.takes(torch.zeros(4 * SMALL, device="meta"))
+    for device in ("cpu", "meta"):
+        assert not isinstance(source_of(torch.zeros(4 * SMALL, device=device), Staging(BLOCK)), DeviceSource)
 
 
 def test_a_tensor_without_data_is_refused(checkpoint: Path) -> None:

@@ -17,8 +17,7 @@ from torch import nn
 
 import streamxf
 from streamxf.dcp.frame import frame_of
-from streamxf.dcp.save.sources import source_of
-from streamxf.dcp.save.staging import Staging
+from streamxf.dcp.save.sources import Staging, source_of
 from streamxf.errors import ContainerError
 
 from .helpers import KEY, assert_same, blank, load, load_with, raw_bytes, refused, save

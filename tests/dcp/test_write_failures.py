@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
-from streamxf.checkpoint import commit
+from streamxf.checkpoint import disk
 
 from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
 
@@ -125,7 +125,7 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.EIO, "fault injected")
 
     if fault == "fsync":
-        monkeypatch.setattr(commit.os, "fsync", fail)
+        monkeypatch.setattr(disk.os, "fsync", fail)
     elif fault == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     else:

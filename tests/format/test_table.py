@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from samples import BLOCK
 
 from streamxf.errors import ContainerError
-from streamxf.format.container import Footer, Table, entry_size, pack_tail
-from streamxf.format.limits import stage_limit
+from streamxf.format.container import Footer, Table, entry_size, pack_tail, stage_limit
 
 DIGEST = bytes(range(32))
 START = 100

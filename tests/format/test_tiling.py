@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format import tiling
-from streamxf.format.tiling import MAX_CUT_DIMS, MAX_RANK_CHUNKS, check_apart, check_tiles
+from streamxf.format import items
+from streamxf.format.items import MAX_CUT_DIMS, MAX_RANK_CHUNKS, check_apart, check_tiles
 
 CORNERS = 2**12  # a limit that is quick to reach
 
@@ -133,8 +133,8 @@ def test_many_shards_in_three_dimensions() -> None:
 
 
 def test_cuts_beyond_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (tiling.MAX_CUT_DIMS, tiling.MAX_CORNERS) == (6, 2**20)  # as docs/format.md says
-    monkeypatch.setattr(tiling, "MAX_CORNERS", CORNERS)
+    assert (items.MAX_CUT_DIMS, items.MAX_CORNERS) == (6, 2**20)  # as docs/format.md says
+    monkeypatch.setattr(items, "MAX_CORNERS", CORNERS)
     too_deep = MAX_CUT_DIMS + 1
     with pytest.raises(MetadataError, match=f"cut along {too_deep} dimensions"):
         check_tiles(
@@ -148,7 +148,7 @@ def test_cuts_beyond_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_along_one_dimension_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MAX_CORNERS", CORNERS)
+    monkeypatch.setattr(items, "MAX_CORNERS", CORNERS)
     count = CORNERS // 2 + 1
     rows = [((at,), (1,)) for at in range(count)]
     check_tiles((count,), rows)

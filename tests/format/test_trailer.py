@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
+from streamxf.format.index import Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import MAX_INDEX, MAX_KEY_LINE, MAX_KEYS, TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 
 
 def read(data: bytes) -> Sections | None:

@@ -15,8 +15,8 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, metadata_in
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
+from streamxf.format.index import Trailer
 from streamxf.format.items import ObjectItem
-from streamxf.format.trailer import Trailer
 
 _RANKS = {None: ".metadata", 0: "__0.metadata"}
 _READERS = ((Access.of(KEY), second.HOLDER), (Access(), second.ANYONE))

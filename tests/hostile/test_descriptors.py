@@ -26,7 +26,7 @@ from forge import pack_index, prefix_of, split_metadata, take_container_apart
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
-from streamxf.format.trailer import Sections, pack, pack_keys
+from streamxf.format.index import Sections, pack, pack_keys
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 

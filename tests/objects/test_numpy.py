@@ -20,9 +20,10 @@ from torch._weights_only_unpickler import Unpickler
 
 from streamxf.errors import PolicyError
 from streamxf.objects import stand_ins
+from streamxf.objects.check import chosen, lent
 from streamxf.objects.policy import Objects
 from streamxf.objects.stand_ins import STAND_INS, TooMuch
-from streamxf.objects.unpickle import chosen, lent, unpickle
+from streamxf.objects.unpickle import unpickle
 from streamxf.torchsave.archive import Archive
 
 from .pickles import archive, call, number, saved, text

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from streamxf.bar import ProgressBar
-from streamxf.dcp.showing import shown
+from streamxf.dcp.border import shown
 
 from .terminal import terminal
 

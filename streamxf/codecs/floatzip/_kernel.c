@@ -1081,7 +1081,7 @@ static double grouped_bits(const u8 *values, size_t n)
         for (int i = 0; i < GROUP; i++)
             counts[(u8)(group[i] - level)]++;
     }
-    return entropy(counts, (u32)n) + LEVEL_BITS / GROUP;
+    return entropy(counts, (u32)n) + LEVEL_BITS / (double)GROUP;
 }
 
 /* Which levels a sample of the n values speaks for: 0 none, 1 groups alone, else `row`: columns as well. */
@@ -1273,14 +1273,15 @@ static u32 best_window(const u32 *counts, u8 *base)
     return best;
 }
 
-/* How to store one plane. 0 if runs may matter, which the reference knows how to find. */
+/* How to store one plane, decided by the spread of its bytes in the sample: 2 to the power of their collision entropy,
+ * which needs no logarithm. The reference has the same bounds in bits. Returns 0 if runs may matter, since nearly all
+ * bytes are the same: the reference looks for matches. */
 static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 {
     double pairs = 0;
     for (int s = 0; s < 256; s++)
         pairs += (double)counts[s] * counts[s];
     pairs -= total;
-    /* 2 to the power of the collision entropy */
     double spread = pairs > 0 ? (double)total * (total - 1) / pairs : 1e9;
     plane->lane = 1;
     plane->levels = 0;
@@ -1290,7 +1291,7 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
         return 1;
     }
     if (spread < 1.1892) /* 0.25 bits */
-        return spread <= 1.0;
+        return spread <= 1.0; /* a constant needs no matches */
     if (width == 1)
         return 1;
     plane->levels = spread > (width == 2 ? 5.8563 : 5.1337) && spread < 45.25; /* 2.55, 2.36 and 5.5 bits */
@@ -1320,7 +1321,9 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
     return put_frame(plane->values, n, out);
 }
 
-/* Returns the payload's size, 0 if the block is best stored as it is, -1 if the reference should see to it. */
+/* The payload has the table first, then planes of noise, which are split straight into `out`, then the other planes,
+ * which are split into `work` and coded one by one. Every plane takes at most its n bytes and the overheads of a frame,
+ * and coding stops as soon as the payload is longer than the block: that is why encode_bound suffices. */
 static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 *out, u8 *work)
 {
     size_t n = size / (size_t)width, edges = size - n * (size_t)width;
@@ -1337,10 +1340,10 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
             all |= counts[k][s] == total;
         same &= all;
     }
-    /* runs are for the reference, except one of them alone; single bytes are the same by chance, too */
+    /* runs are for the reference, unless the block is a single one; single bytes often repeat by chance */
     if (!same && repeated > tested / (width == 1 ? 4 : 16) + 1)
         return -1;
-    for (int k = 0; k <= width; k++) {
+    for (int k = 0; k <= width; k++) { /* one more than there are, for the noise that comes last */
         Plane plane = {0};
         if (k < width && !plan_plane(counts[k], total, width, &plane))
             return -1;

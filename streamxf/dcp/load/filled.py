@@ -7,18 +7,16 @@ target as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import MetadataError
-from streamxf.format.items import TensorItem
-from streamxf.format.tiling import Chunk, check_tiles
+from streamxf.format.items import Span, TensorItem, check_tiles
 
 _Target = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
@@ -29,44 +27,31 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
 
     A planner that has DCP's `lookup_tensor` is asked how large a target is. One that has a `state_dict`, as DCP's own
     have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
-    tensor.
-
-    Raises
-    ------
-    MetadataError
-        If a part would stay as it was.
+    tensor. Raises MetadataError if a part would stay as it was.
     """
-    read: dict[_Target, list[Chunk]] = {}
-    indexes: dict[_Target, MetadataIndex] = {}
+    read: dict[_Target, list[Span]] = {}
+    sizes = _wanted(planner, items)
+    lookup = getattr(planner, "lookup_tensor", None)
     for request in plan.items:
         if request.type is LoadItemType.BYTE_IO:
             continue
-        target = request.dest_index.fqn, request.dest_index.offset
-        read.setdefault(target, []).append((request.dest_offsets, request.lengths))
-        indexes.setdefault(target, request.dest_index)
-    sizes: dict[_Target, torch.Size] = _wanted(planner, items)
-    lookup = getattr(planner, "lookup_tensor", None)
-    for target, index in indexes.items():
-        if target in sizes:
-            continue
-        if lookup is None:
-            _check_whole(index.fqn, items)
-        else:
-            sizes[target] = lookup(index).size()
+        index = request.dest_index
+        read.setdefault((index.fqn, index.offset), []).append((request.dest_offsets, request.lengths))
+        if (index.fqn, index.offset) not in sizes and lookup is not None:
+            sizes[index.fqn, index.offset] = lookup(index).size()
+    for target in read:
+        item = items.get(target[0])
+        if target not in sizes and isinstance(item, TensorItem):  # the read itself refuses others
+            _check(target[0], item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
     for target, size in sizes.items():
-        try:
-            check_tiles(size, read.get(target, []))
-        except MetadataError as error:
-            raise _not_filled(target[0]) from error
+        _check(target[0], size, read.get(target, []))
 
 
 def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, torch.Size]:
     """The parts of tensors that a planner's state dict has on this rank, as DCP's planner sees them."""
     state = getattr(planner, "state_dict", None)
-    if not isinstance(state, Mapping):
-        return {}
     sizes: dict[_Target, torch.Size] = {}
-    for name, value in state.items():
+    for name, value in state.items() if isinstance(state, Mapping) else ():
         if not isinstance(value, torch.Tensor) or not isinstance(items.get(name), TensorItem):
             continue
         if isinstance(value, DTensor) and value.device_mesh.get_coordinate() is None:
@@ -76,19 +61,13 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, tor
     return sizes
 
 
-def _check_whole(name: str, items: Mapping[str, Any]) -> None:
-    item = items.get(name)
-    if not isinstance(item, TensorItem):
-        return  # which the read itself refuses
+def _check(name: str, size: Sequence[int], parts: list[Span]) -> None:
     try:
-        check_tiles(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+        check_tiles(size, parts)
     except MetadataError as error:
-        raise _not_filled(name) from error
-
-
-def _not_filled(name: str) -> MetadataError:
-    return MetadataError(
-        "this rank's own metadata has only a part of what is to be loaded: the shards of other ranks are missing. Load "
-        "with the ranks and the sharding of the save, or save with collectives, so that there is metadata of all",
-        item=name,
-    )
+        raise MetadataError(
+            "this rank's own metadata has only a part of what is to be loaded: the shards of other ranks are missing. "
+            "Load with the ranks and the sharding of the save, or save with collectives, so that there is metadata of "
+            "all",
+            item=name,
+        ) from error

@@ -13,8 +13,10 @@ target:
 from __future__ import annotations
 
 import io
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,36 +26,52 @@ import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.checkpoint.metadata import Metadata, no_file
+from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
-from streamxf.dcp.load.target import Target
+from streamxf.checkpoint.storage import Storage, StoredFile
+from streamxf.dcp.save.sources import array_of
 from streamxf.engine import Pipeline
-from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, escaped
-from streamxf.meter import Meter
-from streamxf.objects.policy import Objects
-from streamxf.proportion import Budget
+from streamxf.errors import (
+    AuthenticationError,
+    CodecError,
+    ContainerError,
+    DescriptorError,
+    IdentityError,
+    MetadataError,
+    StreamxfError,
+    UnsupportedError,
+    escaped,
+)
+from streamxf.format.items import ObjectItem, TensorItem
+from streamxf.progress import Progress, Shares
+from streamxf.proportion import held_bytes
+from streamxf.report import Meter
+from streamxf.stream.reader import StreamReader, read_all
+from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
 
 PIECE_BYTES = 4 * 2**20
+_AHEAD = 2**20  # bytes of small items that are read at once
+# Errors that mean damage. Others say themselves what to do: give another key, say.
+_DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
 
 Job = Callable[[], None]
+_Entry = tuple[ReadItem | None, Wanted]
+"""What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Filling:
     """A target that is being filled, or a piece of one.
 
-    Attributes
-    ----------
-    file, item : str
-        For errors.
-    target : Target
-        Of the whole item.
-    done : callable
-        Called in the loader's thread, in the order of items, when all jobs are over.
-    left : int
-        Jobs that are not over, and one more until all of them are submitted.
+    - `file`, `item`: for errors.
+    - `target`: of the whole item.
+    - `done`: called in the loader's thread, in the order of items, when all jobs are over.
+    - `left`: jobs of workers that are not over, and one more until all of them are submitted.
     """
 
     file: str
@@ -64,25 +82,135 @@ class _Filling:
 
 
 class Loader:
-    """Loads items for one planner; `budget` pays for objects, for which the caller has no memory yet."""
+    """Loads the items of a plan for its planner, file by file; for one thread."""
 
-    def __init__(self, planner: LoadPlanner, meter: Meter, objects: Objects, budget: Budget | None) -> None:
-        self.meter = meter
-        self._budget = budget
+    def __init__(
+        self, storage: Storage, metadata: Metadata, access: Access, planner: LoadPlanner, progress: Progress | None
+    ) -> None:
+        self.meter = Meter()
+        self._storage = storage
+        self._metadata = metadata
         self._planner = planner
-        self._objects = objects
-        self._set_object = _setter(planner) if objects.weights_only else None
+        self._progress = progress
+        self._objects = access.objects
+        self._opener = ItemOpener(metadata, access)
+        self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
+        self._set_object = _setter(planner) if self._objects.weights_only else None
         self._pipeline: Pipeline[_Filling] = Pipeline()
         self._under_way: deque[_Filling] = deque()
 
-    def load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
-        """Hand an object to the planner.
+    def run(self, requests: Sequence[ReadItem]) -> None:
+        """Read all of them. After an error no worker is at any."""
+        found = [(request, self._find(request)) for request in requests]
+        shares = None if self._progress is None else Shares(self._progress, _sizes(found))
+        by_file: dict[str, list[_Entry]] = {}
+        for request, wanted in (*found, *self._empty(requests)):
+            by_file.setdefault(wanted.place.file, []).append((request, wanted))
+        for name, entries in by_file.items():
+            entries.sort(key=lambda entry: entry[1].place.at)
+            try:
+                with self._opened(name) as file:
+                    self._read_file(file, entries, shares)
+            except _DAMAGE as error:
+                error.add_note("next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest")
+                raise
+        if shares is not None:
+            shares.finish()
 
-        Raises
-        ------
-        PolicyError, MetadataError
-            If the planner must not have it.
+    def _find(self, request: ReadItem) -> Wanted:
+        """What a request wants: an object, or a chunk of a tensor."""
+        index = request.storage_index
+        item = self._metadata.items.get(index.fqn)
+        if item is None:
+            raise MetadataError("the metadata does not have the item", item=index.fqn)
+        if isinstance(item, TensorItem) == (request.type == LoadItemType.BYTE_IO):
+            wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
+            raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
+        if not isinstance(item, TensorItem):
+            return Wanted(item)
+        chunks, offset = item.chunks, tuple(index.offset or ())
+        if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
+            return Wanted(item, chunks[index.index])  # as nearly always: the list may be long
+        chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
+        if chunk is None:
+            raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
+        return Wanted(item, chunk)
+
+    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, Wanted]]:
+        """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
+        damaged.
         """
+        items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
+        read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
+        for request in requests:
+            name = request.storage_index.fqn
+            read[name] = read.get(name, 0) + request.lengths.numel()
+        for name, count in read.items():
+            item = items.get(name)
+            if isinstance(item, TensorItem) and count >= math.prod(item.shape):
+                yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[StoredFile]:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._storage.open(name))
+            except FileNotFoundError as error:
+                raise no_file(self._storage.full(name)) from error
+            if self._budget is not None:
+                self._budget.add(held_bytes(file.raw, file.size))
+            file.access = Timed(file.access, self.meter.io)
+            yield file
+
+    def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
+        last: Wanted | None = None
+        access, ahead = file.access, 0
+        try:
+            for number, (request, wanted) in enumerate(entries):
+                with _noted(file.name, wanted.item.name):
+                    if request is None:
+                        self._open(file, wanted)
+                        continue
+                    if last is None or last != wanted:  # parts of one tensor follow each other
+                        if shares is not None:
+                            file.access = Counted(access, shares.begin(request.storage_index).advance)
+                        elif wanted.place.at >= ahead:
+                            ahead = _read_ahead(file, entries, number)
+                        blocks, elements = self._open(file, wanted)
+                        last = wanted
+                    self._read_item(file.name, request, wanted, blocks, elements)
+            self._settle()
+        except BaseException:
+            self._pipeline.cancel()  # before the file is closed
+            raise
+
+    def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
+        """An item's stream and, of a tensor, its elements; None where only torch can make it."""
+        blocks = self._opener.open(file, wanted, self.meter)
+        if wanted.chunk is not None:
+            with suppress(UnsupportedError):
+                return blocks, wanted.elements(blocks)
+        return blocks, None
+
+    def _read_item(
+        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
+    ) -> None:
+        item, size = wanted.item, wanted.place.size
+        if isinstance(item, ObjectItem):
+            self._load_object(request, read_all(blocks, self.meter), size)
+            return
+        target = Target.of(self._planner.resolve_tensor(request).detach())
+        others = [filling.target for filling in self._under_way]
+        if others and (not target.plain or any(target.overlaps(other) for other in others)):
+            self._settle()  # the later item must have its way
+        dtype: torch.dtype = getattr(torch, item.dtype)
+        if elements is not None:
+            self._load_elements(request, target, elements, dtype, file, _stored_bytes(request, wanted))
+        else:
+            self._load_whole(request, target, blocks, size, dtype)
+            self._planner.commit_tensor(request, target.tensor)
+
+    def _load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
         if self._budget is not None:
             self._budget.spend(len(data), "the object")
         self.meter.item(len(data), stored_size)
@@ -91,42 +219,32 @@ class Loader:
         else:
             self._planner.load_bytes(request, io.BytesIO(self._objects.renew(data, stored_size)))
 
-    def load_whole(self, request: ReadItem, stream: Any, size: int, stored_size: int, dtype: torch.dtype) -> None:
+    def _load_whole(
+        self, request: ReadItem, target: Target, blocks: Blocks, stored_size: int, dtype: torch.dtype
+    ) -> None:
         """Load a tensor that only torch can make, and copy it into the planner's in one go."""
-        tensor = self._objects.load_tensor(stream, size, stored_size)
+        tensor = self._objects.load_tensor(StreamReader(blocks, meter=self.meter), blocks.size, stored_size)
         if tensor.dtype != dtype:
             raise MetadataError(f"the stored tensor is {tensor.dtype}, the metadata says {dtype}: one was altered")
-        self.meter.item(size, stored_size)
-        target = self._target(request)
-        self._await_overlaps(target)
+        self.meter.item(blocks.size, stored_size)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
         _check_size(target.tensor, wanted.size())
         if wanted.is_quantized != target.tensor.is_quantized:
             raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
-        self._planner.commit_tensor(request, target.tensor)
 
-    def load_tensor(
-        self, request: ReadItem, elements: Elements, dtype: torch.dtype, file: str, stored_size: int
+    def _load_elements(
+        self, request: ReadItem, target: Target, elements: Elements, dtype: torch.dtype, file: str, stored_size: int
     ) -> None:
-        """Load the part of a tensor that a request wants.
-
-        Raises
-        ------
-        StreamxfError
-            If something is not as it was stored. For blocks that workers are decoding, a later call raises that.
-        """
-        target = self._target(request)
-        _check_size(target.tensor, request.lengths)
-        self._await_overlaps(target)
-        offset, lengths = tuple(request.storage_offsets), tuple(request.lengths)
-        tensor = target.tensor
+        """Load the part of a tensor that a request wants. Errors in workers are raised by later calls."""
+        tensor, item = target.tensor, request.storage_index.fqn
+        _check_size(tensor, request.lengths)
         self.meter.item(tensor.numel() * dtype.itemsize, stored_size)
+        offset, lengths = tuple(request.storage_offsets), tuple(request.lengths)
+        commit = partial(self._planner.commit_tensor, request, tensor)
         array = target.array(dtype)
-        item = request.storage_index.fqn
         if array is not None:
-            filling = _Filling(file, item, target, lambda: self._planner.commit_tensor(request, tensor))
-            self._fill(filling, elements.jobs(offset, lengths, array))
+            self._fill(_Filling(file, item, target, commit), elements.jobs(offset, lengths, array))
             return
         most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
         for at, size in cut(lengths, most):
@@ -134,30 +252,17 @@ class Loader:
             into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
             filling = _Filling(file, item, target, partial(_copy_into, into, piece, dtype))
             self._fill(filling, elements.jobs(tuple(map(int.__add__, offset, at)), size, piece))
-        self._fill(_Filling(file, item, target, lambda: self._planner.commit_tensor(request, tensor)), ())
-
-    def settle(self) -> None:
-        """Wait for all items and commit them; raises what is wrong with any."""
-        self._count(self._pipeline.results())
-        self.meter.blocks(self._pipeline.peak_jobs)
-
-    def cancel(self) -> None:
-        """Give all items up. Returns when no worker is at them, so that their file may be closed."""
-        self._pipeline.cancel()
-
-    # -- helpers -----------------------------------------------------------------------------------
+        self._fill(_Filling(file, item, target, commit), ())
 
     def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:
         """Have jobs done; those of a small item here, because handing them over costs more than it brings."""
         self._under_way.append(filling)
-        with noted(filling.file, filling.item):
-            for job, size in jobs:
+        for job, size in jobs:
+            if size <= INLINE_BYTES:
+                job()
+            else:
                 filling.left += 1
-                if size <= INLINE_BYTES:
-                    job()
-                    self._count([filling])
-                else:
-                    self._count(self._pipeline.submit(_Run(filling, job), size))
+                self._count(self._pipeline.submit(partial(_run, filling, job), size))
         self._count([filling])
 
     def _count(self, fillings: Iterable[_Filling]) -> None:
@@ -166,17 +271,13 @@ class Loader:
             filling.left -= 1
             while self._under_way and not self._under_way[0].left:
                 first = self._under_way.popleft()
-                with noted(first.file, first.item):
+                with _noted(first.file, first.item):
                     first.done()
 
-    def _target(self, request: ReadItem) -> Target:
-        return Target.of(self._planner.resolve_tensor(request).detach())
-
-    def _await_overlaps(self, target: Target) -> None:
-        """Settle first if something under way writes to the memory of `target`: the later item must have its way."""
-        others = [filling.target for filling in self._under_way]
-        if others and (not target.plain or any(target.overlaps(other) for other in others)):
-            self.settle()
+    def _settle(self) -> None:
+        """Wait for all items and commit them; raises what is wrong with any."""
+        self._count(self._pipeline.results())
+        self.meter.blocks(self._pipeline.peak_jobs)
 
 
 def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
@@ -192,22 +293,14 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
     return lambda request, made: set_element(state, paths[request.dest_index.fqn], made)
 
 
-class _Run:
-    """A job of a filling, as a worker makes it."""
-
-    __slots__ = ("_filling", "_job")
-
-    def __init__(self, filling: _Filling, job: Job) -> None:
-        self._filling = filling
-        self._job = job
-
-    def __call__(self) -> _Filling:
-        with noted(self._filling.file, self._filling.item):
-            self._job()
-        return self._filling
+def _run(filling: _Filling, job: Job) -> _Filling:
+    """A job of a filling, as a worker does it."""
+    with _noted(filling.file, filling.item):
+        job()
+    return filling
 
 
-class noted:
+class _noted:
     """Tells errors their place, once: streamxf's own as they carry it, others as a note."""
 
     __slots__ = ("_file", "_item")
@@ -226,6 +319,36 @@ class noted:
             error.add_note(escaped(f"while reading item {self._item} of file {self._file}"))
 
 
+def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
+    """Stored bytes of what is wanted, by item."""
+    sizes: dict[Hashable, int] = {}
+    for request, wanted in found:
+        index = request.storage_index
+        sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
+    return sizes
+
+
+def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
+    """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
+    size, chunk = wanted.place.size, wanted.chunk
+    if chunk is None or chunk.shape == tuple(request.lengths):
+        return size
+    return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
+
+
+def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
+    """Read small items that follow each other at once; return where what was read ends."""
+    start = stop = entries[number][1].place.at
+    for _, wanted in entries[number:]:
+        at, size = wanted.place.at, wanted.place.size
+        if at > stop or size > READ_WHOLE or at + size > min(start + _AHEAD, file.size):
+            break
+        stop = max(stop, at + size)
+    if stop > start:
+        file.read_ahead(start, stop - start)
+    return stop
+
+
 def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
     target.copy_(flat.view(dtype).view(array.shape))
@@ -234,3 +357,75 @@ def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
 def _check_size(target: torch.Tensor, wanted: Any) -> None:
     if target.size() != wanted:
         raise MetadataError(f"the stored tensor has the shape {tuple(wanted)}, the target {tuple(target.size())}")
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """The detached tensor that an item is loaded into.
+
+    - `plain`: whether it is torch's own kind and each of its elements has a place of its own, so that `copy_` into its
+      parts, one after the other, does what a single `copy_` does.
+    """
+
+    tensor: torch.Tensor
+    plain: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Target:
+        """Look at `tensor`, which is detached already."""
+        plain = (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and not tensor.is_quantized
+            and tensor.device.type != "meta"
+            and not _may_overlap(tensor)
+        )
+        return cls(tensor, plain)
+
+    def array(self, dtype: torch.dtype) -> Array | None:
+        """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
+        `copy_`; else None. Raises RuntimeError if torch does not let the tensor be written to, as `copy_` would.
+        """
+        tensor = self.tensor
+        fits = (
+            self.plain
+            and tensor.device.type == "cpu"
+            and tensor.dtype == dtype
+            and not (tensor.is_conj() or tensor.is_neg())
+            and not torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]
+        )
+        if not fits:
+            return None
+        # torch then knows of a change in place, and refuses one of a tensor that takes none
+        nothing = tensor.as_strided((0,), (1,))
+        nothing.copy_(nothing)
+        return array_of(tensor)
+
+    def overlaps(self, other: Target) -> bool:
+        """Whether two plain tensors may share memory: whether they lie between the same addresses.
+
+        Devices other than CPU and CUDA may have no addresses, so their tensors always may.
+        """
+        if not {self.tensor.device.type, other.tensor.device.type} <= {"cpu", "cuda"}:
+            return True
+        (start, stop), (begin, end) = _extent(self.tensor), _extent(other.tensor)
+        return start < end and begin < stop
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements could share memory. What is not known to be free of overlaps is taken to have some."""
+    reach = 0  # of the dimensions with smaller strides, in elements
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from time import perf_counter
 from typing import IO, Any, cast
 
+import crc32c
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from typing_extensions import Buffer
 
+from streamxf.buffers import flat_view, write_all
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import STORED_ATTRIBUTE, Stored
-from streamxf.dcp.save.output import OutputFile
-from streamxf.dcp.save.sources import Streamed, check_storable, dtype_name, has_elements, source_of
-from streamxf.dcp.save.staging import Staging
+from streamxf.dcp.save.sources import Staging, Streamed, check_storable, dtype_name, has_elements, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
-from streamxf.meter import Meter
 from streamxf.progress import Progress, Share
+from streamxf.report import Meter
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
@@ -42,20 +46,18 @@ class _InFlight:
 
 
 class DataFile:
-    """Writes items into one file, in the order in which they come; results are known when their bytes have left.
+    """Writes items into `raw`, in the order in which they come; results are known when their bytes have left.
 
     The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
     next item is under way. So memory that is handed over stays in use until `finish`.
 
-    Attributes
-    ----------
-    results : list of WriteResult
-        One for each item that has left, in order.
+    - `results`: one for each item that has left, in order.
+    - `size`, `crc`: bytes that were written and, where items have no containers, their CRC-32C.
     """
 
     def __init__(
         self,
-        output: OutputFile,
+        raw: IO[bytes],
         path: str,
         extensions: Extensions,
         writer_id: bytes,
@@ -63,7 +65,7 @@ class DataFile:
         meter: Meter,
         progress: Progress | None = None,
     ) -> None:
-        self._output = output
+        self._raw = raw
         self._path = path
         self._extensions = extensions
         self._writer_id = writer_id
@@ -72,45 +74,61 @@ class DataFile:
         self._progress = progress
         self._pipeline: Pipeline[Encoded] = Pipeline()
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
+        self._in_blocks = extensions.in_blocks
         self._hashed = extensions.hashed
         self._staging = Staging(1 << block_log2)
-        self._usual = Stored(framed=not extensions.in_blocks)
+        self._usual = Stored(not self._in_blocks)
         self.results: list[WriteResult] = []
+        self.size = 0
+        self.crc = None if len(extensions.chain) else 0
 
-    def write(self, item: WriteItem, data: Any) -> None:
-        """Write an item: a tensor, the ``BytesIO`` of an object, or what is `Streamed` of either.
-
-        Raises
-        ------
-        UnsupportedError
-            If it is not the tensor that the metadata will describe, or one that cannot be saved.
-        Exception
-            Whatever went wrong, with this item or with one before; then the file is spoiled.
+    def add(self, item: WriteItem, data: Any) -> None:
+        """Write an item: a tensor, the ``BytesIO`` of an object, or what is `Streamed` of either. Raises whatever went
+        wrong, with this item or with one before; then the file is spoiled.
         """
         try:
             if isinstance(data, torch.Tensor):
                 check_storable(data)
                 _check_planned(item, data)
-            if self._extensions.in_blocks:
-                self._write_blocks(item, data)
+            if self._in_blocks:
+                self._add_blocks(item, data)
             else:
-                self._write_framed(item, data)
+                self._add_framed(item, data)
         except StreamxfError as error:
             error.locate(item=item.index.fqn)
             raise
 
-    def finish(self) -> None:
-        """Wait until all items have left; raises as `write`."""
+    def finish(self, sync: bool) -> None:
+        """Wait until all items have left for the operating system, and with `sync` for the disk; raises as `add`."""
         self._store(self._pipeline.results())
         self._meter.blocks(self._pipeline.peak_jobs)
+        begin = perf_counter()
+        self._raw.flush()
+        if sync:  # an object store has no descriptor: closing the file stores it
+            with suppress(io.UnsupportedOperation, AttributeError):
+                os.fsync(self._raw.fileno())
+        self._meter.io(perf_counter() - begin)
 
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""
         self._pipeline.cancel()
 
-    # -- blocks --------------------------------------------------------------------------------------
+    # -- the file, as streams see it -------------------------------------------------------------------
 
-    def _write_blocks(self, item: WriteItem, data: Any) -> None:
+    def write(self, data: Buffer, /) -> int:
+        """Write all of `data`, however little `raw` takes at a time."""
+        view = flat_view(data)
+        begin = perf_counter()
+        write_all(self._raw, view)
+        self._meter.io(perf_counter() - begin)
+        if self.crc is not None:
+            self.crc = crc32c.crc32c(view, self.crc)
+        self.size += len(view)
+        return len(view)
+
+    # -- blocks ------------------------------------------------------------------------------------------
+
+    def _add_blocks(self, item: WriteItem, data: Any) -> None:
         source, kind = self._source(item, data)
         encoder = ContainerEncoder(
             self._extensions.chain,
@@ -130,13 +148,13 @@ class DataFile:
         """Write finished blocks, which come in the order in which they were submitted."""
         for block in blocks:
             leaving, size = self._leaving.popleft()
-            for part in leaving.encoder.framed(block):
-                self._output.write(part)
+            encoder = leaving.encoder
+            for part in encoder.framed(block):
+                self.write(part)
             block.release()
             if leaving.share is not None:
                 leaving.share.advance(size)
             if block.last:
-                encoder = leaving.encoder
                 sha256 = encoder.table_digest if self._hashed else None
                 self._note(leaving, encoder.raw_size, encoder.stored_size, Stored(leaving.framed, sha256))
 
@@ -147,49 +165,47 @@ class DataFile:
             return MemorySource(data.getbuffer()), Kind.OBJECT
         if has_elements(data):
             return source_of(data, self._staging), Kind.TENSOR
-        return MemorySource(_saved(data)), Kind.FRAMED
+        buffer = io.BytesIO()
+        torch.save(_minimal(data.cpu()), buffer)
+        return MemorySource(buffer.getbuffer()), Kind.FRAMED
 
     # -- without a container, or behind stream transforms ------------------------------------------------
 
-    def _write_framed(self, item: WriteItem, data: Any) -> None:
-        start = self._output.size
+    def _add_framed(self, item: WriteItem, data: Any) -> None:
         is_tensor = item.type != WriteItemType.BYTE_IO
-        target = self._extensions.open(
-            self._output,
-            identity_of(self._writer_id, item, Kind.FRAMED if is_tensor else Kind.OBJECT),
-            published=True,
-            block_log2=self._block_log2,
-            meter=self._meter,
-        )
-        share = self._share_of(item, 0 if is_tensor else _size_of(data))
+        identity = identity_of(self._writer_id, item, Kind.FRAMED if is_tensor else Kind.OBJECT)
+        target = self._extensions.open(self, identity, published=True, block_log2=self._block_log2, meter=self._meter)
+        start = self.size
+        if not is_tensor and not isinstance(data, Streamed):
+            data = Streamed(MemorySource(data.getbuffer()), Kind.OBJECT)
+        share = self._share_of(item, data.source.size if isinstance(data, Streamed) else 0)
         counted = _Counted(target.stream, share)
         try:
             if isinstance(data, Streamed):
-                data.write_framed(counted)
-            elif is_tensor:
-                _save(data, counted)
+                for piece in data.pieces():
+                    counted.write(piece)
             else:
-                counted.write(data.getbuffer())
+                counted.save(data)
             target.close()
         except BaseException:
             target.abort()
             raise
         leaving = _InFlight(item, cast("Any", None), is_tensor, share)
-        self._note(leaving, counted.size, self._output.size - start, Stored(is_tensor, None))
+        self._note(leaving, counted.size, self.size - start, Stored(is_tensor, None))
 
     # -- results ---------------------------------------------------------------------------------------
 
     def _share_of(self, item: WriteItem, size: int) -> Share | None:
-        """What the item is to bring those who want to know how far the save is."""
+        """The share of an item in the progress; the plan does not know the `size` of objects."""
         if self._progress is None:
             return None
         if item.type == WriteItemType.BYTE_IO:
-            self._progress.expect(size)  # the plan says nothing of it
+            self._progress.expect(size)
             return Share(self._progress, size)
         return Share(self._progress, planned_bytes(item))
 
     def _note(self, leaving: _InFlight, raw_size: int, size: int, stored: Stored) -> None:
-        info = _StorageInfo(self._path, self._output.size - size, size)
+        info = _StorageInfo(self._path, self.size - size, size)
         if stored != self._usual:
             setattr(info, STORED_ATTRIBUTE, stored)
         self.results.append(WriteResult(index=leaving.item.index, size_in_bytes=size, storage_data=info))
@@ -206,8 +222,8 @@ class _Counted:
     def __init__(self, stream: IO[bytes], share: Share | None) -> None:
         self._stream = stream
         self._share = share
+        self._error: BaseException | None = None
         self.size = 0
-        self.error: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
@@ -219,7 +235,7 @@ class _Counted:
                 if self._share is not None:
                     self._share.advance(len(piece))
         except BaseException as error:
-            self.error = self.error or error
+            self._error = self._error or error
             raise
         self.size += len(view)
         return len(view)
@@ -227,22 +243,51 @@ class _Counted:
     def flush(self) -> None:
         """The file is flushed once, when all of its items are written."""
 
+    def save(self, tensor: torch.Tensor) -> None:
+        """Write what ``torch.save`` writes for a tensor, as torch's own writer does."""
+        try:
+            torch.save(_minimal(tensor.cpu()), cast("IO[bytes]", self))
+        except RuntimeError:
+            if self._error is None:
+                raise
+        if self._error is not None:
+            raise self._error
 
-def _save(tensor: torch.Tensor, target: _Counted) -> None:
-    """Write what ``torch.save`` writes for a tensor, as torch's own writer does."""
+
+@contextmanager
+def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
+    """Open a file for writing; after an error an upload that was begun is aborted.
+
+    A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
+    of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
+    """
+    stream: Any = None
     try:
-        torch.save(_minimal(tensor.cpu()), cast("IO[bytes]", target))
-    except RuntimeError:
-        if target.error is None:
-            raise
-    if target.error is not None:
-        raise target.error
+        with opening as stream:
+            try:
+                yield stream
+            except BaseException as error:
+                uploads, stream = stream, None
+                _discard(uploads, error)
+                raise
+    except BaseException as error:
+        if stream is not None:  # it could not be closed
+            _discard(stream, error)
+        raise
 
 
-def _saved(tensor: torch.Tensor) -> memoryview:
-    buffer = io.BytesIO()
-    torch.save(_minimal(tensor.cpu()), buffer)
-    return buffer.getbuffer()
+def _discard(stream: Any, error: BaseException) -> None:
+    if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which upload
+        return
+    try:
+        stream.discard()
+    except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
+        error.add_note(
+            f"the upload of this file could not be aborted ({type(reason).__name__}: {reason}); the store may keep its "
+            "parts until a rule for incomplete uploads removes them"
+        )
+    finally:
+        stream.closed = True  # or it would be completed with what there is
 
 
 def _minimal(tensor: torch.Tensor) -> torch.Tensor:
@@ -254,18 +299,12 @@ def _minimal(tensor: torch.Tensor) -> torch.Tensor:
 
 def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
     plan = item.tensor_data
-    if plan is None:
-        return
-    if data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes:
+    if plan is not None and (data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes):
         raise UnsupportedError(
             f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
             "tensor in the state dict, before it is planned"
         )
-
-
-def _size_of(data: Any) -> int:
-    return data.source.size if isinstance(data, Streamed) else data.getbuffer().nbytes
 
 
 def planned_bytes(item: WriteItem) -> int:

@@ -16,20 +16,17 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import metadata_name
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.publish import check_free, check_present, find_leftovers
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import Stored, extra_of, items_of, of_index
+from streamxf.dcp.metadata import extra_of, items_of, of_index
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
-from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
-from streamxf.format import trailer
-from streamxf.format.index import File, Index, Writer
-from streamxf.format.items import Item, TensorItem
-from streamxf.format.tiling import check_apart, check_tiles
+from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
+from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.keys.envelope import Envelope
 from streamxf.version import __version__
 
@@ -57,19 +54,13 @@ def prepare(
 ) -> Publication:
     """Put a metadata file together.
 
-    Raises
-    ------
-    ChainError
-        If the ranks saved with different chains or keys.
-    UnsupportedError
-        If the checkpoint would not be whole, or something has no place in the index.
-    KeyServiceError
-        If a service that vouches for it cannot be asked.
+    Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
+    whole, or something has no place in the index, and KeyServiceError if a service that vouches for it cannot be asked.
     """
     flat = list(results)
     found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
     records = tuple(record for record in found if record is not None)
-    items = items_of(content, flat, extensions.recorded, Stored(framed=not extensions.in_blocks))
+    items = items_of(content, flat, extensions)
     return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id)
 
 
@@ -82,14 +73,8 @@ def assemble(
     rank: int | None,
     checkpoint_id: str | os.PathLike[str] | None,
 ) -> Publication:
-    """The same of items whose places are known.
-
-    Parameters
-    ----------
-    records : tuple of FileRecord
-        Of all files in which they are.
-    checkpoint_id : path or None
-        None for what torch's readers never see, which needs no pickle.
+    """The same of items whose places are known, in the files of `records`. Without `checkpoint_id` it is what torch's
+    readers never see, which needs no pickle.
     """
     _check_agreement(records)
     _check_whole(items.values(), rank)
@@ -113,13 +98,13 @@ def assemble(
     packed = index.pack()
     keys = b""
     if encryption is not None:
-        digest = trailer.Sections(memoryview(packed), memoryview(b"")).digest
+        digest = Sections(memoryview(packed), memoryview(b"")).digest
         others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
-        keys = trailer.pack_keys(own, encryption.vouch(digest), others)
+        keys = pack_keys(own, encryption.vouch(digest), others)
     if checkpoint_id is None:
-        return Publication(index, None, trailer.pack(b"", packed, keys), records)
-    made = of_index(index, descriptors_of(index, writers), checkpoint_id)
-    return Publication(index, made, trailer.pack(pickle.dumps(made), packed, keys), records)
+        return Publication(index, None, pack(b"", packed, keys), records)
+    made = of_index(index, writers, checkpoint_id)
+    return Publication(index, made, pack(pickle.dumps(made), packed, keys), records)
 
 
 def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
@@ -143,27 +128,15 @@ def publish(
     keep: bool = False,
     check: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Publish a save, while its folder is locked; returns the files that nothing needs afterwards.
+    """Publish a save, while its folder is locked; returns the files that nothing needs afterwards. Raises as
+    `check_free`, `check_present` and `Storage.put`.
 
-    Parameters
-    ----------
-    alone : bool
-        Whether the lock keeps all others from publishing meanwhile.
-    overwrite : bool
-        Whether a checkpoint may be replaced.
-    sync : bool
-        Whether the disk must have it when this returns.
-    keep : bool
-        Whether the data files stay if it cannot be published: others may go on from them, and publish them as theirs.
-    check : callable, optional
-        Called last before the step that publishes, and may raise.
-
-    Raises
-    ------
-    AbortedError, ContainerError, UnsupportedError
-        As `check_free` and `check_present`.
-    OSError
-        As `Storage.put`.
+    - `alone`: whether the lock keeps all others from publishing meanwhile.
+    - `overwrite`: whether a checkpoint may be replaced.
+    - `sync`: whether the disk must have it when this returns.
+    - `keep`: whether the data files stay if it cannot be published: others may go on from them, and publish them as
+      theirs.
+    - `check`: called last before the step that publishes, and may raise.
     """
     index, name = made.index, metadata_name(made.index.rank)
     local = storage.local
@@ -202,18 +175,6 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
         return True
     except OSError:
         return False
-
-
-def descriptors_of(index: Index, wrapped: dict[bytes, str]) -> dict[str, list[str]]:
-    """For each file, what torch's readers need to read its items, in the order in which they apply it."""
-    by_writer = {}
-    for writer in index.writers:
-        texts = [*index.transforms]
-        texts += [f"{text}#{wrapped[writer.id]}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain]
-        by_writer[writer.id] = texts[::-1]
-    if not index.transforms and not index.chain:
-        return {}
-    return {path: by_writer[index.writers[file.writer].id] for path, file in index.files.items()}
 
 
 def _dek(wrapped: str) -> bytes | None:

@@ -15,17 +15,15 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.mounts import Mount
+from streamxf.checkpoint.disk import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import DataFile
-from streamxf.dcp.save.output import OutputFile, storing
+from streamxf.dcp.save.datafile import DataFile, storing
 from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
-from streamxf.meter import Meter
 from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
-from streamxf.report import SaveReport
+from streamxf.report import Meter, SaveReport
 from streamxf.torchsave.archive import NotSavedByTorch
 
 RECORD_ATTRIBUTE = "streamxf_record"
@@ -36,22 +34,12 @@ _REASONS = 3  # in a warning
 class FileRecord:
     """What a process tells the coordinator about a file: it travels on the first of the file's results.
 
-    Attributes
-    ----------
-    path : str
-        Relative to the checkpoint.
-    size : int
-    crc : int or None
-        CRC-32C of the whole file, where its items have no containers.
-    writer_id : bytes
-    wrapped : str
-        The wrapped data key of the process, as text; empty where the chain does not encrypt.
-    modules : tuple of str
-        The third-party packages that provided its codecs.
-    chain : str
-        The extensions and the ids of the keys, for people; all ranks must have the same.
-    place : Mount or None
-        Where the process found the checkpoint's folder, if that is a local or mounted one.
+    - `path`: relative to the checkpoint.
+    - `crc`: CRC-32C of the whole file, where its items have no containers.
+    - `wrapped`: the wrapped data key of the process, as text; empty where the chain does not encrypt.
+    - `modules`: the third-party packages that provided its codecs.
+    - `chain`: the extensions and the ids of the keys, for people; all ranks must have the same.
+    - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
     path: str
@@ -71,24 +59,12 @@ class Save:
     The writer id is minted here, for each save, rather than taken from DCP: every rank draws its own ``save_id``, it
     survives into the next save, and cached plans bring back the file names of the first.
 
-    Attributes
-    ----------
-    extensions : Extensions
-        Renewed for this save.
-    block_log2 : int
-    sync : bool
-        Whether each file must be on the disk before the save goes on.
-    writer_id : bytes
-    place : Mount or None
-        Where the checkpoint's folder is, once it is there; None if it is not local.
-    meter : Meter
-        What all threads of the save count in.
-    failed : bool
-        Whether anything has failed.
-    report : SaveReport or None
-        What was written, once all of it is.
-    progress : Progress or None
-        Is told as blocks leave.
+    - `extensions`: renewed for this save.
+    - `sync`: whether each file must be on the disk before the save goes on.
+    - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
+    - `report`: what was written, once all of it is.
+    - `meter`: what all threads of the save count in.
+    - `begun`: taken when writing begins.
     """
 
     extensions: Extensions
@@ -102,35 +78,9 @@ class Save:
     def __post_init__(self) -> None:
         self.modules = tuple(self.extensions.providers())
         self.meter = Meter()
+        self.begun = threading.Lock()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
-        self.failed = False
         self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
-        self._begun = threading.Lock()
-
-    def begin(self) -> None:
-        """Say that writing begins.
-
-        Raises
-        ------
-        AbortedError
-            If it has begun before: another save has started on the same writer, and both would write the same files.
-        """
-        if not self._begun.acquire(blocking=False):
-            raise AbortedError(
-                "another save through this writer is under way; wait for its future, or make a writer for each save"
-            )
-
-    def take_cause(self) -> BaseException | None:
-        """The first failure; None if there is none. It is kept no longer: it leads to all memory that was in use."""
-        failures, self._failures = self._failures, []
-        # what only stopped because something else failed says so; the cause is what people need
-        causes = [error for error in failures if not isinstance(error, AbortedError)]
-        return next(iter(causes or failures), None)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell of a failure: files that are being written stop before their next item."""
-        self._failures.append(error)
-        self.failed = True
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
@@ -159,19 +109,14 @@ class Save:
         opening: Callable[[str], AbstractContextManager[Any]],
         resolve: Callable[[WriteItem], Any],
     ) -> list[WriteResult]:
-        """Write files, each with its items, in up to `threads` threads, this one among them; returns when all have
-        stopped.
-
-        Raises
-        ------
-        BaseException
-            The first failure, in any thread. An interrupt of this thread is one, too.
+        """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
+        stopped, or raises the first failure in any; an interrupt of this thread is one, too.
         """
         waiting = deque(files)
         results: dict[str, list[WriteResult]] = {name: [] for name, _ in waiting}
 
         def work() -> None:
-            while not self.failed:
+            while not self._failures:
                 try:
                     name, items = waiting.popleft()
                 except IndexError:  # another thread took the last one
@@ -182,55 +127,50 @@ class Save:
                         begin = perf_counter()
                     self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
                 except BaseException as error:
-                    self.fail(error)
+                    self._failures.append(error)
 
-        side_by_side(work, min(threads, len(waiting)), self.fail)
-        cause = self.take_cause()
-        if cause is not None:
+        side_by_side(work, min(threads, len(waiting)), self._failures.append)
+        if self._failures:
+            # what only stopped because something else failed says so; the cause is what people need
+            causes = [error for error in self._failures if not isinstance(error, AbortedError)]
+            cause = next(iter(causes or self._failures))
             try:
                 raise cause
-            finally:
-                del cause  # or it would lead to itself, and live until the garbage is collected
+            finally:  # or it would lead to itself and to all memory that was in use, until the garbage is collected
+                self._failures = []
+                del cause, causes
         return [result for each in results.values() for result in each]
 
     def write_file(
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]
     ) -> list[WriteResult]:
-        """Write items into one file.
-
-        Raises
-        ------
-        Exception
-            Whatever went wrong. All other files of this save then stop, too.
-        """
-        output = OutputFile(raw, self.meter, sync=self.sync, digest=not len(self.extensions.chain))
-        file = DataFile(output, path, self.extensions, self.writer_id, self.block_log2, self.meter, self.progress)
+        """Write items into one file; after any error all other files of this save stop, too."""
+        file = DataFile(raw, path, self.extensions, self.writer_id, self.block_log2, self.meter, self.progress)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         place = "nothing yet"
         try:
             with located(file=path):
                 for item in ordered:
-                    if self.failed:
+                    if self._failures:
                         raise AbortedError("another file of this save failed")
                     place = f"item {item.index.fqn}"
                     data: Any = resolve(item)
                     if item.type == WriteItemType.BYTE_IO:
                         self._look_at(item.index.fqn, data)
-                    file.write(item, data.detach() if isinstance(data, torch.Tensor) else data)
+                    file.add(item, data.detach() if isinstance(data, torch.Tensor) else data)
                 place = "the end"
-                file.finish()
-                output.finish()
+                file.finish(self.sync)
         except BaseException as error:
             if not isinstance(error, StreamxfError):
                 error.add_note(escaped(f"while {place} was written to file {path}"))
-            self.fail(error)
+            self._failures.append(error)
             file.cancel()
             raise
         if file.results:
             encryption = self.extensions.encryption
             wrapped = encryption.wrapped if encryption is not None else ""
             about = (self.modules, self.extensions.summary(), self.place)
-            record = FileRecord(path, output.size, output.crc, self.writer_id, wrapped, *about)
+            record = FileRecord(path, file.size, file.crc, self.writer_id, wrapped, *about)
             setattr(file.results[0].storage_data, RECORD_ATTRIBUTE, record)
         return file.results
 

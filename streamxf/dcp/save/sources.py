@@ -1,23 +1,31 @@
-"""Tensors as sources of bytes: their elements, row-major, block by block, and never the whole tensor at once."""
+"""Tensors as sources of bytes: their elements, row-major, block by block, and never the whole tensor at once.
+
+Tensors on an accelerator are copied to pinned memory of the host block by block, on a stream of their own, while blocks
+before them are being encoded. Which buffer may be filled again, and when, is the business of `Ring`; only `CudaCopies`
+calls the device.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 
+from streamxf import engine
 from streamxf.buffers import flat_view
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
 from streamxf.dcp.frame import frame_of
-from streamxf.dcp.save.staging import Staging
 from streamxf.errors import UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
+
+SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
 
 _STEP = 2**20
 _PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -54,12 +62,11 @@ def check_storable(tensor: torch.Tensor) -> None:
 def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
     """The elements of a tensor that has nothing else."""
     tensor = tensor.resolve_conj().resolve_neg()
-    if not tensor.is_contiguous():
-        return _Strided(tensor)
-    if tensor.device.type == "cpu":
-        return MemorySource(memory_of(tensor))
-    if staging.takes(tensor):
-        return staging.source(tensor.reshape(-1))
+    if tensor.is_contiguous():
+        if tensor.device.type in COPIES and tensor.nbytes >= SMALL:
+            return staging.source(tensor.reshape(-1))
+        if tensor.device.type == "cpu":
+            return MemorySource(memory_of(tensor))
     return _Strided(tensor)
 
 
@@ -71,42 +78,46 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return flat_view(flat.view(torch.uint8).numpy().data)
 
 
+def array_of(tensor: torch.Tensor) -> Array:
+    """A CPU tensor's memory as an array of unsigned numbers (or, of 16 bytes, complex ones) with its shape and strides;
+    it has no conj or neg bit.
+    """
+    size = tensor.element_size()
+    return tensor.view(_PLAIN[size]).numpy().view(unsigned(size))
+
+
 class _Strided:
     """A tensor whose elements do not stand in memory as they are stored; workers gather them."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.size = tensor.numel() * tensor.element_size()
+        self.size = tensor.nbytes
         self._tensor = tensor
-        self._array: Array | None = None
-        if tensor.device.type == "cpu":  # torch's copy_ would wake threads of its own, beside the workers
-            self._array = array_of(tensor)
+        # torch's copy_ would wake threads of its own, beside the workers
+        self._array = array_of(tensor) if tensor.device.type == "cpu" else None
 
     def load(self, start: int, stop: int) -> Load:
         return _Gathered(self._tensor, self._array, start, stop)
 
 
+@dataclass(slots=True)
 class _Gathered:
-    __slots__ = ("_array", "_start", "_stop", "_tensor")
-
-    lent = False
-
-    def __init__(self, tensor: torch.Tensor, array: Array | None, start: int, stop: int) -> None:
-        self._tensor = tensor
-        self._array = array
-        self._start = start
-        self._stop = stop
+    tensor: torch.Tensor
+    array: Array | None
+    start: int
+    stop: int
+    lent: bool = False
 
     def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        size = self._tensor.element_size()
-        first, last = self._start // size, self._stop // size
-        memory = scratch(self._stop - self._start)
-        source: Any = self._tensor
+        size = self.tensor.element_size()
+        first, last = self.start // size, self.stop // size
+        memory = scratch(self.stop - self.start)
+        source: Any = self.tensor
         out: Any
-        if self._array is not None:
-            source, out = self._array, np.frombuffer(memory, self._array.dtype)
+        if self.array is not None:
+            source, out = self.array, np.frombuffer(memory, self.array.dtype)
         elif first < last:
-            out = torch.frombuffer(memory, dtype=torch.uint8).view(self._tensor.dtype)
-        for at, box in boxes_of_run(tuple(self._tensor.shape), first, last):
+            out = torch.frombuffer(memory, dtype=torch.uint8).view(self.tensor.dtype)
+        for at, box in boxes_of_run(tuple(self.tensor.shape), first, last):
             shape = [stop - begin for begin, stop in box]
             part = out[at - first : at - first + math.prod(shape)].reshape(shape)
             part[...] = source[tuple(slice(begin, stop) for begin, stop in box)]
@@ -114,14 +125,6 @@ class _Gathered:
 
     def release(self) -> None:
         """The memory belongs to the block."""
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """A CPU tensor's memory as an array of unsigned numbers (or, of 16 bytes, complex ones) with its shape and strides;
-    it has no conj or neg bit.
-    """
-    size = tensor.element_size()
-    return tensor.view(_PLAIN[size]).numpy().view(unsigned(size))
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,125 @@ class Streamed:
     dtype: str = ""
     shape: tuple[int, ...] = ()
 
-    def write_framed(self, target: Any) -> None:
-        """Write it as torch's own writer would: elements with torch.save's frame around them."""
-        prefix = suffix = b""
-        if self.kind is Kind.TENSOR:
-            prefix, suffix = frame_of(self.dtype, self.shape)
-        target.write(prefix)
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """What torch's own writer would write, one piece after the other: elements with torch.save's frame around
+        them.
+        """
+        prefix, suffix = frame_of(self.dtype, self.shape) if self.kind is Kind.TENSOR else (b"", b"")
+        if prefix:
+            yield prefix
         for start in range(0, self.source.size, _STEP):
             load = self.source.load(start, min(start + _STEP, self.source.size))
-            target.write(load.take(lambda size: memoryview(bytearray(size))))
+            yield load.take(lambda size: memoryview(bytearray(size)))
             load.release()
-        target.write(suffix)
+        if suffix:
+            yield suffix
+
+
+# -- accelerators ------------------------------------------------------------------------------------
+
+
+class Ring:
+    """Buffers, at most `count`, that are made when they are first needed, and lent out again when they come back.
+
+    One thread takes them; any thread gives them back.
+    """
+
+    def __init__(self, make: Callable[[], torch.Tensor], count: int) -> None:
+        self._make = make
+        self._left = count
+        self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
+
+    def take(self) -> torch.Tensor:
+        """A free buffer; waits for one if all are lent out."""
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            if self._left:
+                self._left -= 1
+                return self._make()
+            return self._free.get()
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Say that `buffer` may be filled again."""
+        self._free.put(buffer)
+
+
+class CudaCopies:
+    """CUDA, and ROCm, which goes by the same name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def memory(self, size: int) -> torch.Tensor:
+        """`size` bytes on the host that the device can write to by itself."""
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def begin(self) -> None:
+        """Let copies that come see all that was computed before."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        """Begin to copy bytes to the host; what it returns waits for them."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            source.record_stream(self._stream)  # its memory is not given to others before, even after an error
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return copied.synchronize
+
+
+COPIES: dict[str, Callable[[torch.device], CudaCopies]] = {"cuda": CudaCopies}
+
+
+class Staging:
+    """The buffers and streams of one file that is being written; for one thread."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._devices: dict[torch.device, tuple[CudaCopies, Ring]] = {}
+
+    def source(self, flat: torch.Tensor) -> ByteSource:
+        """The bytes of a contiguous tensor of one dimension."""
+        if flat.device not in self._devices:
+            made = COPIES[flat.device.type](flat.device)
+            # each worker has one, one is being filled, and one is put together
+            count = engine.shared().workers + 2
+            self._devices[flat.device] = made, Ring(lambda: made.memory(self._block_size), count)
+        copies, ring = self._devices[flat.device]
+        copies.begin()
+        return DeviceSource(flat.view(torch.uint8), copies, ring)
+
+
+class DeviceSource:
+    """Bytes on a device, which are copied block by block into the buffers of a ring."""
+
+    def __init__(self, flat: torch.Tensor, copies: CudaCopies, ring: Ring) -> None:
+        self.size = flat.numel()
+        self._flat = flat
+        self._copies = copies
+        self._ring = ring
+
+    def load(self, start: int, stop: int) -> Load:
+        buffer = self._ring.take()
+        wait = self._copies.copy(self._flat[start:stop], buffer[: stop - start])
+        return _Copied(self._ring, buffer, stop - start, wait)
+
+
+@dataclass(slots=True)
+class _Copied:
+    """A part of a buffer that is being filled."""
+
+    ring: Ring
+    buffer: torch.Tensor
+    size: int
+    wait: Callable[[], None]
+    lent: bool = True
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        self.wait()
+        return flat_view(self.buffer.numpy().data)[: self.size]
+
+    def release(self) -> None:
+        self.ring.give(self.buffer)

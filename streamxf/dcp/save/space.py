@@ -14,6 +14,7 @@ import os
 import statistics
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,14 +23,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.disk import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import identity_of, planned_bytes
 from streamxf.dcp.save.sources import has_elements, memory_of
 from streamxf.errors import NoSpaceError
 from streamxf.format.header import Kind
-from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.writer import StreamWriter
 
 SAMPLE_BYTES = 1 << 24
 MAX_SAMPLES, MIN_SAMPLES = 16, 8
@@ -44,14 +43,10 @@ class RoomNote:
     """What a rank tells the others of its file system, as its plan's ``storage_data``; ranks of one file system share
     its room.
 
-    Attributes
-    ----------
-    save : bytes
-        The rank's writer id: plans that are cached bring notes of earlier saves.
-    volume : Volume
-        Before anything was written.
-    ranks, planned : int
-        How many write to it, and the bytes of all their tensors; 0 until the coordinator has filled them in.
+    - `save`: the rank's writer id, since plans that are cached bring notes of earlier saves.
+    - `volume`: before anything was written.
+    - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator has filled
+      them in.
     """
 
     save: bytes
@@ -68,23 +63,22 @@ def note_room(plan: SavePlan, folder: str | os.PathLike[str], save: bytes) -> Sa
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
-    groups: dict[tuple[str, ...], list[RoomNote]] = {}
+    ranks: Counter[tuple[str, ...]] = Counter()
+    planned: Counter[tuple[str, ...]] = Counter()
     for plan in plans:
         if isinstance(plan.storage_data, RoomNote):
-            groups.setdefault(plan.storage_data.volume.name, []).append(plan.storage_data)
-    if all(len(group) == 1 for group in groups.values()):  # what each of them plans is all
-        return plans
-    planned = dict.fromkeys(groups, 0)
-    for plan in plans:
-        if isinstance(plan.storage_data, RoomNote):
+            ranks[plan.storage_data.volume.name] += 1
             planned[plan.storage_data.volume.name] += sum(map(planned_bytes, plan.items))
+
+    if max(ranks.values(), default=0) < 2:  # what each of them plans is all
+        return plans
 
     def complete(plan: SavePlan) -> SavePlan:
         note = plan.storage_data
         if not isinstance(note, RoomNote):
             return plan
         name = note.volume.name
-        return replace(plan, storage_data=replace(note, ranks=len(groups[name]), planned=planned[name]))
+        return replace(plan, storage_data=replace(note, ranks=ranks[name], planned=planned[name]))
 
     return [complete(plan) for plan in plans]
 
@@ -97,12 +91,7 @@ def check_room(
     block_log2: int,
     save: bytes,
 ) -> None:
-    """Refuse to begin what cannot fit.
-
-    Raises
-    ------
-    NoSpaceError
-    """
+    """Refuse to begin what cannot fit; raises NoSpaceError."""
     volume = Volume.of(folder)
     if volume is None or extensions.foreign or not _gives_data_again(planner):
         return
@@ -154,13 +143,8 @@ def _is_exact(extensions: Extensions, volume: Volume) -> bool:
 
 def _gives_data_again(planner: SavePlanner) -> bool:
     """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything."""
-    own = DefaultSavePlanner
-    return (
-        isinstance(planner, own)
-        and type(planner).resolve_data is own.resolve_data
-        and type(planner).lookup_object is own.lookup_object
-        and type(planner).transform_object is own.transform_object
-    )
+    own, methods = DefaultSavePlanner, ("resolve_data", "lookup_object", "transform_object")
+    return isinstance(planner, own) and all(getattr(type(planner), name) is getattr(own, name) for name in methods)
 
 
 class _Tensors:
@@ -169,9 +153,7 @@ class _Tensors:
     def __init__(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
         self.items: list[tuple[WriteItem, torch.Tensor]] = []
         for item in items:
-            if item.tensor_data is None:
-                continue
-            data = planner.resolve_data(item)
+            data = planner.resolve_data(item) if item.tensor_data is not None else None
             if isinstance(data, torch.Tensor) and has_elements(data.detach()):
                 self.items.append((item, data.detach()))
         self._ends = list(accumulate(tensor.nbytes for _, tensor in self.items))
@@ -192,7 +174,7 @@ def _estimate(tensors: _Tensors, extensions: Extensions, block_log2: int, plain:
     for number in range(count):
         item, tensor, place = tensors.at((number + 0.5) / count)
         piece = _piece(tensor, place, 1 << block_log2)
-        ratios.append(min(1.0, _stored(item, tensor, piece, extensions, block_log2, plain) / piece.nbytes))
+        ratios.append(min(1.0, _stored(item, piece, extensions, block_log2, plain) / piece.nbytes))
     lowest = statistics.mean(ratios) - _ERRORS * statistics.stdev(ratios) / math.sqrt(count)
     return int(max(0.0, lowest) * _SLACK * tensors.size)
 
@@ -211,19 +193,13 @@ def _piece(tensor: torch.Tensor, place: float, size: int) -> torch.Tensor:
     return tensor
 
 
-def _stored(
-    item: WriteItem, tensor: torch.Tensor, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool
-) -> float:
+def _stored(item: WriteItem, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool) -> float:
     """The bytes that a piece takes."""
-    memory = memory_of(piece.cpu().contiguous())
     sink = io.BytesIO()
-    if len(extensions.chain):
-        shape = tuple(piece.shape)
-        identity = identity_of(bytes(16), item, Kind.TENSOR)
-        identity = identity._replace(offset=(0,) * piece.dim(), shape=shape, tensor_shape=shape)
-        encoder = ContainerEncoder(extensions.chain, identity=identity, published=True, block_log2=block_log2)
-        with StreamWriter(sink, encoder) as stream:
-            stream.write(memory)
-    else:
-        sink.write(memory)
+    shape = tuple(piece.shape)
+    identity = identity_of(bytes(16), item, Kind.TENSOR)
+    identity = identity._replace(offset=(0,) * piece.dim(), shape=shape, tensor_shape=shape)
+    stream = extensions.open(sink, identity, published=True, block_log2=block_log2)
+    stream.stream.write(memory_of(piece.cpu().contiguous()))
+    stream.close()
     return sink.tell() if plain else min(sink.tell(), _STRONGER * len(zlib.compress(sink.getbuffer(), 1)))

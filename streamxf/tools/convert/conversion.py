@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.commit import missing_folders, sync_names_of
+from streamxf.checkpoint.disk import missing_folders, sync_names_of
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
@@ -32,11 +32,10 @@ from streamxf.dcp.save.publishing import warn_unless_in_one_step
 from streamxf.dcp.save.sources import Streamed
 from streamxf.dcp.writer import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError
-from streamxf.format.items import Item, TensorItem
+from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.format.tiling import MAX_RANK_CHUNKS
 from streamxf.keys import KeysLike, SignerLike
-from streamxf.stream.plain import block_log2_of
+from streamxf.stream.encoder import block_log2_of
 from streamxf.version import __version__
 
 FILE_SIZE = 256 * 2**20
@@ -202,12 +201,16 @@ def _write_item(wanted: Wanted) -> WriteItem:
     return WriteItem(MetadataIndex(item.name, shard.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def is_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Whether two paths or URLs are known to lead to the same place."""
+def refuse_same(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], cure: str = "; in_place replaces the source"
+) -> None:
+    """Raise ParameterError, with the advice `cure`, if two paths or URLs are known to lead to the same place."""
     try:
-        return os.path.samefile(source, target)
+        same = os.path.samefile(source, target)
     except OSError:  # one of them is not there, or a URL
-        return os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")
+        same = os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")
+    if same:
+        raise ParameterError(f"source and target are the same{cure}")
 
 
 def check_same(source: Storage, before: object, now: object) -> None:

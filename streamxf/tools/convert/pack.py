@@ -27,11 +27,10 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, is_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
-from streamxf.tools.convert.sources import reads_of
-from streamxf.tools.convert.transcode import copy, refuse_same
+from streamxf.tools.convert.transcode import copy, reads_of
 from streamxf.tools.convert.tree import Tree, paths_in, refuse_unused
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.wording import some
@@ -144,8 +143,7 @@ def _read(whole: Whole, wanted: Wanted) -> Data:
 
 def _refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Raise ParameterError if the target is the source, or in it."""
-    if is_same(source, target):
-        raise ParameterError("source and target are the same: name another target")
+    refuse_same(source, target, ": name another target")
     outer, inner = os.fspath(source).rstrip("/"), os.fspath(target)
     if not is_url(outer) and not is_url(inner):
         outer, inner = os.path.realpath(outer), os.path.realpath(inner)

@@ -20,13 +20,12 @@ from time import perf_counter
 from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.mounts import Mount
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
-from streamxf.dcp.metadata import Stored, places_of
-from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.output import storing
+from streamxf.dcp.metadata import places_of
+from streamxf.dcp.save.datafile import planned_bytes, storing
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.save.space import check_size
@@ -144,8 +143,7 @@ class _Session:
             raise
         record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
         assert record is not None
-        extensions = self._save.extensions
-        places = places_of(results, extensions.recorded, Stored(framed=not extensions.in_blocks))
+        places = places_of(results, self._save.extensions)
         items = {each.item.name: each.item for each in wanted.values()}
         return partial(self._finish, _Finished(record, places), items.values(), descriptor)
 

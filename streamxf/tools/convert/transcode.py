@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,18 +19,21 @@ from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.sources import Streamed
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
+from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, is_same
+from streamxf.stream.source import BareBlocks, Blocks
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
-from streamxf.tools.convert.sources import reads_of
+
+Fill = Callable[[memoryview], None]
 
 
 def transcode(
@@ -125,12 +130,6 @@ def transcode(
     return copy(storage, access, to, file_size, progress, in_place=in_place)
 
 
-def refuse_same(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Raise ParameterError if a copy would replace its source."""
-    if is_same(source, target):
-        raise ParameterError("source and target are the same; in_place replaces the source")
-
-
 def copy(
     storage: Storage,
     access: Access,
@@ -191,3 +190,81 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
                 reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
                 return Streamed(reads, Kind.TENSOR, dtype, shape)
     return Streamed(reads_of(blocks, file, name), wanted.kind, dtype, shape)
+
+
+# -- streams that are read while they are encoded, block by block, so that they are never held whole ----------------
+
+
+@dataclass(eq=False)
+class Reads:
+    """A `ByteSource` of ranges that are read in order: `begin` returns, for a start and a stop, what fills memory with
+    that range, in any thread. Errors name `file` and `item`.
+    """
+
+    size: int
+    begin: Callable[[int, int], Fill]
+    file: str
+    item: str
+
+    def load(self, start: int, stop: int) -> Load:
+        with located(file=self.file, item=self.item):
+            return _Range(self, self.begin(start, stop), stop - start)
+
+
+@dataclass(eq=False)
+class _Range:
+    source: Reads
+    fill: Fill
+    size: int
+    lent: bool = False
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        memory = scratch(self.size)
+        with located(file=self.source.file, item=self.source.item):
+            self.fill(memory)
+        return memory
+
+    def release(self) -> None:
+        """The memory belongs to the block."""
+
+
+def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0) -> Reads:
+    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them.
+
+    `crc` is the CRC-32 that ``torch.save`` noted for it, or 0. Torch never compares it when it loads. Here it is the
+    last chance: the copy has checksums of its own, which would match the damaged bytes.
+    """
+    length = blocks.size - start if size is None else size
+    reader = StreamReader(blocks)
+    found = 0
+
+    def fill(first: int, stop: int) -> Fill:
+        if isinstance(blocks, BareBlocks):
+            return blocks.range(first, stop)
+        index, rest = divmod(first, blocks.block_size)
+        if not rest and stop - first == blocks.size_of(index):
+            return blocks.decoder(index)
+        data = memoryview(bytearray(stop - first))
+        reader.readinto_at(first, data)
+        return partial(_copy, data)
+
+    def begin(first: int, stop: int) -> Fill:
+        nonlocal found
+        decode = fill(start + first, start + stop)
+        if not crc:
+            return decode
+        data = memoryview(bytearray(stop - first))
+        decode(data)
+        found = zlib.crc32(data, found)
+        if stop == length and found != crc:
+            raise ChecksumError(
+                "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
+                "Restore the file from a copy"
+            )
+        return partial(_copy, data)
+
+    return Reads(length, begin, file, item)
+
+
+def _copy(data: memoryview, out: memoryview) -> None:
+    out[:] = data

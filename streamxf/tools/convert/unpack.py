@@ -17,11 +17,11 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.conversion import Destination
+from streamxf.tools.convert.conversion import Destination, refuse_same
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
 from streamxf.tools.convert.result import Converted, Unpacked
-from streamxf.tools.convert.transcode import copy, refuse_same
+from streamxf.tools.convert.transcode import copy
 from streamxf.tools.convert.writing import refuse_existing, write
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
@@ -96,8 +96,8 @@ def unpack(
 
     Raises
     ------
-    FileExistsError
-        If there is something at the target, and `overwrite` is False.
+    FileExistsError, IsADirectoryError, NotADirectoryError
+        If there is something at the target that may not, or cannot, be replaced.
     FileNotFoundError, NoCheckpointError
         If there is no checkpoint.
     ParameterError

@@ -15,19 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.commit import missing_folders, sync_folder, sync_names_of
-from streamxf.checkpoint.mounts import Volume
+from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.output import storing
+from streamxf.dcp.save.datafile import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
-from streamxf.progress import Progress
-from streamxf.tools.convert.layout import pieces
-from streamxf.tools.convert.plan import Plan
+from streamxf.progress import Progress, Shares
+from streamxf.tools.convert.plan import Plan, pieces
 from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
@@ -70,9 +68,9 @@ def refuse_existing(target: Storage) -> None:
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:
-    if progress is not None:
-        progress.expect(sum(file.size for file in plan.files))
+    shares = Shares(progress, {file.name: file.size for file in plan.files})
     for file in plan.files:
+        share = shares.begin(file.name)
         name = file.name if plan.folder else ""
         if target.local is not None:
             Path(target.local, name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +79,7 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
         with storing(target.create(name)) as stream:
             for piece in pieces(reader, file):
                 write_all(stream, piece)
-                if progress is not None:
-                    progress.advance(len(piece))
+                share.advance(len(piece))
             stream.flush()
             if target.local is not None:
                 os.fsync(stream.fileno())

@@ -47,7 +47,7 @@ def diff(
     `streamxf.tools.diff.distance` for what counts as the same.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
-    included. Otherwise only tensors and objects are compared, and `Difference.not_compared` says what was not.
+    included. Otherwise only tensors and objects are compared; `Difference.not_compared` says what was not.
 
     Parameters
     ----------
@@ -74,13 +74,9 @@ def diff(
 
     Raises
     ------
-    NoCheckpointError, UnsupportedError
-        If one is not a checkpoint that streamxf can read.
-    StreamxfError
-        If the metadata of one is damaged or needs another key, or nothing in it can be read. A single item that cannot
-        be read is not comparable, and the others are compared.
-    OSError
-        If the storage cannot be read.
+    StreamxfError, OSError
+        If one is not a checkpoint that streamxf can read, its metadata is damaged or needs another key, or nothing in
+        it can be read. A single item that cannot be read is not comparable, and the others are compared.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     plain = Access.of(max_expansion=max_expansion)

@@ -89,7 +89,9 @@ class DistanceCounter:
     def _add_slice(self, first: Array, second: Array) -> None:
         differ: Array | None = None
         if self._alike:
-            bits = _other_bits(first, second)
+            bits = _words(first) != _words(second)
+            if len(bits) != len(first):
+                bits = bits.reshape(len(first), -1).any(axis=1)
             count = int(np.count_nonzero(bits))
             self._differing += count
             if not self._numbers or not count:
@@ -124,7 +126,8 @@ class DistanceCounter:
     def _add_floats(self, first: Array, second: Array, differ: Array | None) -> None:
         """Count numbers. All of them differ, or those in `differ`; for two dtypes that is determined here."""
         if first.shape != second.shape:  # a complex number beside a real one
-            first, second = _complex_of(first), _complex_of(second)
+            pairs = (each if each.ndim == 2 else np.stack([each, np.zeros_like(each)], 1) for each in (first, second))
+            first, second = pairs
         with np.errstate(invalid="ignore", over="ignore"):
             apart = second - first
             lengths = np.abs(apart) if apart.ndim == 1 else np.hypot(*apart.T)
@@ -166,8 +169,7 @@ class DistanceCounter:
     def _count(self, differences: Array) -> None:
         if self._counter is not None and len(differences):
             self._counted += len(differences)
-            ends = (int(differences.min()), int(differences.max())) if self._exact else (None, None)
-            self._counter.add_numbers(differences, least=ends[0], most=ends[1])
+            self._counter.add_numbers(differences)
 
 
 def same_bits(first: Array, second: Array) -> bool:
@@ -175,17 +177,6 @@ def same_bits(first: Array, second: Array) -> bool:
     return bool(np.array_equal(_words(first.reshape(-1)), _words(second.reshape(-1))))
 
 
-def _other_bits(first: Array, second: Array) -> Array:
-    """Which elements differ in any bit."""
-    differ = _words(first) != _words(second)
-    found: Array = differ if len(differ) == len(first) else differ.reshape(len(first), -1).any(axis=1)
-    return found
-
-
 def _words(elements: Array) -> Array:
     """Elements as unsigned numbers; two for each of 16 bytes."""
     return elements.view(np.uint64) if elements.itemsize == 16 else elements
-
-
-def _complex_of(values: Array) -> Array:
-    return values if values.ndim == 2 else np.stack([values, np.zeros_like(values)], axis=1)

@@ -6,16 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of, itemsize_of
+from streamxf.checkpoint.elements import itemsize_of
+from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
 from streamxf.descriptor import shorten
-from streamxf.errors import (
-    KeyMissingError,
-    KeyServiceError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
+from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, WrongKeyError
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import chosen
 from streamxf.progress import Progress, Share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -55,7 +55,18 @@ class _Comparison:
         self._pairs.add(pair)
         self._charge(first)
         self._charge(second)
-        return self._of_mappings(first, second, place) if mappings else self._of_sequences(first, second, place)
+        keys: Iterable[Any] = first if mappings else range(len(first))
+        if mappings:
+            if gone := [key for key in first if key not in second]:
+                return _said(place, _listed(gone, "gone"))
+            if new := [key for key in second if key not in first]:
+                return _said(place, _listed(new, "new"))
+        elif len(first) != len(second):
+            return _said(place, f"length {len(first):,} became {len(second):,}")
+        for key in keys:
+            if text := self.difference(first[key], second[key], _inside(place, key)):
+                return text
+        return None
 
     def _charge(self, value: Any) -> None:
         size = _size_of(value)
@@ -65,24 +76,6 @@ class _Comparison:
                 raise Incomparable("its parts are shared so often that comparing them would take too long")
         elif size:
             self._known.add(id(value))
-
-    def _of_mappings(self, first: Mapping[Any, Any], second: Mapping[Any, Any], place: str) -> str | None:
-        if gone := [key for key in first if key not in second]:
-            return _said(place, _listed(gone, "gone"))
-        if new := [key for key in second if key not in first]:
-            return _said(place, _listed(new, "new"))
-        for key, value in first.items():
-            if text := self.difference(value, second[key], _inside(place, key)):
-                return text
-        return None
-
-    def _of_sequences(self, first: Any, second: Any, place: str) -> str | None:
-        if len(first) != len(second):
-            return _said(place, f"length {len(first):,} became {len(second):,}")
-        for number, (one, other) in enumerate(zip(first, second, strict=True)):
-            if text := self.difference(one, other, _inside(place, number)):
-                return text
-        return None
 
 
 def _size_of(value: Any) -> int:

@@ -49,13 +49,9 @@ def inspect(
 
     Raises
     ------
-    FileNotFoundError, NoCheckpointError, UnsupportedError
-        If the path does not exist, or is not a checkpoint that can be read.
-    StreamxfError
-        If the metadata is damaged or the keys do not fit; with `values` also if keys are missing or a tensor cannot be
-        read.
-    OSError, ForeignError
-        If the storage cannot be read.
+    StreamxfError, OSError
+        If the path is not a checkpoint that can be read, its metadata is damaged, or the keys do not fit; with `values`
+        also if keys are missing, or a tensor cannot be read.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     with open_source(Storage.of(path, storage_options), access, listing=not values) as source:

@@ -8,7 +8,7 @@ module that holds nothing but one other is joined with it: ``model.layers.[0-31]
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from streamxf.collector import collector_paused
@@ -48,7 +48,7 @@ def tree_of(items: Iterable[Item]) -> Module:
         for part in item.name.split(".", MAX_DEPTH - 1):
             node = node.children.setdefault(part, _Node())
         node.item = item
-    return _Folding().fold("", root)[0]
+    return _fold("", root, {})[0]
 
 
 def walk(module: Module, depth: int | None = None) -> Iterator[tuple[int, Module]]:
@@ -59,22 +59,23 @@ def walk(module: Module, depth: int | None = None) -> Iterator[tuple[int, Module
             yield from ((level + 1, inner) for level, inner in walk(child, None if depth is None else depth - 1))
 
 
-class _Folding:
-    """Works bottom-up, with a number for each structure: two modules are alike if their numbers are equal."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def fold(self, name: str, node: _Node) -> tuple[Module, int]:
-        made = [self.fold(part, child) for part, child in _ordered(node.children)]
-        children = [_joined(module) for module in _collapsed(made)]
-        tally = Tally.of(() if node.item is None else (node.item,))
-        for child in children:
-            tally.merge(child.tally)
-        about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
-        build = tuple((module.name, number) for module, number in made)
-        number = self._numbers.setdefault((about, build), len(self._numbers))
-        return Module(name, tally, node.item, children), number
+def _fold(name: str, node: _Node, numbers: dict[object, int]) -> tuple[Module, int]:
+    """Bottom-up, with a number for each structure: two modules are alike if their numbers are equal."""
+    inner: Iterable[str] = node.children
+    if all(number_of(part) is not None for part in inner):
+        inner = sorted(inner, key=int)  # some formats sort names as strings
+    made = [_fold(part, node.children[part], numbers) for part in inner]
+    children = _collapsed(made)
+    for place, module in enumerate(children):
+        if module.item is None and len(module.children) == 1:  # joined with the only one in it
+            (child,) = module.children
+            children[place] = replace(child, name=f"{module.name}.{child.name}")
+    tally = Tally.of(() if node.item is None else (node.item,))
+    for child in children:
+        tally.merge(child.tally)
+    about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
+    build = tuple((module.name, number) for module, number in made)
+    return Module(name, tally, node.item, children), numbers.setdefault((about, build), len(numbers))
 
 
 @lru_cache(1 << 16)  # names have few different parts
@@ -83,13 +84,6 @@ def number_of(part: str) -> int | None:
     if not part.isascii() or not part.isdigit() or len(part) > _MAX_DIGITS or (part[0] == "0" and part != "0"):
         return None
     return int(part)
-
-
-def _ordered(children: dict[str, _Node]) -> Iterable[tuple[str, _Node]]:
-    """Sort numbers by value: some formats sort names as strings."""
-    if any(number_of(part) is None for part in children):
-        return children.items()
-    return sorted(children.items(), key=lambda pair: int(pair[0]))
 
 
 def _collapsed(made: list[tuple[Module, int]]) -> list[Module]:
@@ -111,13 +105,6 @@ def _merged(name: str, alike: list[Module]) -> Module:
     inner = zip(*(module.children for module in alike), strict=True)
     children = [_merged(group[0].name, list(group)) for group in inner]
     return Module(name, tally, alike[0].item, children, sum(module.times for module in alike))
-
-
-def _joined(module: Module) -> Module:
-    if module.item is not None or len(module.children) != 1:
-        return module
-    (child,) = module.children
-    return Module(f"{module.name}.{child.name}", child.tally, child.item, child.children, child.times)
 
 
 def _ranges(numbers: list[int]) -> str:

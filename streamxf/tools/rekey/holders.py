@@ -23,10 +23,9 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
-from streamxf.format.index import Index
+from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.plain import pack_prefix, pack_seal
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.stream.plain import Draft, PlainParts
@@ -89,14 +88,13 @@ class MetadataFiles:
     def pack(self, sections: Sections, keys: KeySet) -> bytes:
         """The file with other keys; raises MetadataError if it would not be as readers expect."""
         from streamxf.dcp.metadata import of_index
-        from streamxf.dcp.save.publishing import descriptors_of
 
         index = Index.parse(sections.index)
         wrapped = {envelope.dek_id: str(envelope) for envelope in keys.envelopes}
-        descriptors = descriptors_of(index, {writer.id: wrapped[writer.dek or b""] for writer in index.writers})
+        by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others)
-        data = pack(pickle.dumps(of_index(index, descriptors, self._storage.given)), bytes(sections.index), lines)
+        data = pack(pickle.dumps(of_index(index, by_writer, self._storage.given)), bytes(sections.index), lines)
         if len(data) > MAX_METADATA:
             raise MetadataError(
                 f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"

@@ -32,7 +32,6 @@ class Opened:
     save_id: str = ""  # of a checkpoint
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
-        """Whether one of `trust` signed the contents; raises AuthenticationError as `Vouchers.signed_by`."""
         return self.keys.vouchers.signed_by(trust, self.keys.digest)
 
     def change(
@@ -45,8 +44,7 @@ class Opened:
         """The same data keys for other recipients.
 
         `wrap` gives the entries that are to be in an envelope. Vouchers that are `kept` stay, and keys that are
-        `vouching` make new ones, if they can. Raises ParameterError if there are no recipients, or too many;
-        UnsupportedError if no signature can cover the data; and KeyServiceError.
+        `vouching` make new ones, if they can.
         """
         if signer is not None and not self.hashed:
             raise UnsupportedError(

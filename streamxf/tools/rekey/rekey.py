@@ -93,11 +93,8 @@ def rekey(
     storage_options : mapping, optional
         fsspec's, for a URL.
 
-    Returns
-    -------
-    tuple of str
-        The names of the files that were rewritten. ``()`` means that nothing had to change; where everything is wrapped
-        for `new` already, and for no one else, a key of `new` opens it, and `old` is not needed.
+    Returns the names of the files that were rewritten. ``()`` means that nothing had to change; where everything is
+    wrapped for `new` already, and for no one else, a key of `new` opens it, and `old` is not needed.
 
     Raises
     ------

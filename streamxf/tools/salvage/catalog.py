@@ -15,8 +15,8 @@ from itertools import chain
 import numpy as np
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
+from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.metadata import (
     GLOBAL,
     Metadata,
@@ -92,8 +92,8 @@ class Catalog:
     def add(self, metadata: Metadata) -> None:
         """Take in what a metadata file says, which has no name if it was made of what the data files say."""
         refused: set[str] = set()
-        limit, named = self.objects.limit, bool(metadata.name)
-        opener = ItemOpener(metadata, self._access, limit, sees_index=named, budget=self.budget)
+        named = bool(metadata.name)
+        opener = ItemOpener(metadata, self._access, sees_index=named, budget=self.budget)
         self.found.append((metadata, opener))
         if metadata.index is not None:
             self.save_ids[metadata.name] = metadata.index.save_id
@@ -246,9 +246,6 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
     except (ValueError, OverflowError, MemoryError) as error:
         raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
-
-
-# -- from a folder to its catalog ------------------------------------------------------------------
 
 
 def open_catalog(

@@ -14,13 +14,12 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
+from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.handles import as_torch
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import IdentityError, MetadataError, UnsupportedError
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.format.tiling import check_tiles
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
@@ -213,8 +212,6 @@ class Filler:
         if not found:
             raise _Noted
         return found[0]
-
-    # -- all of them -------------------------------------------------------------------------------
 
     def _each(self, names: Collection[str], read: Callable[[Any], T]) -> dict[str, T]:
         """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,

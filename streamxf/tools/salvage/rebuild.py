@@ -29,10 +29,9 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.index import Index
+from streamxf.format.index import Index, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Trailer
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most
@@ -175,14 +174,9 @@ def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
     )
 
 
-# -- wrapped data keys -----------------------------------------------------------------------------
-
-
 class _WrappedKeys:
-    """The wrapped data keys that `keys` open, wherever they stand in `texts`: a data key that does not belong to its id
-    does not count, so it does not matter what is around it.
-
-    They are tried when they are asked for, and no sooner: each may be a question to a service.
+    """The wrapped data keys among `texts` that `keys` open: one that does not belong to its id does not count. They are
+    tried when they are asked for, and no sooner: each may be a question to a service.
     """
 
     def __init__(self, texts: Iterator[str], keys: KeyRing) -> None:
@@ -245,17 +239,11 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
         return
 
 
-# -- which data files are of one save --------------------------------------------------------------
-
-
 def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collection[str]) -> tuple[list[str], list[str]]:
     """The files of one save among those of streamxf's writers, and those of it that are known to be missing.
 
-    Each process has an id of its own in each save, and nothing in the files says which of them belong together. What is
-    left of ``.metadata`` may: its index lists them all. It is not believed for anything else, and no damage makes up
-    the random id of another file.
-
-    `remains` is what is left of ``.metadata``, and `chosen` the ids that belong together according to the caller.
+    Each process has an id of its own in each save, and only what remains of ``.metadata`` may say which of them belong
+    together: its index lists them all. It is not believed for anything else, and no damage makes up a random id.
     """
     there = set(map(_writer_of, present))
     listed = _listed(remains)

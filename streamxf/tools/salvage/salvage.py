@@ -17,14 +17,14 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.registry import access_with
+from streamxf.dcp.extensions import access_with
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import MetadataError, ParameterError
+from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, is_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.salvage.catalog import Catalog, open_catalog
@@ -170,8 +170,7 @@ def salvage_to(
     StreamxfError, OSError
         As `salvage`; or if an item no longer verified when it was copied. Nothing was published then.
     """
-    if is_same(source, target):
-        raise ParameterError("source and target are the same: a salvaged checkpoint is written to another folder")
+    refuse_same(source, target, ": a salvaged checkpoint is written to another folder")
     access = Access.of(
         keys,
         trust=trust,

@@ -69,13 +69,12 @@ class FineHistogram:
         first, last = (_floor_of(end, exponent) for end in (low, high))
         inside = (bins >= first) & (bins <= last)
         shown = np.bincount(bins[inside] - first, counts[inside], last - first + 1)
-        return Histogram(
-            _times_power(first, exponent),
-            math.ldexp(1, exponent),
-            tuple(int(count) for count in shown),
-            int(counts[bins < first].sum()),
-            int(counts[bins > last].sum()),
-        )
+        try:
+            start = math.ldexp(first, exponent)
+        except OverflowError:  # the first bin begins at -2 ** 1024; no float64 is below this one
+            start = -sys.float_info.max
+        outside = int(counts[bins < first].sum()), int(counts[bins > last].sum())
+        return Histogram(start, math.ldexp(1, exponent), tuple(int(count) for count in shown), *outside)
 
     def _cover(self, low: float, high: float) -> None:
         """Have bins for all numbers from `low` to `high`, and for those that were counted."""
@@ -128,10 +127,3 @@ def _floor(numbers: np.ndarray, exponent: int) -> np.ndarray:
         scaled[(scaled == 0) & (numbers < 0)] = -1
     np.floor(scaled, out=scaled)
     return scaled
-
-
-def _times_power(number: int, exponent: int) -> float:
-    try:
-        return math.ldexp(number, exponent)
-    except OverflowError:  # the first bin begins at -2 ** 1024; no float64 is below this one
-        return -sys.float_info.max

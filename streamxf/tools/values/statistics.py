@@ -1,4 +1,9 @@
-"""`Statistics` of the values of a tensor, and the counter that collects them box by box."""
+"""`Statistics` of the values of a tensor, the counter that collects them box by box, and their moments: in one pass,
+without cancellation by a large mean, and without overflow.
+
+Parts are merged by the formula of Chan, Golub and LeVeque. Squares of numbers above 1e154 overflow a float64, and those
+of numbers below 1e-162 underflow to 0; parts with such numbers are computed in a unit of their own, a power of two.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from streamxf.tools.values.histogram import FineHistogram, Histogram
-from streamxf.tools.values.moments import Moments
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, integers, numbers_by_code
 
 SLICE = 2**15
 """Elements that are processed at a time: few enough for several slices to fit into a cache."""
 
 _TABLE = 2**18  # elements that are counted by their bits at a time; each takes eight bytes
+_EASY = 400  # exponents of smaller magnitude need no unit
+_NOTHING = -1100  # the unit of zeros, below all others
+_BELOW_ONE = math.nextafter(1, 0)
 _WIDTH = 4  # standard deviations on either side of the mean that a histogram shows
 
 
@@ -53,8 +60,11 @@ class Statistics:
 
 
 class ValueCounter:
+    """Counts values; `whole` if they are integers."""
+
     def __init__(self, whole: bool = False) -> None:
         self._elements = self._nan = self._inf = self._zeros = 0
+        self._whole = whole
         self._least: int | float = math.inf
         self._most: int | float = -math.inf
         self._moments = Moments()
@@ -68,21 +78,17 @@ class ValueCounter:
             return
         for start in range(0, len(flat), SLICE):
             part = flat[start : start + SLICE]
-            if dtype in INTEGERS:
-                exact = integers(part, dtype)
-                self.add_numbers(exact.astype(np.float64), least=int(exact.min()), most=int(exact.max()))
-            else:
-                self.add_numbers(floats(part, dtype))
+            exact = integers(part, dtype) if dtype in INTEGERS else None
+            numbers = floats(part, dtype) if exact is None else exact.astype(np.float64)
+            self.add_numbers(numbers, ends=None if exact is None else (int(exact.min()), int(exact.max())))
 
     def add_zeros(self, count: int) -> None:
         if count:
-            self.add_numbers(np.zeros(1), np.array([count]), least=0, most=0)
+            self.add_numbers(np.zeros(1), np.array([count]))
 
-    def add_numbers(
-        self, numbers: Array, weights: Array | None = None, *, least: float | None = None, most: float | None = None
-    ) -> None:
+    def add_numbers(self, numbers: Array, weights: Array | None = None, ends: tuple[int, int] | None = None) -> None:
         """Count float64 numbers, each `weights` times, and pairs of them, which are complex, by their absolute values.
-        `least` and `most` are the exact smallest and largest number, where float64 rounds.
+        `ends` are the exact smallest and largest number, where float64 rounds.
         """
         if not len(numbers):
             return
@@ -92,8 +98,8 @@ class ValueCounter:
             return
         self._zeros += _count(numbers, weights, numbers == 0)
         low, high = float(numbers.min()) + 0.0, float(numbers.max()) + 0.0  # 0.0 for -0.0
-        self._least = min(self._least, low if least is None else least)
-        self._most = max(self._most, high if most is None else most)
+        least, most = ends or (low, high)
+        self._least, self._most = min(self._least, least), max(self._most, most)
         self._moments.add(numbers, weights, max(-low, high))
         self._histogram.add(numbers, weights, low, high)
 
@@ -114,7 +120,8 @@ class ValueCounter:
         # rounding may move the mean slightly beyond the numbers, and off a number that all of them are
         mean, std = min(max(self._moments.mean, low), high), self._moments.deviation if low < high else 0.0
         shown = self._histogram.result(max(low, mean - _WIDTH * std), min(high, mean + _WIDTH * std))
-        return Statistics(*counts, self._least, self._most, mean, std, shown)
+        ends = (int(self._least), int(self._most)) if self._whole else (self._least, self._most)
+        return Statistics(*counts, *ends, mean, std, shown)
 
     def _add_by_code(self, flat: Array, dtype: str) -> None:
         """Count elements of one or two bytes by their bits, which is several times as fast."""
@@ -123,9 +130,7 @@ class ValueCounter:
         for start in range(0, len(flat), _TABLE):
             counts += np.bincount(flat[start : start + _TABLE], minlength=len(numbers))
         used = np.flatnonzero(counts)
-        found = numbers[used]
-        exact = (int(found.min()), int(found.max())) if dtype in INTEGERS else (None, None)
-        self.add_numbers(found, counts[used], least=exact[0], most=exact[1])
+        self.add_numbers(numbers[used], counts[used])
 
     def _finite(self, numbers: Array, weights: Array | None) -> tuple[Array, Array | None]:
         """Count what is not finite, and return the rest with its weights."""
@@ -155,3 +160,64 @@ def _count(numbers: Array, weights: Array | None, chosen: Array | None = None) -
     if weights is not None:
         return int(weights.sum() if chosen is None else weights[chosen].sum())
     return len(numbers) if chosen is None else int(np.count_nonzero(chosen))
+
+
+class Moments:
+    """Count, mean (0.0 of none) and spread of finite numbers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._unit = _NOTHING
+        self._spread = 0.0  # the sum of squared deviations from the mean, in units
+
+    @classmethod
+    def of(cls, count: int, mean: float, deviation: float) -> Moments:
+        made = cls()
+        if count:
+            unit = _unit_of(max(abs(mean), deviation))
+            made._join(count, mean, math.ldexp(deviation, -unit) ** 2 * count, unit)
+        return made
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of all numbers, without Bessel's correction."""
+        if not self.count:
+            return 0.0
+        root = math.sqrt(self._spread / self.count)
+        # in their unit all numbers are below 1, and so is the deviation but for rounding
+        return math.ldexp(min(root, _BELOW_ONE), self._unit) if self._unit else root
+
+    def add(self, numbers: np.ndarray, weights: np.ndarray | None, magnitude: float) -> None:
+        """Count numbers, each `weights` times; `magnitude` is the largest absolute value of them."""
+        unit = _unit_of(magnitude)
+        if unit:
+            numbers = np.ldexp(numbers, -unit)
+        count = len(numbers) if weights is None else int(weights.sum())
+        mean = float((numbers if weights is None else numbers * weights).sum()) / count
+        off = numbers - mean
+        off *= off if weights is None else off * weights
+        self._join(count, math.ldexp(mean, unit), float(off.sum()), unit)
+
+    def merge(self, other: Moments) -> None:
+        if other.count:
+            self._join(other.count, other.mean, other._spread, other._unit)
+
+    def _join(self, count: int, mean: float, spread: float, unit: int) -> None:
+        total = self.count + count
+        wider = max(unit, self._unit)
+        apart = math.ldexp(mean, -wider) - math.ldexp(self.mean, -wider)
+        self._spread = (
+            math.ldexp(self._spread, 2 * (self._unit - wider))
+            + math.ldexp(spread, 2 * (unit - wider))
+            + apart * apart * (self.count * count / total)
+        )
+        self.mean = self.mean * (self.count / total) + mean * (count / total)
+        self.count, self._unit = total, wider
+
+
+def _unit_of(magnitude: float) -> int:
+    if not magnitude:
+        return _NOTHING
+    exponent = math.frexp(magnitude)[1]
+    return 0 if abs(exponent) <= _EASY else exponent

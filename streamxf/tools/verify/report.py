@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from streamxf.checkpoint.metadata import resumable
 from streamxf.descriptor import shorten
@@ -126,24 +126,16 @@ class FileReport(VerifyReport):
     advice: ClassVar[str] = "restore what is damaged from another copy"
 
 
-class Skipped(NamedTuple):
-    """A check that could not be made, of some number of things."""
-
-    noun: str
-    text: str
-
-
-KEYED = Skipped("encrypted item", "seals, tags and content of {}, which need a key")
-UNBOUND = Skipped("item", "whether {} not bound to their places were exchanged")
-WITHOUT_CRC = Skipped("item", "the bytes of {} saved without any checksum")
-TRANSFORMED = Skipped("item", "the bytes of {} that passed a stream transform, except that they decode")
+# checks that could not be made: a noun for what they are skipped for, and what is not known then
+KEYED = ("encrypted item", "seals, tags and content of {}, which need a key")
+UNBOUND = ("item", "whether {} not bound to their places were exchanged")
+WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
+TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
 
 
 class Findings:
-    """What is found in one file, by one thread at a time.
-
-    `skipped` counts the things that each check was skipped for. `missing` and `refused` are the errors of items whose
-    codec is not installed, and of those that no key opens; `opened` counts encrypted items that a key opened.
+    """What is found in one file. `skipped` counts the things that each check was skipped for; `missing` and `refused`
+    are the errors of items whose codec is not installed, and that no key opens; `opened` counts those that one does.
     """
 
     def __init__(self, file: str) -> None:
@@ -151,7 +143,7 @@ class Findings:
         self.files = self.items = self.blocks = self.bytes_read = self.unlisted = self.opened = 0
         self.damaged: list[Damage] = []
         self.unchecked: list[str] = []
-        self.skipped: Counter[Skipped] = Counter()
+        self.skipped: Counter[tuple[str, str]] = Counter()
         self.missing: list[StreamxfError] = []
         self.refused: list[StreamxfError] = []
 
@@ -193,11 +185,11 @@ def report_of(
     kind: type[VerifyReport] = VerifyReport,
 ) -> VerifyReport:
     """Report what was found in all files since `begin`."""
-    skipped: Counter[Skipped] = Counter()
+    skipped: Counter[tuple[str, str]] = Counter()
     for each in found:
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
-    unchecked += [check.text.format(many(count, check.noun)) for check, count in skipped.items() if count]
+    unchecked += [text.format(many(count, noun)) for (noun, text), count in skipped.items() if count]
     counts = ("files", "items", "blocks", "bytes_read", "unlisted")
     return kind(
         **{name: sum(getattr(each, name) for each in found) for name in counts},

@@ -1,28 +1,46 @@
-"""`verify`: read every byte of a checkpoint or file, and say what is damaged."""
+"""`verify`: read every byte of a checkpoint or file, and say what is damaged. Of a checkpoint of DCP, that is its
+metadata, and the files that this names, or those that are there without it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Require, SaveIds
+from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_of, read_metadata, unfinished
+from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
+from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import NoCheckpointError, ParameterError, located
+from streamxf.collector import collector_paused
+from streamxf.dcp.threads import side_by_side
+from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, ParameterError, StreamxfError, located
+from streamxf.format.index import Trailer
+from streamxf.format.limits import TRAILER_BYTES
 from streamxf.formats import huggingface
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.verify.checkpoint import check_checkpoint
+from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.reading import Call
-from streamxf.tools.verify.report import FileReport, VerifyReport, report_of
+from streamxf.tools.verify.reading import Call, pieces_of
+from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of
+from streamxf.wording import many
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+_NO_METADATA = (
+    "the metadata is missing, so it is not known what was saved: it was lost, or no save to this folder was published "
+    "yet"
+)
+_AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 
 
 def verify(
@@ -40,13 +58,10 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
-    Workers read, compare and decode blocks, as in a load. What fsspec reads is read four files at a time, by one thread
-    each. Damage is reported, and does not raise.
-
-    Nothing is loaded. Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, whatever the size
-    of the checkpoint; some MiB more for each further CPU, 16 MiB for each file that fsspec reads, and more for larger
-    blocks in proportion. One item more is held at a time where only torch can tell which tensor it is (those of
-    subclasses), and where it passed a stream transform.
+    Damage is reported, and does not raise. Workers decode blocks as in a load, and fsspec reads four files at a time.
+    Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, whatever the size of the checkpoint:
+    more for larger blocks in proportion, some MiB for each further CPU, 16 MiB for each file that fsspec reads, and one
+    item where only torch can tell which tensor it is (those of subclasses), or where it passed a stream transform.
 
     A file that `streamxf.open` wrote is checked like a checkpoint. Other formats are checked as far as they go: of a
     ``torch.save`` file the directory, the pickle and each record's CRC-32; of a ``.safetensors`` file the header alone,
@@ -87,7 +102,7 @@ def verify(
     begin = perf_counter()
     make: Callable[..., Access] = Access.of
     if registry is not None:
-        from streamxf.dcp.registry import access_with
+        from streamxf.dcp.extensions import access_with
 
         make = partial(access_with, registry)
     ring = KeyRing.of(keys, trust, allow_unsigned)
@@ -102,7 +117,7 @@ def verify(
     except FileNotFoundError:
         raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.given) from None
     if is_folder and layout is None:
-        return check_checkpoint(call, begin)
+        return _check_checkpoint(call, begin)
     if require is not None or expect_save_id is not None:
         raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     with located(file=call.storage.given):
@@ -111,3 +126,161 @@ def verify(
         else:
             check_file(call)
     return report_of(call.found, begin, kind=FileReport)
+
+
+def _check_checkpoint(call: Call, begin: float) -> VerifyReport:
+    with storage_errors(call.storage.given):
+        listed = call.storage.names()
+    names = metadata_among(listed)
+    data = {name for name in listed if name.endswith(".distcp")}
+    if not names:
+        reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
+        if reason is not None:
+            raise NoCheckpointError(reason, file=call.storage.given)
+        call.findings(GLOBAL).damage(MetadataError(_NO_METADATA))
+    read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
+    known = [metadata for _, metadata in read if metadata is not None]
+    checks: dict[str, FileCheck] = {}
+    for findings, metadata in read:
+        if metadata is not None:
+            _plan(call, metadata, findings, checks, listed)
+    if len(known) < len(names) or not names:
+        for name in sorted(data - checks.keys()):
+            checks[name] = FileCheck(call, name, listed[name] or 0)
+    _run(call, [*checks.values()])
+    last, used = call.findings(GLOBAL), {*names, *checks}
+    beside = sorted(name for name in listed if name not in used and made_by_writers(name))
+    save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
+    if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
+        if call.access.expected_saves != frozenset(save_ids):
+            last.unchecked.append(UNKNOWN_RANKS)
+        ranks = {None, *map(rank_of, names)}
+        strangers = [name for name in beside if rank_in(name) not in ranks]
+        beside = [name for name in beside if rank_in(name) in ranks]
+        if strangers:
+            last.unchecked.append(
+                f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
+                "may be all that is left of these ranks' part of the checkpoint"
+            )
+    unvouched = [each.name for each in known if each.index is not None and not each.authenticated]
+    if unvouched:
+        what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
+        last.unchecked.append(f"the vouchers of {what}, which need a key")
+    _note_missing(call, last)
+    refused = [error for each in call.found for error in each.refused]
+    if refused and not any(each.opened for each in call.found):
+        raise refused[0]
+    return report_of(call.found, begin, save_ids, beside)
+
+
+def _read(call: Call, findings: Findings) -> Metadata | None:
+    """A metadata file as readers read it; None if it is damaged."""
+    name = findings.file
+    try:
+        if not _check_pickle(call, findings) and call.access.require == "published":
+            raise MetadataError("the metadata does not end in an index: it was cut, as far as can be told")
+        with storage_errors(call.storage.full(name)):
+            metadata = read_metadata(call.storage, name, call.access, listing=True)
+    except NOT_DAMAGE:
+        raise
+    except (StreamxfError, OSError) as error:
+        findings.damage(error)
+        return None
+    if metadata.index is None:
+        findings.unchecked.append("the digest of the metadata, which only streamxf's writer makes")
+    return metadata
+
+
+def _check_pickle(call: Call, findings: Findings) -> bool:
+    """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
+    with call.open(findings.file) as file:
+        findings.bytes_read += file.size
+        end = min(file.size, TRAILER_BYTES)
+        trailer = Trailer.parse(file.read(file.size - end), file.size)
+        if trailer is None:
+            return False
+        digest = hashlib.sha256()
+        try:
+            for piece in pieces_of(file.slice(0, file.size - trailer.size)):
+                digest.update(piece)
+            if digest.digest() != trailer.pickle_digest:
+                raise MetadataError(
+                    "the digest of the pickle, which torch's own readers read, does not match: it is damaged"
+                )
+        except (StreamxfError, OSError) as error:  # the index says what there is all the same
+            findings.damage(error)
+        return True
+
+
+def _plan(
+    call: Call,
+    metadata: Metadata,
+    findings: Findings,
+    checks: dict[str, FileCheck],
+    listed: Mapping[str, int | None],
+) -> None:
+    """Add the files that a metadata file speaks of to those that are to be checked."""
+    files = _by_file(metadata)
+    budget = call.access.budget(call.storage.held_by(files, listed))
+    opener = ItemOpener(metadata, call.access, budget=budget)
+    for path, items in files.items():
+        if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
+            text = f"other metadata places items in {path!r:.120}, too; these were not checked"
+            findings.damage(MetadataError(text))
+            continue
+        facts, size = metadata.files.get(path), listed.get(path)
+        if size is None:
+            size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
+        checks[path] = FileCheck(call, path, size, opener, items, facts)
+
+
+@collector_paused()
+def _by_file(metadata: Metadata) -> dict[str, list[Wanted]]:
+    """The items of each file, in the order of their places; also of files that hold none."""
+    found: dict[str, list[Wanted]] = {path: [] for path in metadata.files}
+    for item in metadata.items.values():
+        for wanted in streams_of(item):
+            found.setdefault(wanted.place.file, []).append(wanted)
+    for items in found.values():
+        items.sort(key=lambda wanted: wanted.place[1:3])
+    return found
+
+
+def _run(call: Call, checks: list[FileCheck]) -> None:
+    waiting, failures = iter(checks), call.failures
+
+    def work() -> None:
+        try:
+            while not failures and (check := next(waiting, None)) is not None:
+                check.run()
+        except BaseException as error:
+            failures.append(error)
+
+    # else workers read, all from one file
+    side_by_side(work, min(_AT_ONCE, len(checks)) if call.storage.filesystem is not None else 1, failures.append)
+    if failures:
+        cause = failures[0]
+        failures.clear()
+        try:
+            raise cause
+        finally:
+            del cause  # or it would lead to itself, and live until the garbage is collected
+
+
+def _note_missing(call: Call, last: Findings) -> None:
+    """Note what could not be decoded; raises UnknownCodecError and the like if a codec is all that is missing."""
+    missing = [error for each in call.found for error in each.missing]
+    if not missing:
+        return
+    reasons = "; ".join(dict.fromkeys(error.message for error in missing))
+    items = many(len(missing), "item")
+    if any(each.damaged for each in call.found):
+        last.unchecked.append(f"the content of {items}, since {reasons}")
+        return
+    blocks = sum(each.blocks for each in call.found)
+    checked = (
+        f"the CRCs of {many(blocks, 'block')} were compared all the same, and match"
+        if blocks
+        else "nothing was checked"
+    )
+    raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {checked}", file=call.storage.given)

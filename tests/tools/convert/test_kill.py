@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.output import OutputFile
+from streamxf.dcp.save.datafile import DataFile
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
@@ -24,7 +24,7 @@ from streamxf.tools.convert.unpack import unpack
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
 FILE_SIZE = 600_000
-TOUCHES = [(Storage, "put"), (Storage, "create"), (Storage, "remove"), (OutputFile, "write")]
+TOUCHES = [(Storage, "put"), (Storage, "create"), (Storage, "remove"), (DataFile, "write")]
 
 
 def only_named(path: Path) -> None:

@@ -136,6 +136,14 @@ def test_dcp_checkpoints_in_a_folder(tmp_path):
     assert found[f"streamxf.source/{name.removesuffix('/model.layer.3')}"].nbytes < 50_000
 
 
+def test_a_view_without_elements_in_a_checkpoint_in_a_folder(tmp_path):
+    """Its storage may end before it begins."""
+    (tmp_path / "run").mkdir()
+    state = {"w": torch.empty(0).as_strided((0,), (1,), 10**6), "v": torch.ones(3)}
+    dcp_save(state, storage_writer=StockWriter(tmp_path / "run" / "optimizer_0"))
+    assert contents(around(tmp_path / "run")) == contents(tmp_path / "run")
+
+
 def test_a_model_behind_a_link_in_the_folder(tmp_path):
     (tmp_path / "hub" / "real").mkdir(parents=True)
     save_file({"w": torch.arange(300.0)}, tmp_path / "hub" / "real" / "1.safetensors")

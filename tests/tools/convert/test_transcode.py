@@ -278,3 +278,11 @@ def test_damage_in_what_torch_compressed_is_found(tmp_path):
     file.write_bytes(bytes(data[: len(data) // 2]))
     with pytest.raises(ContainerError):
         transcode(tmp_path / "stock", tmp_path / "target", "zstd")
+
+
+@pytest.mark.parametrize("writer", ["stock", "stock zstd"])
+def test_a_view_without_elements_may_begin_beyond_the_end(tmp_path, writer):
+    state = {"w": torch.empty(0).as_strided((0,), (1,), 10**6), "v": torch.ones(3)}
+    save(state, tmp_path / "stock", writer)
+    transcode(tmp_path / "stock", tmp_path / "target", "zstd")
+    assert_same(loaded(tmp_path / "target"), {"w": torch.empty(0), "v": torch.ones(3)})

@@ -13,9 +13,8 @@ from tools.elements import Memory, elements_of
 from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.convert import layout
-from streamxf.tools.convert.layout import NewFile, Run, pieces
-from streamxf.tools.convert.plan import fresh
+from streamxf.tools.convert import plan
+from streamxf.tools.convert.plan import NewFile, Run, fresh, pieces
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
 
@@ -68,7 +67,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
             runs.append(Run(len(wanted), tensor_in(source, str(number)), order))
             wanted += as_bytes(tensors[str(number)].permute(order))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "boxes_of", lambda item, _=0: boxes_of(item, limit))
+        patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, limit))
         for around in (tensor_in(source, "rest"), as_bytes(rest)):
             file = NewFile("x", runs, around)
             assert written(source, file) == wanted

@@ -13,7 +13,7 @@ from streamxf import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_in
 from streamxf.errors import KeyMissingError
-from streamxf.format.trailer import pack, pack_keys
+from streamxf.format.index import pack, pack_keys
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 

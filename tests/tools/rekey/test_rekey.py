@@ -54,7 +54,7 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
 )
-from streamxf.format.trailer import pack
+from streamxf.format.index import pack
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
 from streamxf.tools.rekey import holders
 

@@ -25,7 +25,7 @@ from streamxf.errors import (
     MetadataError,
     PolicyError,
 )
-from streamxf.format.trailer import pack
+from streamxf.format.index import pack
 from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.tools.rekey.holders import MetadataFiles

@@ -10,7 +10,7 @@ from dcp.helpers import KEY, OTHER_KEY, save, sections_of
 
 import streamxf
 from streamxf.errors import KeyMissingError, StreamxfError, WrongKeyError
-from streamxf.format.trailer import pack, pack_keys
+from streamxf.format.index import pack, pack_keys
 
 
 @pytest.fixture

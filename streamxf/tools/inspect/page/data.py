@@ -7,16 +7,17 @@ others are added up in the module that they are in, as far as the page knows it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from heapq import nlargest
+from itertools import accumulate
 from typing import Any
 
 from streamxf.collector import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
-from streamxf.tools.values.moments import Moments
-from streamxf.tools.values.statistics import Statistics
+from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.wording import printable
 
 MAX_ITEMS = 20_000
@@ -70,12 +71,8 @@ def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
 
 
 def _quantile(weights: list[tuple[float, int]], part: float) -> float:
-    wanted = part * sum(weight for _, weight in weights)
-    for value, weight in weights:
-        wanted -= weight
-        if wanted <= 0:
-            return value
-    return weights[-1][0]
+    sums = list(accumulate(weight for _, weight in weights))
+    return weights[min(bisect_left(sums, part * sums[-1]), len(sums) - 1)][0]
 
 
 class _Tree:
@@ -84,7 +81,7 @@ class _Tree:
     def __init__(self, summary: Summary) -> None:
         self._dtypes = {dtype: number for number, dtype in enumerate(summary.dtypes)}
         self._chains = {chain: number for number, chain in enumerate(summary.chains)}
-        self._modules: dict[tuple[str, ...], Node] = {(): _module("")}
+        self._modules: dict[tuple[str, ...], Node] = {(): {"name": "", "children": [], "items": []}}
         self._values = summary.values
 
     def of(self, items: list[Item], shown: set[str]) -> Node:
@@ -99,14 +96,14 @@ class _Tree:
             while place not in self._modules:
                 place = place[:-1]
             rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
-            one, flags = Tally.of([item]), _flags([item], self._values)
-            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *flags)
+            one = Tally.of([item])
+            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *_flags([item], self._values))
             rest[:] = map(int.__add__, rest, more)
         return self._modules[()]
 
     def _module(self, place: tuple[str, ...]) -> Node:
         if place not in self._modules:
-            self._modules[place] = _module(place[-1])
+            self._modules[place] = {"name": printable(place[-1], MAX_NAME), "children": [], "items": []}
             self._module(place[:-1])["children"].append(self._modules[place])
         return self._modules[place]
 
@@ -119,10 +116,6 @@ class _Tree:
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
         return found if statistics is None else [*found, _facts(statistics)]
-
-
-def _module(name: str) -> Node:
-    return {"name": printable(name, MAX_NAME), "children": [], "items": []}
 
 
 def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:

@@ -22,16 +22,11 @@ SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "lay
 
 
 def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
-    """A self-contained page of HTML.
+    """A self-contained page of HTML, with `max_items` items one by one; the others are added up.
 
     Names come from the checkpoint, which may be hostile: they are escaped here, and the script only ever makes text of
     them. The policy in the page's head allows this one script and this one style sheet, by their digests, and nothing
     else; so even a mistake in that could neither run nor fetch anything.
-
-    Parameters
-    ----------
-    max_items : int
-        How many items are in the page one by one; the others are added up.
     """
     contents = summary.contents
     style = _asset("style.css")
@@ -80,10 +75,12 @@ def _figures(summary: Summary) -> str:
     """The tiles at the top."""
     total, contents = summary.total, summary.contents
     stored = total.stored_bytes + total.object_bytes
+    saved = total.raw_bytes - total.stored_bytes
+    less = f"{size_text(abs(saved))} {'less' if saved >= 0 else 'more'}" if total.raw_bytes else "no tensors"
     shown = [
         ("Stored", size_text(stored), many(len(contents.files), "file")),
         ("In memory", size_text(total.raw_bytes), f"{_count(total.elements)} elements"),
-        ("Stored / in memory", ratio_text(total.ratio), _saved(total)),
+        ("Stored / in memory", ratio_text(total.ratio), less),
         ("Tensors", f"{total.tensors:,}", many(summary.shards, "shard")),
         ("Other objects", f"{total.objects:,}", size_text(total.object_bytes)),
     ]
@@ -120,13 +117,6 @@ def _count(number: int) -> str:
         if number >= scale:
             return f"{number / scale:,.1f} {unit}"
     return str(number)
-
-
-def _saved(total: Tally) -> str:
-    if total.ratio is None:
-        return "no tensors"
-    less = size_text(abs(total.raw_bytes - total.stored_bytes))
-    return f"{less} {'less' if total.ratio <= 1 else 'more'}"
 
 
 def _table(heading: str, rows: Iterable[tuple[str, str, Tally]]) -> str:
