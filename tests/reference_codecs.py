@@ -137,26 +137,21 @@ def undo(stream: bytes, transforms: list[Descriptor]) -> bytes:
     return stream
 
 
-def decode_zstd(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
-    return unzstd(payload, limit)
-
-
 def unzstd(data: bytes, limit: int, exact: bool = False) -> bytes:
     """The content of one Zstandard frame that declares at most `limit` bytes, or exactly as many."""
+    rule = "floatzip: a frame declares another size" if exact else "zstd: the size is not declared, or above the limit"
     check(data[:4] == bytes.fromhex("28B52FFD"), "zstd: no frame, or a skippable one")
     with refusing("zstd", zstandard.ZstdError):
-        frame, at, last = zstandard.get_frame_parameters(data), zstandard.frame_header_size(data), 0
-        while not last:  # A block begins with three bytes: last, type, size. One of type 1 repeats a single byte.
-            check(at + 3 <= len(data), "zstd: the frame is cut short")
-            word = int.from_bytes(data[at : at + 3], "little")
-            last, at = word & 1, at + 3 + (1 if word >> 1 & 3 == 1 else word >> 3)
-        check(at + 4 * frame.has_checksum == len(data), "zstd: bytes are missing, or follow the frame")
-        check(frame.content_size == limit or not exact, "floatzip: a frame declares another size")
-        check(frame.content_size <= limit, "zstd: the size is not declared, or above the limit")
+        frame = zstandard.get_frame_parameters(data)
+        check(frame.content_size <= limit, rule)
         check(frame.window_size <= 1 << 27 and frame.dict_id == 0, "zstd: the window, or a dictionary")
         decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
         content = decoder.stream_reader(data).read(frame.content_size + 1)
-    check(len(content) == frame.content_size, "zstd: not the size that is declared")
+        check(len(content) == frame.content_size, "zstd: not the size that is declared")
+        whole = decoder.decompressobj()
+        whole.decompress(data)  # once more, now that its size is known
+        check(whole.eof and not whole.unused_data, "zstd: bytes are missing, or follow the frame")
+    check(frame.content_size == limit or not exact, rule)
     return content
 
 
@@ -251,7 +246,7 @@ def decode_packed(data: bytes, n: int) -> bytes:
 
 # A codec of a third party is registered by adding it to CODECS; stream transforms are undone by what is in TRANSFORMS.
 CODECS = {
-    "streamxf.zstd": decode_zstd,
+    "streamxf.zstd": lambda payload, params, limit, block: unzstd(payload, limit),
     "streamxf.lz4": decode_lz4,
     "streamxf.checksum": decode_checksum,
     "streamxf.encrypt": decode_encrypt,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import site
 import subprocess
 import sys
 import sysconfig
 import textwrap
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -161,7 +164,7 @@ def test_it_is_found_by_its_name_and_nothing_else_is_imported(python: Path, chec
 
 
 def test_where_it_is_missing_the_error_says_what_to_install(checkpoint: Path) -> None:
-    message = script(Path(sys.executable), MISS, checkpoint)
+    message = script_here(MISS, checkpoint)
     assert "UnknownCodecError" in message
     wanted = (
         "codec 'acme.delta' was provided by the package acme-codec==1.0.0, which is not installed here in a version "
@@ -177,7 +180,7 @@ def test_its_key_provider_is_found_by_its_place(python: Path, tmp_path: Path) ->
 
 
 def test_where_the_key_provider_is_missing_the_error_lists_those_at_hand(tmp_path: Path) -> None:
-    message = script(Path(sys.executable), MISS_KEY_PROVIDER, tmp_path)
+    message = script_here(MISS_KEY_PROVIDER, tmp_path)
     assert "begins with none of file, env, aws-kms" in message
 
 
@@ -190,6 +193,13 @@ def test_its_own_tests_pass(python: Path, package: Path) -> None:
 def script(python: Path, text: str, path: Path) -> str:
     """Run a script after the common beginning."""
     return run(python, "-c", textwrap.dedent(COMMON) + textwrap.dedent(text), path, cwd=path)
+
+
+def script_here(text: str, path: Path) -> str:
+    """The same in this process, whose environment has no such package."""
+    with redirect_stdout(io.StringIO()) as printed, mock.patch.object(sys, "argv", ["-c", str(path)]):
+        exec(textwrap.dedent(COMMON) + textwrap.dedent(text), {"__name__": "__main__"})
+    return printed.getvalue()
 
 
 def run(*command: object, cwd: Path | None = None) -> str:

@@ -2,44 +2,89 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import NamedTuple
 
-# torch 2.6 lacks this module; everything else that streamxf imports before it is there
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import streamxf
+
+# Torch 2.6 lacks this module; everything else that streamxf imports before it is there. Each script runs in a copy of a
+# process that has imported no more than that.
 OLD = """
-import sys, torch, torch.distributed.checkpoint
+import json, os, sys, tempfile, torch, torch.distributed.checkpoint, traceback
 torch.__version__ = "2.6.0"
 sys.modules["torch.distributed.checkpoint._extension"] = None
+for name, script in json.load(sys.stdin).items():
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            code = 1
+            try:
+                exec(script)
+                code = 0
+            except SystemExit as end:
+                code = end.code
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        shown = [os.pread(file.fileno(), 2**20, 0).decode() for file in (out, err)]
+    print(json.dumps([name, code, *shown]), flush=True)
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", OLD + code], capture_output=True, text=True)
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python(f"from streamxf.cli.__main__ import main; sys.exit(main({arguments!r}))")
+def command(*arguments: str) -> str:
+    return f"from streamxf.cli.__main__ import main; sys.exit(main({arguments!r}))"
 
 
-def test_a_command_says_which_torch_it_needs(plain: Path):
-    done = command("verify", str(plain))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """What came of each script."""
+    path = str(tmp_path_factory.mktemp("checkpoint") / "plain")
+    save({"w": torch.arange(100.0), "step": 7}, storage_writer=streamxf.FileSystemWriter(path))
+    scripts = {
+        "verify": command("verify", path),
+        "inspect": command("inspect", path),
+        "diff": command("diff", path, path),
+        "writer": "import streamxf; streamxf.FileSystemWriter",
+        "encode": "import streamxf; assert streamxf.decode(streamxf.encode(b'abc')) == b'abc'",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", OLD], input=json.dumps(scripts), capture_output=True, text=True, check=True
+    )
+    return {name: Done(*rest) for name, *rest in map(json.loads, ran.stdout.splitlines())}
+
+
+def test_a_command_says_which_torch_it_needs(done: dict[str, Done]):
+    assert done["verify"].code == 2
+    (line,) = done["verify"].err.splitlines()
     assert line.startswith("streamxf verify: torch 2.6.0 is too old: streamxf needs torch 2.7 or newer")
 
 
-def test_what_needs_no_torch_works_with_any(plain: Path):
-    for arguments in (("inspect", str(plain)), ("diff", str(plain), str(plain))):
-        done = command(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("name", ["inspect", "diff"])
+def test_what_needs_no_torch_works_with_any(done: dict[str, Done], name: str):
+    assert (done[name].code, done[name].err) == (0, "")
 
 
-def test_so_does_the_library():
-    done = python("import streamxf; streamxf.FileSystemWriter")
-    assert "UnsupportedError: torch 2.6.0 is too old: streamxf needs torch 2.7 or newer" in done.stderr
+def test_so_does_the_library(done: dict[str, Done]):
+    assert "UnsupportedError: torch 2.6.0 is too old: streamxf needs torch 2.7 or newer" in done["writer"].err
 
 
-def test_what_needs_no_checkpoint_still_works():
-    done = python("import streamxf; assert streamxf.decode(streamxf.encode(b'abc')) == b'abc'")
-    assert done.returncode == 0, done.stderr
+def test_what_needs_no_checkpoint_still_works(done: dict[str, Done]):
+    assert done["encode"].code == 0, done["encode"].err

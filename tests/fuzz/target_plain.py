@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
-from reference_plain import read_plain
+from reference_decoder import read_plain
 from samples import BLOCK, KEY, OneWay, data_of, encode, floats
 
 import streamxf

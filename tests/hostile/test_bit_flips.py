@@ -10,8 +10,8 @@ import pytest
 from dcp.helpers import error_of
 from forge import frame_of, split_metadata
 from reference_codecs import Refused
+from reference_decoder import read_plain
 from reference_keys import Reader, aes_key
-from reference_plain import read_plain
 from samples import FULL, KEY
 
 from streamxf import Encrypt

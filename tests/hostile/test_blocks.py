@@ -11,8 +11,8 @@ import torch
 from dcp.helpers import KEY
 from forge import Parts, take_container_apart
 from reference_codecs import Refused
+from reference_decoder import read_plain
 from reference_keys import Reader, aes_key
-from reference_plain import read_plain
 from samples import data_of
 
 from streamxf import Encrypt, ZStandard

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_decoder import read_plain
 from reference_keys import Reader, aes_key
-from reference_plain import read_plain
 from samples import (
     BLOCK,
     EDGES,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 from forge import identity_of, prefix_of, take_apart
 from reference_codecs import Refused
+from reference_decoder import read_plain
 from reference_keys import Reader, aes_key
-from reference_plain import read_plain
 from samples import BLOCK, KEY, READERS, data_of, encode
 
 import streamxf

@@ -11,10 +11,9 @@ from typing import Any
 
 import zstandard
 from reference_codecs import TRANSFORMS
-from reference_decoder import Tensor, load, read_container
+from reference_decoder import Tensor, load, read_container, read_plain
 from reference_keys import Key as ReferenceKey
 from reference_keys import Reader, aes_key, hpke_key
-from reference_plain import read_plain
 
 import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
