@@ -104,6 +104,10 @@ def clean(
         removed then: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If keys are given, and the metadata is not authentic, or not encrypted.
+    ParameterError
+        If `min_age` is not a number of seconds.
+    UnsupportedError
+        If the URL leads through a cache of fsspec's.
     AbortedError
         If another process publishes to the folder, or cleans it up, and does not finish.
     """

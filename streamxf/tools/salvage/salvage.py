@@ -101,6 +101,8 @@ def salvage(
         If no metadata can be used, and `without_metadata` is not given or does not help either.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and nothing can be loaded without it.
+    ParameterError
+        If an argument is not what it should be.
     """
     access = access_with(
         registry,

@@ -26,7 +26,7 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Kind
 from streamxf.format.index import File
 from streamxf.format.items import TensorItem
-from streamxf.proportion import held_bytes
+from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
@@ -38,7 +38,8 @@ from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CR
 
 class FileCheck:
     """A check of one data file of about `size` bytes. Metadata gives what opens its items, these in the order of their
-    places, and what is known of the file itself; what no metadata describes is scanned.
+    places, what is known of the file itself, and the budget that pays for a tensor which torch has to load; what no
+    metadata describes is scanned.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class FileCheck:
         opener: ItemOpener | None = None,
         items: Sequence[Wanted] = (),
         facts: File | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.findings = call.findings(name)
         self._call = call
         self._opener = opener
         self._items = items
         self._facts = facts
+        self._budget = budget
         self._share = call.share(size)
         self._pipeline: Pipeline[Outcome] = Pipeline()
 
@@ -208,8 +211,8 @@ class FileCheck:
             try:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
             except UnsupportedError:  # only torch can tell what it is
-                budget = self._call.access.budget(held_bytes(file.raw, file.size))
-                budget.spend(blocks.size, "the tensor, which torch has to load whole,")
+                assert self._budget is not None
+                self._budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
                 load_framed(self._call.access.objects, stream, blocks.size, item, chunk)
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)

@@ -96,6 +96,8 @@ def verify(
         If it is weaker than the caller requires, or another save.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and nothing is damaged as far as that can be told without it.
+    ParameterError
+        If an argument is not what it should be.
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is damage.
     """
@@ -231,7 +233,7 @@ def _plan(
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
-        checks[path] = FileCheck(call, path, size, opener, items, facts)
+        checks[path] = FileCheck(call, path, size, opener, items, facts, budget)
 
 
 @collector_paused()
