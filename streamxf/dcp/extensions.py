@@ -62,7 +62,6 @@ class Extensions:
         return cls(tuple(foreign), Chain(codecs))
 
     def renew(self) -> Extensions:
-        """The extensions for one save."""
         return Extensions(self.foreign, self.chain.renew())
 
     def providers(self) -> list[str]:
@@ -92,7 +91,6 @@ class Extensions:
 
     @property
     def encryption(self) -> Encrypt | None:
-        """The chain's Encrypt codec, or None."""
         return self.chain.encryption
 
     @property
@@ -136,13 +134,11 @@ class SaveStream:
     container: StreamWriter | None
 
     def close(self) -> None:
-        """Finish the item."""
         self.stream.close()
         if self.container is not None:
             self.container.close()  # a foreign stream need not close what it wraps; closing twice is fine
 
     def abort(self) -> None:
-        """Give the item up."""
         if self.container is not None:
             self.container.abort()
 

@@ -115,19 +115,14 @@ def extra_of(content: Metadata) -> dict[str, Any]:
 
 
 def _is_extra(name: str) -> bool:
-    """Whether DCP's metadata may get an attribute of that name."""
     return name == _PLANNER_DATA or (name.isidentifier() and name[0] != "_" and not hasattr(Metadata, name))
 
 
 def _has_paths(content: Metadata) -> bool:
     """Whether the planner data says where items stand in a nested state dict, and nothing else."""
     data = content.planner_data
-    return (
-        isinstance(data, dict)
-        and bool(data)
-        and data.keys() <= content.state_dict_metadata.keys()
-        and all(_is_path(path) for path in data.values())
-    )
+    known = isinstance(data, dict) and bool(data) and data.keys() <= content.state_dict_metadata.keys()
+    return known and all(map(_is_path, data.values()))
 
 
 def _is_path(path: Any) -> bool:

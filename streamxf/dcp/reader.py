@@ -42,10 +42,7 @@ _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
 
 
 class ChainReaderMixin(StorageMixin):
-    """What streamxf's readers put in the place of torch's load path.
-
-    The class beside it is a torch ``FileSystemReader``.
-    """
+    """What streamxf's readers put in the place of torch's load path, beside a torch ``FileSystemReader``."""
 
     load_id: str
     _metadata: stored_metadata.Metadata | None

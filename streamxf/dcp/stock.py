@@ -57,7 +57,6 @@ class _Joined(io.RawIOBase):
         self._stream: Any = None
 
     def join(self, codec: Codec) -> None:
-        """Let the next codec in."""
         if self._stream is not None:
             raise AbortedError("a codec cannot join a stream that was used already")
         self._codecs.append(codec)

@@ -40,10 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChainWriterMixin(StorageMixin):
-    """What streamxf's writers put in the place of torch's save path.
-
-    The class beside it is a torch ``FileSystemWriter``.
-    """
+    """What streamxf's writers put in the place of torch's save path, beside a torch ``FileSystemWriter``."""
 
     checkpoint_id: str | os.PathLike[str]
     thread_count: int
@@ -109,10 +106,8 @@ class ChainWriterMixin(StorageMixin):
     # -- what DCP calls, in this order -------------------------------------------------------------
 
     def storage_meta(self) -> StorageMeta:
-        """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it.
-
-        As with torch's writers each rank has an id of its own, and that of the rank that publishes counts. Once it has,
-        this is the next save's, and `save_id` has that of the last.
+        """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
+        torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 

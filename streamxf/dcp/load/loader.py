@@ -100,7 +100,7 @@ class Loader:
         self._under_way: deque[_Filling] = deque()
 
     def run(self, requests: Sequence[ReadItem]) -> None:
-        """Read all of them. After an error no worker is at any."""
+        """Read all items; after an error no worker is at any."""
         found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
         by_file: dict[str, list[_Entry]] = {}
@@ -372,7 +372,6 @@ class Target:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Target:
-        """Look at `tensor`, which is detached already."""
         plain = (
             type(tensor) is torch.Tensor
             and tensor.layout == torch.strided

@@ -201,7 +201,6 @@ def _check_agreement(records: Iterable[FileRecord]) -> None:
     chains = {record.chain for record in records}
     if len(chains) > 1:
         raise ChainError(
-            "the ranks saved with different chains or keys, so nothing was published: "
-            + "; ".join(sorted(chains))
-            + ". Give every rank the same extensions and the same key"
+            f"the ranks saved with different chains or keys, so nothing was published: {'; '.join(sorted(chains))}. "
+            "Give every rank the same extensions and the same key"
         )

@@ -157,7 +157,7 @@ class Streamed:
 class Ring:
     """Buffers, at most `count`, that are made when they are first needed, and lent out again when they come back.
 
-    One thread takes them; any thread gives them back.
+    One thread takes them, and waits if all are lent out; any thread gives them back.
     """
 
     def __init__(self, make: Callable[[], torch.Tensor], count: int) -> None:
@@ -166,7 +166,6 @@ class Ring:
         self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
 
     def take(self) -> torch.Tensor:
-        """A free buffer; waits for one if all are lent out."""
         try:
             return self._free.get_nowait()
         except Empty:
@@ -176,7 +175,6 @@ class Ring:
             return self._free.get()
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Say that `buffer` may be filled again."""
         self._free.put(buffer)
 
 
@@ -216,7 +214,6 @@ class Staging:
         self._devices: dict[torch.device, tuple[CudaCopies, Ring]] = {}
 
     def source(self, flat: torch.Tensor) -> ByteSource:
-        """The bytes of a contiguous tensor of one dimension."""
         if flat.device not in self._devices:
             made = COPIES[flat.device.type](flat.device)
             # each worker has one, one is being filled, and one is put together

@@ -63,15 +63,13 @@ def note_room(plan: SavePlan, folder: str | os.PathLike[str], save: bytes) -> Sa
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
-    ranks: Counter[tuple[str, ...]] = Counter()
+    ranks = Counter(plan.storage_data.volume.name for plan in plans if isinstance(plan.storage_data, RoomNote))
+    if max(ranks.values(), default=0) < 2:  # what each of them plans is all
+        return plans
     planned: Counter[tuple[str, ...]] = Counter()
     for plan in plans:
         if isinstance(plan.storage_data, RoomNote):
-            ranks[plan.storage_data.volume.name] += 1
             planned[plan.storage_data.volume.name] += sum(map(planned_bytes, plan.items))
-
-    if max(ranks.values(), default=0) < 2:  # what each of them plans is all
-        return plans
 
     def complete(plan: SavePlan) -> SavePlan:
         note = plan.storage_data
