@@ -40,7 +40,7 @@ TAG_BYTES = 16
 MAX_BLOCKS = 2**32
 
 
-class _Session(NamedTuple):
+class _WrappedKey(NamedTuple):
     """A data key, wrapped for the recipients by the process `writer`; None where it was read."""
 
     data_key: DataKey
@@ -100,7 +100,7 @@ class Encrypt(Uncopied, Codec):
 
     recipients: tuple[KeyProvider, ...]
     signer: SigningKey | None
-    _session: _Session | None = field(default=None, init=False, repr=False, compare=False)
+    _session: _WrappedKey | None = field(default=None, init=False, repr=False, compare=False)
     _turns: _Turns = field(init=False, repr=False, compare=False)
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
@@ -116,7 +116,7 @@ class Encrypt(Uncopied, Codec):
         vars(self).update(vars(self._made(made, by)))
 
     @classmethod
-    def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _Session | None = None) -> Self:
+    def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _WrappedKey | None = None) -> Self:
         codec = cls.__new__(cls)
         vars(codec).update(recipients=recipients, signer=signer, _session=session, _turns=_Turns())
         return codec
@@ -186,7 +186,7 @@ class Encrypt(Uncopied, Codec):
         if not self.recipients:
             raise KeyMissingError("this Encrypt was made to read, and cannot write; make a new Encrypt(key)")
 
-    def _current(self) -> _Session:
+    def _current(self) -> _WrappedKey:
         session = self._session
         if session is None or session.writer not in (None, os.getpid()):
             with self._turns.mine():
@@ -196,7 +196,7 @@ class Encrypt(Uncopied, Codec):
                     if isinstance(self.signer, _Absent):  # before anything is written that it must sign
                         raise self.signer.error()
                     data_key = DataKey.draw()
-                    session = _Session(data_key, str(Envelope.seal(data_key, self.recipients)), os.getpid())
+                    session = _WrappedKey(data_key, str(Envelope.seal(data_key, self.recipients)), os.getpid())
                     object.__setattr__(self, "_session", session)
         return session
 
@@ -230,7 +230,7 @@ class Encrypt(Uncopied, Codec):
 
     @classmethod
     def reading(cls, data_key: DataKey) -> Self:
-        return cls._made((), None, _Session(data_key, "", None))
+        return cls._made((), None, _WrappedKey(data_key, "", None))
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:

@@ -29,12 +29,12 @@ def difference_of(first: Any, second: Any) -> str | None:
     is not 1.0. A NaN is the same as a NaN, and tensors and arrays are if they are bit for bit.
     """
     try:
-        return _Comparison().difference(first, second, "")
+        return _ObjectComparison().difference(first, second, "")
     except RecursionError:
         raise Incomparable("it is nested too deeply") from None
 
 
-class _Comparison:
+class _ObjectComparison:
     """Compares each pair of containers once: they may share their parts, or hold themselves. What is compared again
     with something else is bounded, since there may be as many pairs as the square of the parts.
     """
