@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from streamxf import Encrypt, Key, KeyProvider, KeyRing
-from streamxf.codecs.encrypt import _Session
+from streamxf.codecs.encrypt import _WrappedKey
 from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import WrongKeyError
 from streamxf.keys.envelope import DataKey, Envelope
@@ -119,7 +119,7 @@ class Forger(Encrypt):
     def __init__(
         self, data_key: DataKey, wrapped: str, vouch: Callable[[bytes], Vouchers], hashed: bool = False
     ) -> None:
-        vars(self).update(vars(self._made((Key.generate(),), None, _Session(data_key, wrapped, os.getpid()))))
+        vars(self).update(vars(self._made((Key.generate(),), None, _WrappedKey(data_key, wrapped, os.getpid()))))
         object.__setattr__(self, "_forged", vouch)
         object.__setattr__(self, "_hashed", hashed)
 
