@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -352,6 +353,7 @@ def test_a_file_that_is_gone_or_cut(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it counts open files as Linux shows them")
 def test_files_are_closed(tmp_path: Path) -> None:
     save_shards(tmp_path, [{f"w{rank}": torch.randn(50)} for rank in range(5)])
+    gc.collect()  # what earlier tests left open
     before = len(os.listdir("/proc/self/fd"))
     with Checkpoint(tmp_path) as checkpoint:
         assert len(os.listdir("/proc/self/fd")) == before

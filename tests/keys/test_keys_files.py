@@ -324,5 +324,5 @@ def test_descriptors_are_closed(tmp_path):
         with pytest.raises(KeyFileError):
             read_key(tmp_path)
     write_key(tmp_path / "new", KEY)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what earlier tests left open may be closed meanwhile
     assert file.read_location(str(path)) == KEY
