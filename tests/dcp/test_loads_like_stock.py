@@ -53,7 +53,11 @@ def values(dtype: torch.dtype, shape: tuple[int, ...], bits: bool) -> torch.Tens
     if dtype == torch.bool:
         return torch.randint(0, 2, shape).bool()
     if bits:
-        return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
+        noise = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8)
+        if dtype == torch.complex32:  # a conjugate goes through float32, where vector instructions are not used
+            halves = noise.view(torch.int16)
+            halves[halves & 0x7C00 == 0x7C00] |= 0x200
+        return noise.view(dtype).reshape(shape)
     return torch.randint(0, 2, shape).float().to(dtype)
 
 
