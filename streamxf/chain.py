@@ -51,6 +51,11 @@ class Chain:
                 )
             encrypted = encrypted or codec.role == "encryption"
 
+    @cached_property
+    def implementations(self) -> dict[str, str]:
+        """Which one runs of the codecs that have several, by the codec's name."""
+        return {codec.name: kind for codec in self.codecs if (kind := codec.implementation())}
+
     @classmethod
     def of(cls, chain: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
         """Make a chain of whatever a ``chain=`` argument takes: a Chain, codecs, one codec, or the text form.

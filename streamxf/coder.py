@@ -34,7 +34,7 @@ class StreamCoder:
             for codec in chain
         ]
         if meter is not None:
-            meter.implementations.update((codec.name, kind) for codec in chain if (kind := codec.implementation()))
+            meter.implementations.update(chain.implementations)
 
     @classmethod
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:

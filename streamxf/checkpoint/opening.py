@@ -5,7 +5,7 @@ before a block is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -50,12 +50,12 @@ class Wanted:
 
     item: Item
     chunk: Chunk | None = None
+    place: Place = field(init=False, compare=False)
 
-    @property
-    def place(self) -> Place:
+    def __post_init__(self) -> None:
         stored = self.item if self.chunk is None else self.chunk
         assert not isinstance(stored, TensorItem)
-        return stored.place
+        self.place = stored.place
 
     @property
     def kind(self) -> Kind:

@@ -21,6 +21,7 @@ from streamxf.codecs.floatzip.layout import (
     Coding,
     Plane,
     PlaneTable,
+    is_wide,
     pack_table,
     parse_table,
     raw_size,
@@ -74,13 +75,15 @@ class FloatZip(Codec):
             if len(block) - 1 > info.limit:
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
-        out = info.scratch(raw_size(block, info.limit))
-        if kernel.decode_into(block, out):
-            return out
+        if len(block) > _LITTLE or is_wide(block):  # else zstd's own decoder is as fast
+            out = info.scratch(raw_size(block, info.limit))
+            if kernel.decode_into(block, out):
+                return out
         table = parse_table(block, info.limit)
         plane, _ = table.planes[0]
         if table.layout.width == 1 and plane.coding == Coding.ZSTD:  # as of most that are not numbers
             return memoryview(inflate(block[table.end :], table.raw_size))
+        out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
             _decode_planes(block, table, out, work)
         return out

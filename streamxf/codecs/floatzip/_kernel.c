@@ -1217,6 +1217,11 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t encode_bound(size_t size) { return size + size / 8 + smaller(size, BLOCK) / 2 + 1024; }
 static size_t work_size(size_t size) { return 3 * size + 4 * (smaller(size, MAX_PERIOD) + 1024); }
 
+static inline u64 element(const u8 *bytes, size_t i, int width)
+{
+    return width == 1 ? bytes[i] : width == 2 ? rd16(bytes + 2 * i) : width == 4 ? rd32(bytes + 4 * i) : rd64(bytes + 8 * i);
+}
+
 /* How often each byte occurs at each place of an element, in a sample of at most SAMPLE elements; and how many elements
  * are the same as one of those 1, 2 and 4 before them. */
 static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated, u32 *tested)
@@ -1240,10 +1245,9 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
                 counts[k][bytes[i * (size_t)width + (size_t)k]]++;
         for (size_t i = 4; i < run && (i < 32 || step <= RUN); i++) {
             ++*tested;
-            size_t size = (size_t)width;
-            const u8 *x = bytes + i * size;
-            *repeated += !memcmp(x, x - size, size) || !memcmp(x, x - 2 * size, size) ||
-                         !memcmp(x, x - 4 * size, size);
+            u64 x = element(bytes, i, width);
+            *repeated += x == element(bytes, i - 1, width) || x == element(bytes, i - 2, width) ||
+                         x == element(bytes, i - 4, width);
         }
         total += (u32)run;
         if (step <= RUN)
