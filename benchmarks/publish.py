@@ -28,24 +28,38 @@ _FIGURE = re.compile(r"\]\((?=[a-z0-9_-]+\.png\))")
 
 
 def publish(results: Path, target: Path) -> None:
-    """Replace what `target` holds by the newest result of every benchmark.
+    """Bring the newest result of each benchmark into `target`. What was published of those that were not run since
+    stays.
 
     Raises
     ------
     FileNotFoundError
-        If a benchmark has no result yet.
+        If a benchmark has no result, and none was published.
     """
-    sources = {name: newest(name, results) for name in NAMES}
-    contents = {name: json.loads((path / f"{name}.json").read_text()) for name, path in sources.items()}
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    published = target / "results.json"
+    contents: dict[str, Any] = json.loads(published.read_text()) if published.exists() else {}
+    sources: dict[str, Path] = {}
+    for name in NAMES:
+        try:
+            path = newest(name, results)
+        except FileNotFoundError:
+            if name not in contents:
+                raise
+            continue
+        content = json.loads((path / f"{name}.json").read_text())
+        if name not in contents or content["machine"]["time"] > contents[name]["machine"]["time"]:
+            sources[name], contents[name] = path, content
+    contents = {name: contents[name] for name in NAMES}
+    target.mkdir(parents=True, exist_ok=True)
     for name, path in sources.items():
+        for picture in target.glob(f"{name}*.png"):
+            picture.unlink()
         section = (path / f"{name}.md").read_text()
         (target / f"{name}.md").write_text(_FIGURE.sub(f"]({target.name}/", section))
         for picture in path.glob("*.png"):
             shutil.copy(picture, target)
     (target / "machine.md").write_text(_machine(contents))
-    (target / "results.json").write_text(json.dumps(contents, indent=1) + "\n")
+    published.write_text(json.dumps(contents, indent=1) + "\n")
 
 
 def _machine(contents: dict[str, Any]) -> str:

@@ -191,7 +191,7 @@ def test_the_newest_results_are_published(settings, tmp_path, monkeypatch):
 
     store.store(result_of("two"), settings, MACHINE, results, 2.0)
     target.mkdir(parents=True)
-    (target / "old.png").touch()
+    (target / "one-old.png").touch()
     assert publish.main(command) == 0
     names = {"one.md", "one.png", "two.md", "two.png", "machine.md", "results.json"}
     assert {path.name for path in target.iterdir()} == names
@@ -201,6 +201,25 @@ def test_the_newest_results_are_published(settings, tmp_path, monkeypatch):
     assert "](benchmarks/one.png)" in (target / "one.md").read_text()
     assert "23.5 GiB" in (target / "machine.md").read_text()
     assert (target / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_not_run_again_stays_published(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "NAMES", ("one", "two"))
+    results, target = tmp_path / "results", tmp_path / "docs"
+    for name in ("one", "two"):
+        store.store(result_of(name), settings, {**MACHINE, "time": "2026-01-02T00:00:00+00:00"}, results, 2.0)
+    publish.publish(results, target)
+    for name, day in (("one", 1), ("two", 3)):
+        newer = {**MACHINE, "time": f"2026-01-0{day}T00:00:00+00:00"}
+        store.store(result_of(name), settings, newer, tmp_path / "elsewhere", 2.0)
+    publish.publish(tmp_path / "elsewhere", target)
+    published = json.loads((target / "results.json").read_text())
+    assert {name: content["machine"]["time"][:10] for name, content in published.items()} == {
+        "one": "2026-01-02",
+        "two": "2026-01-03",
+    }
+    publish.publish(tmp_path / "nothing", target)
+    assert json.loads((target / "results.json").read_text()) == published
 
 
 def test_results_of_a_smoke_run_are_never_published(tmp_path, settings):
