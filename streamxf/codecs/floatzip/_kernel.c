@@ -21,9 +21,11 @@
  *
  * What holds for all of them:
  * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
- *   before it is used, against what is left of the buffer; lengths are below 2 GiB, so that sums of them fit size_t.
- * - `encode` stays within `out` and `work` even if another thread writes to the block meanwhile; what it returns then
- *   may not decode. The other buffers belong to the call until it returns.
+ *   before it is used, against what is left of the buffer. Blocks have at most 128 MiB (ValueError beyond that), so
+ *   that no sum or multiple of lengths overflows a size_t of 32 bits.
+ * - That holds even if another thread writes to the block or the payload meanwhile: what is checked is read once. What
+ *   `encode` returns then may not decode, and what `decode` writes may be anything. `out` and `work` belong to the call
+ *   until it returns, and no two buffers of a call overlap.
  * - Time is linear in the sizes of the buffers. No memory is allocated, no state is kept, and a call may run in any
  *   number of threads. The lock is released for all of it.
  * - Floating-point numbers only weigh alternatives: a wrong one would cost size, never correctness.
@@ -550,9 +552,10 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
     /* the bits, from the end */
     const u8 *stream = in + head;
     size_t length = size - head;
-    if (!stream[length - 1])
+    const u8 final = stream[length - 1];
+    if (!final)
         return -1;
-    long at = (long)length * 8 - (8 - top_bit(stream[length - 1])); /* bits that are left */
+    long at = (long)length * 8 - (8 - top_bit(final)); /* bits that are left */
     int count = 0;
     u32 state[2];
 #define TAKE(into, n) { \
@@ -591,18 +594,19 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     lookup->ready = 0;
     if (!size)
         return 0;
-    if (in[0] >= 128) {
-        n = in[0] - 127;
+    const u8 head = in[0];
+    if (head >= 128) {
+        n = head - 127;
         used = 1 + ((size_t)n + 1) / 2;
         if (used > size)
             return 0;
         for (int s = 0; s < n; s++)
             weights[s] = (u8)(s & 1 ? in[1 + s / 2] & 15 : in[1 + s / 2] >> 4);
     } else {
-        used = 1 + (size_t)in[0];
-        if (!in[0] || used > size)
+        used = 1 + (size_t)head;
+        if (!head || used > size)
             return 0;
-        n = read_weights_fse(in + 1, in[0], weights);
+        n = read_weights_fse(in + 1, head, weights);
         if (n < 1)
             return 0;
     }
@@ -648,10 +652,11 @@ typedef struct {
 
 static int open_stream(Stream *stream, const u8 *in, size_t size)
 {
-    if (!size || !in[size - 1])
+    const u8 final = size ? in[size - 1] : 0;
+    if (!final)
         return 0;
     stream->start = in;
-    stream->bits = (long)size * 8 - (8 - top_bit(in[size - 1]));
+    stream->bits = (long)size * 8 - (8 - top_bit(final));
     return 1;
 }
 
@@ -706,7 +711,7 @@ HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size
     if (fast) {
         for (int k = 0; k < 4; k++) {
             ip[k] = in[k] + sizes[k] - 8;
-            int unused = 8 - top_bit(in[k][sizes[k] - 1]); /* of the last byte, the mark among them */
+            int unused = (int)((long)sizes[k] * 8 - streams[k].bits); /* 1 to 8: the end mark and what is above it */
             bits[k] = (rd64(ip[k]) | 1) << unused;
         }
         for (;;) {
@@ -1210,7 +1215,8 @@ typedef struct {
     size_t size;  /* as it is stored */
 } Plane;
 
-static const size_t MAX_SIZE = 0x7FFFFFFF;
+/* Bytes of a block. A frame here has one segment, so its window is its content, and the format allows windows of 2^27. */
+static const size_t MAX_SIZE = 1 << 27;
 
 static size_t table_size(int planes) { return (5 + 5 * (size_t)planes + 7) / 8 * 8; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -1553,7 +1559,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
 
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
-static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has less than 2 GiB";
+static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has at most 128 MiB";
 
 static void release(Py_buffer *buffers, int count)
 {
@@ -1633,6 +1639,8 @@ static PyObject *py_decompress(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
         return NULL;
+    if ((size_t)b[1].len > MAX_SIZE)
+        return refuse(b, 2, TOO_LARGE);
     int good;
     Py_BEGIN_ALLOW_THREADS
     Lookup lookup;
