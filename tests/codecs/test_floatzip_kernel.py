@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,7 @@ from implementations import IMPLEMENTATIONS, using
 from streamxf import FloatZip
 from streamxf.buffers import Scratch
 from streamxf.codec import BlockInfo, StreamInfo
+from streamxf.codecs.floatzip import kernel as floatzip_kernel
 from streamxf.codecs.floatzip.kernel import compiled as kernel
 from streamxf.errors import CodecError
 from streamxf.format.container import stage_limit
@@ -406,6 +408,51 @@ def test_others_run_meanwhile(unhurried: None) -> None:
     assert not any(runs_beside(lambda: target.count(b"no such bytes")) for _ in range(5))
 
 
+@contextmanager
+def alternating(memory: np.ndarray, *contents: np.ndarray) -> Iterator[None]:
+    """Another thread puts one content after the other into `memory`, again and again, and at the end the last one."""
+    done = threading.Event()
+
+    def alternate() -> None:
+        while not done.is_set():
+            for content in contents:
+                memory[:] = content
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_a_block_that_changes_meanwhile(dtype: str) -> None:
+    """Training goes on while blocks are encoded. A payload may then be worthless, but is no longer than the block."""
+    calm = exactly(numbers("gaussian", dtype, 2 * BLOCK // WIDTHS[dtype], 1))
+    wild = np.concatenate([exactly(np.random.default_rng(1).bytes(BLOCK)), np.zeros(BLOCK, np.uint8)])
+    block, out = calm.copy(), np.empty(kernel.encode_bound(len(calm)), np.uint8)
+    work = np.empty(kernel.work_size(len(calm)), np.uint8)
+    with alternating(block, wild, calm):
+        for _ in range(100):
+            assert -1 <= kernel.encode(block, out, work, WIDTHS[dtype], 0) <= len(block)
+    assert kernel_encodes(block.tobytes(), WIDTHS[dtype]) == kernel_encodes(calm.tobytes(), WIDTHS[dtype])
+
+
+@pytest.mark.parametrize("place", [10, 100])
+def test_a_frame_that_changes_meanwhile(place: int) -> None:
+    """Without the ends of its streams, which a sanitizer sees if they are looked at twice, or with another tree."""
+    data = drawn(1, 700, 4)
+    intact = exactly(kernel_compresses(data))
+    damaged, frame, out = intact.copy(), intact.copy(), np.empty(len(data), np.uint8)
+    damaged[place:-1] ^= intact[place:-1] if place == 100 else 255
+    with alternating(frame, damaged, intact):
+        for _ in range(50_000):
+            kernel.decompress(frame, out)
+    assert kernel_decompresses(frame.tobytes(), len(data)) == data
+
+
 # -- what it does not take ---------------------------------------------------------------------------------------------
 
 
@@ -419,6 +466,29 @@ def test_memory_that_is_too_small_is_refused() -> None:
         kernel.decode(block, bytearray(100), bytearray(work - 1))
     with pytest.raises(ValueError, match="too small"):
         kernel.compress(block, bytearray(bound - 1))
+
+
+def test_planes_beyond_the_largest_window_are_left_to_the_reference() -> None:
+    """A frame of one segment has its content for a window, and the format allows 128 MiB."""
+    size = (1 << 27) + 1
+    run = (BLOCK << 3 | 2).to_bytes(3, "little") + b"\7"
+    frame = bytes.fromhex("28b52ffda0") + size.to_bytes(4, "little") + run * (size // BLOCK) + bytes.fromhex("0b000007")
+    assert by_zstd(frame, size) is not None
+    payload = b"\x40" + size.to_bytes(4, "little") + b"\1" + len(frame).to_bytes(4, "little") + bytes(6) + frame
+    first, second = (str(outcome(payload, size, each)[:100]) for each in IMPLEMENTATIONS)
+    assert first == second
+    assert "window" in first
+    assert floatzip_kernel.encode_bound(size, "bfloat16") is None
+    assert floatzip_kernel.encode_bound(size - 1, "bfloat16") is not None
+    large, small = np.empty(size, np.uint8), bytearray(10)
+    for call in (
+        lambda: kernel.encode(large, small, small, 2, 0),
+        lambda: kernel.decode(payload, large, small),
+        lambda: kernel.compress(large, small),
+        lambda: kernel.decompress(frame, large),
+    ):
+        with pytest.raises(ValueError, match="128 MiB"):
+            call()
 
 
 @pytest.mark.parametrize(("width", "row"), [(0, 0), (3, 0), (16, 0), (-1, 0), (2, -1)])

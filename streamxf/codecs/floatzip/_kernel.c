@@ -11,9 +11,9 @@
  *
  *   decode(payload, out, work) -> bool
  *       Decode a payload that is not stored as it is into `out`, which has exactly the size that the payload declares.
- *       True: `out` is what the format says. False: the payload is damaged, or it has what `encode` never writes, such
- *       as matches in a frame; `out` then holds anything, and the reference has to look, which also names the damage.
- *       `work` has at least work_size(len(out)) bytes.
+ *       True: `out` is what the format says. False: the payload is damaged, or uses what `encode` never writes, such as
+ *       matches in a frame. The contents of `out` are then undefined, and the caller turns to the reference, which
+ *       decodes the payload or names the damage. `work` has at least work_size(len(out)) bytes.
  *
  *   compress(data, out) -> int, decompress(frame, out) -> bool
  *       The Huffman coder by itself, for tests: a zstd frame (RFC 8878) that has literals and no sequences. `out` has
@@ -21,9 +21,11 @@
  *
  * What holds for all of them:
  * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
- *   before it is used, against what is left of the buffer; lengths are below 2 GiB, so that sums of them fit size_t.
- * - `encode` stays within `out` and `work` even if another thread writes to the block meanwhile; what it returns then
- *   may not decode. The other buffers belong to the call until it returns.
+ *   before it is used, against what is left of the buffer. Blocks have at most 128 MiB (ValueError beyond that), so
+ *   that no sum or multiple of lengths overflows a size_t of 32 bits.
+ * - That holds even if another thread writes to the block or the payload meanwhile: what is checked is read once. What
+ *   `encode` returns then may not decode, and what `decode` writes may be anything. `out` and `work` belong to the call
+ *   until it returns, and no two buffers of a call overlap.
  * - Time is linear in the sizes of the buffers. No memory is allocated, no state is kept, and a call may run in any
  *   number of threads. The lock is released for all of it.
  * - Floating-point numbers only weigh alternatives: a wrong one would cost size, never correctness.
@@ -43,8 +45,8 @@
 #error "streamxf's kernel is for little-endian machines; without it the Python reference is used"
 #endif
 
-/* Loops that gain from wider vectors. Clang and other machines use what the compiler was told to build for; the loaders
- * of other C libraries than glibc cannot choose among versions. */
+/* Loops that gain from wider vectors: compiled for several levels of x86-64, among which glibc's loader chooses. Other
+ * C libraries cannot do that; there, with Clang, and on other machines, the compiler's target decides. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && \
     !defined(STREAMXF_NO_CLONES)
 #define HOT __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -72,7 +74,6 @@ enum {
     MAX_BITS = 11,              /* of a code */
     TABLE = 1 << MAX_BITS,
     BLOCK = 128 * 1024,         /* bytes of a zstd block */
-    FRAME_OVERHEAD = 18,
     WEIGHTS_LOG = 6,            /* accuracy of the distribution of weights */
     WEIGHTS_TABLE = 1 << WEIGHTS_LOG,
 };
@@ -85,7 +86,7 @@ typedef struct {
 
 HOT static void count_bytes(const u8 *RESTRICT data, size_t size, u32 *RESTRICT counts)
 {
-    u32 part[4][256]; /* neighbours that are equal would wait for each other */
+    u32 part[4][256]; /* in a single table, increments for equal neighbours would wait for each other */
     memset(part, 0, sizeof part);
     size_t i = 0;
     for (; i + 8 <= size; i += 8) {
@@ -99,7 +100,7 @@ HOT static void count_bytes(const u8 *RESTRICT data, size_t size, u32 *RESTRICT 
         counts[s] = part[0][s] + part[1][s] + part[2][s] + part[3][s];
 }
 
-/* Code lengths of at most MAX_BITS that fill the code space exactly. At least two symbols occur. */
+/* Huffman code lengths of at most MAX_BITS that use up the code space exactly. At least two symbols must occur. */
 static void code_lengths(const u32 *counts, u8 *bits)
 {
     u16 order[256];
@@ -113,7 +114,7 @@ static void code_lengths(const u32 *counts, u8 *bits)
             order[at] = order[at - 1];
         order[at] = (u16)s;
     }
-    /* a tree of two queues: leaves in the order of their counts, and nodes in the order in which they are made */
+    /* Huffman's tree from two queues: leaves in the order of their counts, inner nodes in the order they are made */
     u32 weight[512];
     u16 parent[512];
     for (int i = 0; i < n; i++)
@@ -132,7 +133,8 @@ static void code_lengths(const u32 *counts, u8 *bits)
     depth[2 * n - 2] = 0;
     for (int i = 2 * n - 3; i >= 0; i--)
         depth[i] = (u8)(depth[parent[i]] < 255 ? depth[parent[i]] + 1 : 255);
-    /* lengths are cut to MAX_BITS; then some are made longer until all fit, and some shorter until no room is left */
+    /* cut lengths to MAX_BITS, lengthen some codes until all fit, then shorten some until no room is left; `used` is
+     * the sum of Kraft's inequality, in units of 2^-MAX_BITS */
     int used = 0;
     for (int i = 0; i < n; i++) {
         if (depth[i] > MAX_BITS)
@@ -142,7 +144,7 @@ static void code_lengths(const u32 *counts, u8 *bits)
     while (used > TABLE) {
         int best = -1;
         u64 least = 0;
-        for (int i = 0; i < n; i++) { /* the one that costs least for the room that it leaves */
+        for (int i = 0; i < n; i++) { /* the one that costs least for the room that it frees */
             if (depth[i] == MAX_BITS)
                 continue;
             u64 cost = (u64)counts[order[i]] << depth[i];
@@ -167,7 +169,8 @@ static void code_lengths(const u32 *counts, u8 *bits)
         bits[order[i]] = depth[i];
 }
 
-/* Codes in the order that the format fixes: the longest first, and symbols in their order among those of one length. */
+/* Canonical codes, in the order that the format fixes: the longest first, and by symbol among those of one length.
+ * Returns the greatest length. */
 static int assign_codes(Codes *codes)
 {
     int longest = 0;
@@ -207,8 +210,9 @@ static inline void put(BitWriter *w, u32 value, int count)
     }
 }
 
-/* Weights by finite state entropy, RFC 8878 section 4.1: their distribution, then two states that take turns. Returns
- * the bytes written to `out`, of at most 127; 0 if that is not possible. */
+/* Code the n weights with finite state entropy, RFC 8878 section 4.1: their distribution, then a bit stream of two
+ * interleaved states. Returns how many of the 512 bytes of `out` that takes, or 0 if it cannot be done. A tree's
+ * description has room for 127 of them. */
 static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
 {
     int counts[MAX_BITS + 2] = {0}, norm[MAX_BITS + 2] = {0};
@@ -220,7 +224,7 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
             highest = w, kinds++;
     if (kinds < 2 || n < 3)
         return 0;
-    /* shares of the table: at least one for each weight that occurs, and the rest to the most frequent */
+    /* shares of the table: at least one cell for each weight that occurs, and what is left for the most frequent one */
     int left = WEIGHTS_TABLE, most = 0;
     for (int w = 0; w <= highest; w++) {
         if (!counts[w])
@@ -243,12 +247,12 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
     if (norm[most] >= WEIGHTS_TABLE)
         return 0;
 
-    /* the distribution: each share in as many bits as what is left of the table allows for */
+    /* the distribution: each share in as many bits as the cells that are left call for */
     BitWriter w = {0, 0, out};
     put(&w, WEIGHTS_LOG - 5, 4);
     int remaining = WEIGHTS_TABLE + 1, threshold = WEIGHTS_TABLE, width = WEIGHTS_LOG + 1;
     for (int s = 0; s <= highest && remaining > 1;) {
-        int share = norm[s] + 1; /* 1 stands for zero; a share below one is not used here */
+        int share = norm[s] + 1; /* 1 stands for zero; 0, for "less than one", is not used here */
         int small = 2 * threshold - 1 - remaining;
         remaining -= norm[s];
         int value = share;
@@ -256,7 +260,7 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
             value += small;
         put(&w, (u32)value, width - (value < small));
         s++;
-        if (share == 1) { /* zeros that follow are counted by twos of bits */
+        if (share == 1) { /* further zeros are counted in digits of two bits, of which 3 means that one more follows */
             int zeros = 0;
             while (s <= highest && !norm[s])
                 s++, zeros++;
@@ -270,7 +274,7 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
     if (w.count)
         *w.at++ = (u8)w.bits;
 
-    /* states: symbols are spread over the table, and each knows which states it may lead to */
+    /* symbols are spread over the table; `states` lists, symbol by symbol, the states that decode to it */
     u8 symbol[WEIGHTS_TABLE];
     u16 states[WEIGHTS_TABLE];
     int position = 0, mask = WEIGHTS_TABLE - 1, step = (WEIGHTS_TABLE >> 1) + (WEIGHTS_TABLE >> 3) + 3;
@@ -291,14 +295,14 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
     BitWriter b = {0, 0, start};
     u32 state[2] = {0, 0};
     int ready[2] = {0, 0};
-    for (int i = n - 1; i >= 0; i--) { /* backwards: the decoder reads from the end */
+    for (int i = n - 1; i >= 0; i--) { /* backwards, since the decoder reads from the end */
         int which = i & 1, s = weights[i];
-        if (!ready[which]) { /* any state that gives the symbol will do to begin with */
+        if (!ready[which]) { /* to begin with, any state that decodes to the symbol will do */
             state[which] = states[begin[s]];
             ready[which] = 1;
             continue;
         }
-        /* leave as many bits of the state as bring it into the symbol's range */
+        /* write out low bits of the state until the rest is within the symbol's range */
         u32 v = state[which];
         int bits = 0;
         while ((v >> bits) >= (u32)(2 * norm[s]))
@@ -308,17 +312,17 @@ static size_t store_weights_fse(const u8 *weights, int n, u8 *out)
     }
     put(&b, state[1] & (u32)mask, WEIGHTS_LOG);
     put(&b, state[0] & (u32)mask, WEIGHTS_LOG);
-    put(&b, 1, 1); /* the end, which the decoder looks for */
+    put(&b, 1, 1); /* the end mark, from which the decoder starts */
     if (b.count)
         *b.at++ = (u8)b.bits;
     return (size_t)(b.at - out);
 }
 
-/* The description of a tree, at most 129 bytes; 0 if it cannot be stored. */
+/* Store the description of a tree in at most 128 bytes; returns its size, 0 if it cannot be stored. */
 static size_t store_tree(const Codes *codes, int longest, u8 *out)
 {
     u8 weights[256];
-    for (int s = 0; s < codes->last; s++) /* the last one follows from the others */
+    for (int s = 0; s < codes->last; s++) /* the last symbol's follows from the others */
         weights[s] = (u8)(codes->bits[s] ? longest + 1 - codes->bits[s] : 0);
     u8 packed[512];
     size_t size = store_weights_fse(weights, codes->last, packed);
@@ -336,18 +340,18 @@ static size_t store_tree(const Codes *codes, int longest, u8 *out)
     return 1 + size;
 }
 
-/* One stream of codes, from the last symbol to the first. `out` has room for 8 bytes more than the codes take. An entry
- * of `table` has a code in its highest bits and the code's length in its lowest. Codes come into `bits` from above and
- * move down as others follow; lengths that come along never get up to where codes are. */
+/* Write one stream of codes, from the last symbol to the first. `out` has room for 8 bytes more than the codes take. An
+ * entry of `table` has a code in its highest bits and the code's length in its lowest. Codes enter `bits` at the top,
+ * and each moves the earlier ones down. The lengths come along in the lowest four bits, which codes never reach. */
 HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *out)
 {
-    u64 bits = 0, count = 0; /* only the lowest byte of `count` counts */
+    u64 bits = 0, count = 0; /* of `count`, only the lowest byte means anything: how many bits are pending */
     u8 *at = out;
     size_t i = size;
 #define ADD(k) { u64 e = table[data[i - (k)]]; bits = bits >> (e & 63) | e; count += e; }
     for (; i >= 4; i -= 4) {
         ADD(1) ADD(2) ADD(3) ADD(4) /* at most 44 bits and 7 from before */
-        wr64(at, bits >> 1 >> (63 - (count & 63))); /* there may be no bits if the block is being changed */
+        wr64(at, bits >> 1 >> (63 - (count & 63))); /* not by 64 at once: `count` may be 0 if the block changes */
         at += (count & 63) >> 3;
         count &= 7;
     }
@@ -360,7 +364,9 @@ HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *
     return (size_t)(at - out) + (size_t)(count + 7) / 8;
 }
 
-/* Literals of one block: header, tree unless the one before is used again, four streams. 0 if that is no gain. */
+/* Write the content of one compressed block: the literals' header, the tree unless an earlier one is reused (tree_size
+ * is 0), four streams, and no sequences. `expected` is about what the streams take. Returns the size; 0 if nothing
+ * would be gained. By then, up to 11/8 of `size` and 256 bytes of `out` may have been written. */
 static size_t put_literals(const u8 *data, size_t size, const u64 *table, const u8 *tree, size_t tree_size, u8 *out,
                            size_t expected)
 {
@@ -397,7 +403,8 @@ static size_t put_literals(const u8 *data, size_t size, const u64 *table, const 
     return (size_t)(at - out);
 }
 
-/* A frame at the start of `out`, which has room for `size` bytes, the overheads of frame and blocks, and 64 more. */
+/* Write a frame and return its size: at most `size`, 9 bytes, and 3 for each of its blocks. Beyond that, `out` has room
+ * for what put_literals may write to no avail. */
 static size_t put_frame(const u8 *data, size_t size, u8 *out)
 {
     u8 *at = out;
@@ -434,7 +441,7 @@ static size_t put_frame(const u8 *data, size_t size, u8 *out)
             expected += (u64)counts[s] * codes.bits[s];
         }
     }
-    size_t pending = tree_size; /* the first block that is coded has the tree */
+    size_t pending = tree_size; /* the first block of coded literals has the tree */
     size_t done = 0;
     do {
         size_t part = size - done < BLOCK ? size - done : BLOCK;
@@ -466,10 +473,11 @@ static size_t put_frame(const u8 *data, size_t size, u8 *out)
 /* -- reading frames ----------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    u16 entry[TABLE]; /* symbol << 8 | bits, by the next MAX_BITS bits */
+    u16 entry[TABLE]; /* symbol << 8 | length of its code, by the next MAX_BITS bits of the stream */
     int ready;
 } Lookup;
 
+/* The weights that were coded with finite state entropy: at most 255, and -1 if they are damaged. */
 static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
 {
     /* the distribution */
@@ -518,7 +526,7 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
     }
     if (remaining != 1 || n > MAX_BITS + 2)
         return -1;
-    size_t head = used - (size_t)bits / 8; /* whole bytes that were not touched go back */
+    size_t head = used - (size_t)bits / 8; /* whole bytes of which no bit was used go back */
     if (head >= size)
         return -1;
 #undef FILL
@@ -550,9 +558,10 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
     /* the bits, from the end */
     const u8 *stream = in + head;
     size_t length = size - head;
-    if (!stream[length - 1])
+    const u8 final = stream[length - 1];
+    if (!final)
         return -1;
-    long at = (long)length * 8 - (8 - top_bit(stream[length - 1])); /* bits that are left */
+    long at = (long)length * 8 - (8 - top_bit(final)); /* bits that are left */
     int count = 0;
     u32 state[2];
 #define TAKE(into, n) { \
@@ -573,7 +582,7 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
         u32 more;
         TAKE(more, width_of[state[which]])
         state[which] = base[state[which]] + more;
-        if (at < 0) { /* it would need more than there is: the other state is the last one */
+        if (at < 0) { /* more bits than there are: the other state's symbol is the last */
             weights[count++] = symbol[state[which ^ 1]];
             break;
         }
@@ -582,7 +591,7 @@ static int read_weights_fse(const u8 *in, size_t size, u8 *weights)
     return count;
 }
 
-/* Read the description of a tree; its size in bytes, or 0 if it is damaged. */
+/* Read the description of a tree; returns its size in bytes, 0 if it is damaged. */
 static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
 {
     u8 weights[256];
@@ -591,23 +600,24 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     lookup->ready = 0;
     if (!size)
         return 0;
-    if (in[0] >= 128) {
-        n = in[0] - 127;
+    const u8 head = in[0];
+    if (head >= 128) {
+        n = head - 127;
         used = 1 + ((size_t)n + 1) / 2;
         if (used > size)
             return 0;
         for (int s = 0; s < n; s++)
             weights[s] = (u8)(s & 1 ? in[1 + s / 2] & 15 : in[1 + s / 2] >> 4);
     } else {
-        used = 1 + (size_t)in[0];
-        if (!in[0] || used > size)
+        used = 1 + (size_t)head;
+        if (!head || used > size)
             return 0;
-        n = read_weights_fse(in + 1, in[0], weights);
+        n = read_weights_fse(in + 1, head, weights);
         if (n < 1)
             return 0;
     }
     u32 sum = 0;
-    int longest = 0; /* how many codes are of the greatest length */
+    int longest = 0; /* how many codes have the greatest length, which is weight 1 */
     for (int s = 0; s < n; s++) {
         if (weights[s] > MAX_BITS)
             return 0;
@@ -618,11 +628,11 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
         return 0;
     int log = top_bit(sum) + 1;
     u32 rest = (1u << log) - sum;
-    if (log > MAX_BITS || rest & (rest - 1)) /* the last weight is what fills the table */
+    if (log > MAX_BITS || rest & (rest - 1)) /* the last symbol's weight, which is not stored, fills the table */
         return 0;
     weights[n] = (u8)(top_bit(rest) + 1);
     longest += weights[n++] == 1;
-    if (longest < 2) /* a code of weight 1 has a neighbour in the tree */
+    if (longest < 2) /* the longest codes are siblings in the tree */
         return 0;
     /* each symbol fills a run of the table, the lowest weights first */
     u32 at = 0;
@@ -640,21 +650,23 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     return lookup->ready ? used : 0;
 }
 
-/* One stream, bit by bit as it were: for the ends of streams, and for short ones. */
+/* A stream that is read symbol by symbol, and never beyond its ends: for the rest of a stream, and for short ones. */
 typedef struct {
     const u8 *start;
-    long bits; /* that are left */
+    long bits; /* how many are left */
 } Stream;
 
 static int open_stream(Stream *stream, const u8 *in, size_t size)
 {
-    if (!size || !in[size - 1])
+    const u8 final = size ? in[size - 1] : 0;
+    if (!final)
         return 0;
     stream->start = in;
-    stream->bits = (long)size * 8 - (8 - top_bit(in[size - 1]));
+    stream->bits = (long)size * 8 - (8 - top_bit(final));
     return 1;
 }
 
+/* The next MAX_BITS bits. */
 static inline u32 peek(const Stream *stream)
 {
     long from = stream->bits - MAX_BITS;
@@ -666,7 +678,7 @@ static inline u32 peek(const Stream *stream)
             value |= (u32)p[k] << (8 * k);
         return value >> (from & 7) & (TABLE - 1);
     }
-    for (long k = 0; k < (stream->bits + 7) >> 3; k++) /* beyond the beginning stand zeros */
+    for (long k = 0; k < (stream->bits + 7) >> 3; k++) /* before the stream's beginning, zeros */
         value |= (u32)stream->start[k] << (8 * k);
     return value << -from & (TABLE - 1);
 }
@@ -683,8 +695,10 @@ static int read_rest(Stream *stream, u8 *out, u8 *end, const u16 *entries)
     return stream->bits == 0;
 }
 
-/* Four streams at once: five symbols of each between two looks at memory. The lowest bit that is set in `bits` marks
- * how many were used; before it are bits that were not loaded. */
+/* Read four streams at once, five symbols of each between two loads. `bits` are the 8 bytes at `ip`, shifted left by as
+ * many bits as were used: the next ones are at the top. The lowest bit that is set is no data but a mark, so that the
+ * zeros below it count the bits that were used. After a load these are at most 8, five symbols later at most
+ * 8 + 5 * MAX_BITS = 63: the mark never gets lost, and a load never moves `ip` by more than 7 bytes. */
 HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size_t size, const u16 *entries)
 {
     size_t part = (size + 3) / 4;
@@ -706,7 +720,7 @@ HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size
     if (fast) {
         for (int k = 0; k < 4; k++) {
             ip[k] = in[k] + sizes[k] - 8;
-            int unused = 8 - top_bit(in[k][sizes[k] - 1]); /* of the last byte, the mark among them */
+            int unused = (int)((long)sizes[k] * 8 - streams[k].bits); /* 1 to 8: the end mark and what is above it */
             bits[k] = (rd64(ip[k]) | 1) << unused;
         }
         for (;;) {
@@ -750,7 +764,8 @@ HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size
     return good;
 }
 
-/* Literals of a block without sequences. Returns whether all of `in` was right; `*made` is what it decoded to. */
+/* Read the content of a compressed block without sequences. Returns whether `in` is exactly that; `*made` is how many
+ * bytes of `out` it decoded to, of at most `room`. */
 static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t *made, Lookup *lookup)
 {
     if (size < 2)
@@ -775,7 +790,7 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         regenerated = word >> 4 & ((1u << wide) - 1);
         stored = word >> (4 + wide) & ((1u << wide) - 1);
     }
-    /* behind the literals stands the number of sequences, and there are none */
+    /* after the literals comes the number of sequences: none */
     if (regenerated > room || regenerated > BLOCK || head + stored + 1 != size || in[size - 1] != 0)
         return 0;
     in += head;
@@ -812,13 +827,13 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
     return read_four(parts, sizes, out, regenerated, lookup->entry);
 }
 
-/* A frame that is exactly `in` and decodes to exactly `out`. Whether it did; one with matches does not. */
+/* Whether `in` is exactly one frame, without matches, that decodes to exactly `out`. */
 static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Lookup *lookup)
 {
     if (size < 9 || rd32(in) != 0xFD2FB528u)
         return 0;
     u8 descriptor = in[4];
-    /* one segment, no checksum, no dictionary: what is written here. The reference knows the others */
+    /* one segment, no checksum, no dictionary, as put_frame writes it; the reference knows the others */
     if ((descriptor & 0x3F) != 0x20)
         return 0;
     size_t at = 5, declared;
@@ -863,11 +878,11 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Looku
     }
 }
 
-/* -- planes: elements to bytes of one place each, and back ------------------------------------------------------- */
+/* -- planes: elements to planes of their bytes, and back --------------------------------------------------------- */
 
-enum { CHUNK = 2048 /* elements that are handled at a time, in the first cache */ };
+enum { CHUNK = 2048 /* elements that are handled at a time, so that they stay in the first-level cache */ };
 
-/* Write lane `lane` bytes of each element, from byte `low` of it on, to `out`. `y` are elements after the rotation. */
+/* Write `lane` bytes of each element of `y`, from bit `shift` of it on, to `out`. */
 #define LANES(TYPE) \
     switch (lane) { \
     case 1: for (size_t i = 0; i < n; i++) out[i] = (u8)(y[i] >> shift); break; \
@@ -901,7 +916,7 @@ HOT static void turn64(const u8 *RESTRICT x, size_t n, u64 *RESTRICT y)
     }
 }
 
-/* The common case by itself: both planes of bf16 and fp16 are bytes. */
+/* The common case, bf16 and fp16 with two planes of single bytes, in one pass. */
 HOT static void split16(const u8 *RESTRICT x, size_t n, u8 *RESTRICT low, u8 *RESTRICT high)
 {
     for (size_t i = 0; i < n; i++) {
@@ -961,8 +976,8 @@ HOT static u64 any_outside(const u8 *RESTRICT in, size_t words)
     return all & 0xF0F0F0F0F0F0F0F0ull;
 }
 
-/* A packed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has n / 2 bytes,
- * n / 64 times 5 and 16 more. */
+/* Write a packed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has
+ * (n + 1) / 2 bytes and n / 64 more. */
 static size_t put_packed(const u8 *in, size_t n, u8 base, u8 *out, u8 *work)
 {
     size_t most = n / 64, found = 0;
@@ -1025,7 +1040,7 @@ static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, L
             return 0;
         out[n - 1] = (u8)(work[half - 1] + base);
     }
-    u64 next = 0; /* places rise */
+    u64 next = 0; /* the least that is allowed, since places rise */
     for (size_t k = 0; k < listed; k++) {
         u64 place = rd32(places + 4 * k);
         if (place < next || place >= n)
@@ -1047,9 +1062,9 @@ enum {
     ANY_ROWS = 4096,
 };
 
-static const double LEVEL_BITS = 4.0; /* what a level takes, about */
+static const double LEVEL_BITS = 4.0; /* about what a level takes */
 
-/* Shannon's entropy with the correction of Miller and Madow, in bits. */
+/* Shannon's entropy, in bits, with the Miller-Madow correction for small samples. */
 static double entropy(const u32 *counts, u32 total)
 {
     double sum = 0;
@@ -1070,13 +1085,14 @@ HOT static u8 greatest(const u8 *in, size_t n)
     return (u8)most;
 }
 
-/* Bits of each of `n` values, a multiple of GROUP, once the level of each group is taken off. */
+/* How many bits each of the n values takes, the levels' share included, once the level of each group is taken off. n is
+ * a multiple of GROUP. */
 static double grouped_bits(const u8 *values, size_t n)
 {
     u32 counts[256] = {0};
     for (size_t start = 0; start < n; start += GROUP) {
         u8 group[GROUP];
-        subtract(values + start, GROUP, values[0], group); /* so that differences do not wrap around */
+        subtract(values + start, GROUP, values[0], group); /* so that signed comparisons do not wrap around */
         u8 level = greatest(group, GROUP);
         for (int i = 0; i < GROUP; i++)
             counts[(u8)(group[i] - level)]++;
@@ -1084,7 +1100,8 @@ static double grouped_bits(const u8 *values, size_t n)
     return entropy(counts, (u32)n) + LEVEL_BITS / (double)GROUP;
 }
 
-/* Which levels a sample of the n values speaks for: 0 none, 1 groups alone, else `row`: columns as well. */
+/* Which levels are worth their place, by a sample of the n values: 0 for none, 1 for groups alone, `row` for columns as
+ * well. */
 static size_t best_period(const u8 *values, size_t n, size_t row, int width)
 {
     u8 sample[SAMPLE_ROWS * 2 * GROUP], apart[SAMPLE_ROWS * 2 * GROUP];
@@ -1116,7 +1133,7 @@ static size_t best_period(const u8 *values, size_t n, size_t row, int width)
     return best < entropy(counts, (u32)total) - (width == 2 ? 0.3 : 0.07) ? period : 0;
 }
 
-/* The mean of each column, from some of the rows. `sums` has 4 bytes for each column. */
+/* Levels of the columns: the mean of each, from some of the rows. `sums` has an entry for each column. */
 static void column_levels(const u8 *values, size_t n, size_t period, u8 *levels, u32 *sums)
 {
     size_t rows = n / period, most = period > 1 ? COLUMN_ROWS : ANY_ROWS;
@@ -1141,7 +1158,8 @@ HOT static void add_each(const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
         out[i] = (u8)(out[i] + levels[i]);
 }
 
-/* A levelled plane; 0 if what is left cannot be packed. `work` has twice n bytes and 4 * period more. */
+/* Write a levelled plane. Returns its size; 0 if what is left cannot be packed. `work` has 2 * n bytes and 4 * period
+ * more. */
 static size_t put_levelled(const u8 *in, size_t n, size_t period, u8 *out, u8 *work)
 {
     size_t groups = (n + GROUP - 1) / GROUP;
@@ -1173,7 +1191,7 @@ static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work,
     if (size < 12 || rd32(in) != GROUP_LOG)
         return 0;
     size_t period = rd32(in + 4), stored = rd32(in + 8), groups = (n + GROUP - 1) / GROUP;
-    /* more columns than elements are allowed, yet never written: `work` has no room for them */
+    /* the format allows more columns than elements, but `encode` never writes them, and `work` has no room for them */
     if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
         return 0;
     u8 *levels = work, *more = levels + groups + period;
@@ -1203,14 +1221,16 @@ enum { RAW, ZSTD, PACKED, LEVELLED };
 enum { RUNS = 16, RUN = 128, SAMPLE = RUNS * RUN };
 
 typedef struct {
-    int coding, lane, low; /* `low`: the first of its bytes in an element */
+    int coding, lane, low; /* `low`: which byte of an element is its first */
     u8 base;
     int levels;
-    u8 *values;   /* a coded plane, before it is coded */
-    size_t size;  /* as it is stored */
+    u8 *values;  /* what is to be coded */
+    size_t size; /* as stored */
 } Plane;
 
-static const size_t MAX_SIZE = 0x7FFFFFFF;
+/* Bytes of a block at most: frames are written as one segment, whose window is all of the content, and the format
+ * allows windows of 2^27. */
+static const size_t MAX_SIZE = 1 << 27;
 
 static size_t table_size(int planes) { return (5 + 5 * (size_t)planes + 7) / 8 * 8; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -1222,8 +1242,8 @@ static inline u64 element(const u8 *bytes, size_t i, int width)
     return width == 1 ? bytes[i] : width == 2 ? rd16(bytes + 2 * i) : width == 4 ? rd32(bytes + 4 * i) : rd64(bytes + 8 * i);
 }
 
-/* How often each byte occurs at each place of an element, in a sample of at most SAMPLE elements; and how many elements
- * are the same as one of those 1, 2 and 4 before them. */
+/* Count how often each byte occurs at each place of an element, in a sample of at most SAMPLE elements, and how many of
+ * the `tested` elements equal the one 1, 2 or 4 before them. Returns the size of the sample. */
 static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated, u32 *tested)
 {
     Elements y;
@@ -1233,7 +1253,7 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
     *repeated = *tested = 0;
     for (int r = 0; r < RUNS && total < n; r++) {
         size_t at = 0;
-        if (step > RUN) { /* at equal distances, rows of a power of two would always be met at the same place */
+        if (step > RUN) { /* at equal distances, rows whose length is a power of two would all be met at one place */
             double jitter = r * 0.6180339887498949;
             at = (size_t)r * step + (size_t)((jitter - (double)(long)jitter) * (double)(step - RUN));
         }
@@ -1256,8 +1276,9 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
     return total;
 }
 
-/* The sixteen neighbouring values that occur most often together; their share is returned. Of several windows it is the
- * one that leaves room for one more value above: exponents become ever rarer downwards, but not upwards. */
+/* Find the sixteen neighbouring values that hold most of what was counted; returns how much that is. Of several such
+ * windows, take the one with room for one more value above the greatest: it is there that the sample may have missed
+ * one, since exponents become ever rarer downwards, but not upwards. */
 static u32 best_window(const u32 *counts, u8 *base)
 {
     u32 inside = 0, best = 0;
@@ -1277,9 +1298,9 @@ static u32 best_window(const u32 *counts, u8 *base)
     return best;
 }
 
-/* How to store one plane, decided by the spread of its bytes in the sample: 2 to the power of their collision entropy,
- * which needs no logarithm. The reference has the same bounds in bits. Returns 0 if runs may matter, since nearly all
- * bytes are the same: the reference looks for matches. */
+/* Decide how to store one plane, by the spread of its bytes in the sample: 2 to the power of their collision entropy,
+ * which needs no logarithm. The reference has the same bounds in bits. Returns 0 if nearly all bytes are the same, but
+ * not all: runs may then matter, and the reference looks for matches. */
 static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 {
     double pairs = 0;
@@ -1326,8 +1347,9 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
 }
 
 /* The payload has the table first, then planes of noise, which are split straight into `out`, then the other planes,
- * which are split into `work` and coded one by one. Every plane takes at most its n bytes and the overheads of a frame,
- * and coding stops as soon as the payload is longer than the block: that is why encode_bound suffices. */
+ * which are split into `work` and coded one by one. Every plane takes at most its n bytes and a frame's overhead, and
+ * coding stops as soon as the payload is longer than the block; only put_literals may write more on its way, by 3/8 of
+ * a zstd block. That is why encode_bound suffices. */
 static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 *out, u8 *work)
 {
     size_t n = size / (size_t)width, edges = size - n * (size_t)width;
@@ -1344,10 +1366,10 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
             all |= counts[k][s] == total;
         same &= all;
     }
-    /* runs are for the reference, unless the block is a single one; single bytes often repeat by chance */
+    /* runs are for the reference, unless the whole block is one; elements of one byte often repeat by chance */
     if (!same && repeated > tested / (width == 1 ? 4 : 16) + 1)
         return -1;
-    for (int k = 0; k <= width; k++) { /* one more than there are, for the noise that comes last */
+    for (int k = 0; k <= width; k++) { /* one pass more than there are bytes, for noise at the end */
         Plane plane = {0};
         if (k < width && !plan_plane(counts[k], total, width, &plane))
             return -1;
@@ -1424,7 +1446,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     return (long)position;
 }
 
-/* Joining planes: `y` collects the bytes of each element. */
+/* Add a plane to the elements in `y`, from bit `shift` on; the `first` one sets them. */
 #define JOIN(TYPE, READ, STEP) \
     if (first) for (size_t i = 0; i < n; i++) y[i] = (TYPE)((TYPE)READ(in + STEP * i) << shift); \
     else for (size_t i = 0; i < n; i++) y[i] |= (TYPE)((TYPE)READ(in + STEP * i) << shift);
@@ -1439,7 +1461,7 @@ HOT static void join16(const u8 *RESTRICT in, size_t n, int first, int shift, in
 HOT static void join32(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u32 *RESTRICT y) { JOINS(u32) }
 HOT static void join64(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u64 *RESTRICT y) { JOINS(u64) }
 
-/* The common case by itself: bf16 and fp16, both of whose planes are bytes. */
+/* The inverse of split16. */
 HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t n, u8 *RESTRICT out)
 {
     for (size_t i = 0; i < n; i++) {
@@ -1496,7 +1518,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
             return 0;
     Lookup lookup;
     const u8 *values[8];
-    for (int raw = 1; raw >= 0; raw--) /* those that are stored as they are come first */
+    for (int raw = 1; raw >= 0; raw--) /* planes that are stored as they are come first */
         for (int p = 0; p < number; p++) {
             Plane *plane = &planes[p];
             if ((plane->coding == RAW) != raw)
@@ -1557,7 +1579,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
 
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
-static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has less than 2 GiB";
+static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has at most 128 MiB";
 
 static void release(Py_buffer *buffers, int count)
 {
@@ -1637,6 +1659,8 @@ static PyObject *py_decompress(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
         return NULL;
+    if ((size_t)b[1].len > MAX_SIZE)
+        return refuse(b, 2, TOO_LARGE);
     int good;
     Py_BEGIN_ALLOW_THREADS
     Lookup lookup;

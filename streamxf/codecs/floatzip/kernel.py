@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from streamxf.buffers import borrowed
+from streamxf.codecs import frames
 from streamxf.codecs.floatzip.sampling import FLOAT_WIDTHS
 from streamxf.errors import ParameterError
 
@@ -58,8 +59,10 @@ def implementation() -> str:
 
 
 def encode_bound(size: int, dtype: str | None) -> int | None:
-    """Bytes of memory that `encode_into` needs for a block; None if blocks of that dtype are the reference's."""
-    return None if compiled is None or dtype not in _WIDTHS else compiled.encode_bound(size)
+    """Bytes of memory that `encode_into` needs for a block; None if the reference has to encode it."""
+    if compiled is None or dtype not in _WIDTHS or size > frames.MAX_WINDOW:
+        return None
+    return compiled.encode_bound(size)
 
 
 def encode_into(block: memoryview, dtype: str, row: int | None, out: memoryview) -> int | None:
@@ -83,7 +86,7 @@ def decode_into(payload: memoryview, out: memoryview) -> bool:
     bool
         False if the reference has to look: there is no kernel, it does not know all of the payload, or it is damaged.
     """
-    if compiled is None:
+    if compiled is None or len(out) > frames.MAX_WINDOW:
         return False
     with borrowed(_Work) as work:
         return compiled.decode(payload, out, work.of(compiled.work_size(len(out))))
