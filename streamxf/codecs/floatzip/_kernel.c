@@ -1239,7 +1239,9 @@ static size_t work_size(size_t size) { return 3 * size + 4 * (smaller(size, MAX_
 
 static inline u64 element(const u8 *bytes, size_t i, int width)
 {
-    return width == 1 ? bytes[i] : width == 2 ? rd16(bytes + 2 * i) : width == 4 ? rd32(bytes + 4 * i) : rd64(bytes + 8 * i);
+    if (width < 4)
+        return width == 1 ? bytes[i] : rd16(bytes + 2 * i);
+    return width == 4 ? rd32(bytes + 4 * i) : rd64(bytes + 8 * i);
 }
 
 /* Count how often each byte occurs at each place of an element, in a sample of at most SAMPLE elements, and how many of
