@@ -37,8 +37,8 @@ exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=
 	$(RUN) pytest -n 2 --exhaustive $(SHARE) $(ARGS)
 
 # With the compiler that CC names, which must have the sanitizers.
-sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (3 minutes)
-	PYTHONPATH=.:tests $(RUN) sanitized $(ARGS)
+sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (a minute)
+	PYTHONPATH=.:tests $(RUN) sanitized -n 2 $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
