@@ -16,7 +16,7 @@ from typing import IO, Literal, Self, overload
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import write_all
+from streamxf.buffers import Writable, write_all
 from streamxf.chain import Chain, ChainLike
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
@@ -46,6 +46,7 @@ from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
 from streamxf.stream.writer import StreamWriter
+from streamxf.synced import SyncedFile
 
 
 class Draft:
@@ -61,10 +62,12 @@ class Draft:
         mode = self._target.stat().st_mode if self._target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             self._draft = None
-            self.file: io.FileIO = _builtin_open(self._target, "wb", buffering=0)  # noqa: SIM115 - closed by `finish`
+            self._raw: io.FileIO = _builtin_open(self._target, "wb", buffering=0)  # noqa: SIM115 - closed by `finish`
+            self.file: Writable = self._raw
             return
         self._draft = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}.tmp")
-        self.file = _builtin_open(self._draft, "xb", buffering=0)  # noqa: SIM115 - closed by `finish`
+        self._raw = _builtin_open(self._draft, "xb", buffering=0)  # noqa: SIM115 - closed by `finish`
+        self.file = self._synced = SyncedFile(self._raw)
         if mode is not None:
             os.chmod(self._draft, stat.S_IMODE(mode))
 
@@ -73,17 +76,17 @@ class Draft:
         still is.
         """
         if self._draft is None:
-            self.file.close()
+            self._raw.close()
             return
         try:
             if complete:
-                os.fsync(self.file.fileno())
-            self.file.close()
+                self._synced.sync()
+            self._raw.close()
             if complete:
                 self._draft.replace(self._target)
         finally:
             with suppress(OSError):
-                self.file.close()
+                self._raw.close()
             self._draft.unlink(missing_ok=True)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, Any, cast
@@ -28,6 +27,7 @@ from streamxf.format.header import Identity, Kind
 from streamxf.progress import Progress, Share
 from streamxf.report import Meter
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
+from streamxf.synced import SyncedFile
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
@@ -64,8 +64,11 @@ class DataFile:
         block_log2: int,
         meter: Meter,
         progress: Progress | None = None,
+        *,
+        sync: bool,
     ) -> None:
         self._raw = raw
+        self._synced = SyncedFile(raw) if sync else None
         self._path = path
         self._extensions = extensions
         self._writer_id = writer_id
@@ -98,15 +101,15 @@ class DataFile:
             error.locate(item=item.index.fqn)
             raise
 
-    def finish(self, sync: bool) -> None:
+    def finish(self) -> None:
         """Wait until all items have left for the operating system, and with `sync` for the disk; raises as `add`."""
         self._store(self._pipeline.results())
         self._meter.blocks(self._pipeline.peak_jobs)
         begin = perf_counter()
-        self._raw.flush()
-        if sync:  # an object store has no descriptor: closing the file stores it
-            with suppress(io.UnsupportedOperation, AttributeError):
-                os.fsync(self._raw.fileno())
+        if self._synced is not None:
+            self._synced.sync()
+        else:
+            self._raw.flush()
         self._meter.io(perf_counter() - begin)
 
     def cancel(self) -> None:
@@ -119,7 +122,7 @@ class DataFile:
         """Write all of `data`, however little `raw` takes at a time."""
         view = flat_view(data)
         begin = perf_counter()
-        write_all(self._raw, view)
+        write_all(self._synced or self._raw, view)
         self._meter.io(perf_counter() - begin)
         if self.crc is not None:
             self.crc = crc32c.crc32c(view, self.crc)

@@ -145,7 +145,8 @@ class Save:
         self, raw: IO[bytes], path: str, items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any]
     ) -> list[WriteResult]:
         """Write items into one file; after any error all other files of this save stop, too."""
-        file = DataFile(raw, path, self.extensions, self.writer_id, self.block_log2, self.meter, self.progress)
+        made = self.extensions, self.writer_id, self.block_log2, self.meter, self.progress
+        file = DataFile(raw, path, *made, sync=self.sync)
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         place = "nothing yet"
         try:
@@ -159,7 +160,7 @@ class Save:
                         self._look_at(item.index.fqn, data)
                     file.add(item, data.detach() if isinstance(data, torch.Tensor) else data)
                 place = "the end"
-                file.finish(self.sync)
+                file.finish()
         except BaseException as error:
             if not isinstance(error, StreamxfError):
                 error.add_note(escaped(f"while {place} was written to file {path}"))

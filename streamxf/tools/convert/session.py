@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -83,9 +80,8 @@ class _Session:
         self._job = conversion.id(to, file_size)
         self._rank = conversion.rank or 0
         local = to.storage.local
-        self._save = Save(
-            to.extensions.renew(), to.block_log2, sync=False, place=Mount.of(local) if local is not None else None
-        )
+        place = Mount.of(local) if local is not None else None
+        self._save = Save(to.extensions.renew(), to.block_log2, sync=True, place=place)
         self._done: list[_Finished] = []
 
     def run(self, progress: Progress | None) -> Converted:
@@ -110,14 +106,8 @@ class _Session:
 
     def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
         try:
-            with ThreadPoolExecutor(1) as background:  # a file is brought to the disk while the next one is written
-                leaving: deque[Future[None]] = deque()
-                for name, parts in files.items():
-                    leaving.append(background.submit(self._write(name, parts)))
-                    if len(leaving) > 1:
-                        leaving.popleft().result()
-                while leaving:
-                    leaving.popleft().result()
+            for name, parts in files.items():
+                self._write(name, parts)
         except BaseException as error:
             if self._done:
                 error.add_note(
@@ -128,41 +118,26 @@ class _Session:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[Part]) -> Callable[[], None]:
-        """Write a data file; returns what brings it to the disk, and notes that it is there."""
+    def _write(self, name: str, parts: Sequence[Part]) -> None:
+        """Write a data file and its slip, which says that it is there."""
         wanted = {id(write): each for each, write in parts}
         try:
             with storing(self._storage.create(name)) as raw:
                 results = self._save.write_file(
                     raw, name, [write for _, write in parts], lambda write: self._conversion.read(wanted[id(write)])
                 )
-                # the same open file: on another one the kernel might not report what it could not write
-                descriptor = os.dup(raw.fileno()) if self._storage.local is not None else None
-        except BaseException:
-            self._storage.remove([name])
-            raise
-        record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
-        assert record is not None
-        places = places_of(results, self._save.extensions)
-        items = {each.item.name: each.item for each in wanted.values()}
-        return partial(self._finish, _Finished(record, places), items.values(), descriptor)
-
-    def _finish(self, file: _Finished, items: Collection[Item], descriptor: int | None) -> None:
-        name = file.record.path
-        try:
-            if descriptor is not None:
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-            parts = _placed(items, file.places)
-            slip = assemble(parts, {}, (file.record,), self._save.extensions, self._job, _NO_RANK, None)
+            record = getattr(results[0].storage_data, RECORD_ATTRIBUTE, None)
+            assert record is not None
+            places = places_of(results, self._save.extensions)
+            items = {each.item.name: each.item for each in wanted.values()}
+            stored = _placed(items.values(), places)
+            slip = assemble(stored, {}, (record,), self._save.extensions, self._job, _NO_RANK, None)
             # not synced: one that a crash damages is ignored, and the data file is on the disk already
             self._storage.put(f"{name}{_SUFFIX}", slip.data, sync=False)
         except BaseException:
             self._storage.remove([name])
             raise
-        self._done.append(file)
+        self._done.append(_Finished(record, places))
 
     def _publish(self, save_id: str) -> int:
         """Publish all files; returns the stored bytes of all items."""

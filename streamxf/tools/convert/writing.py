@@ -25,6 +25,7 @@ from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
+from streamxf.synced import SyncedFile
 from streamxf.tools.convert.plan import Plan, pieces
 from streamxf.wording import size_text
 
@@ -77,12 +78,11 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
         else:
             target.filesystem.makedirs(target.inner(name).rpartition("/")[0], exist_ok=True)
         with storing(target.create(name)) as stream:
+            synced = SyncedFile(stream)
             for piece in pieces(reader, file):
-                write_all(stream, piece)
+                write_all(synced, piece)
                 share.advance(len(piece))
-            stream.flush()
-            if target.local is not None:
-                os.fsync(stream.fileno())
+            synced.sync()
 
 
 # -- in the local file system ------------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""Files whose writeback begins while they are written."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamxf import synced
+from streamxf.buffers import write_all
+from streamxf.synced import SyncedFile
+
+MIB = 2**20
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What was asked of the system, as ranges of bytes."""
+    ranges: list[tuple[int, int]] = []
+
+    def note(descriptor: int, offset: int, size: int, flags: int) -> int:
+        assert flags == 2  # begin, and wait for nothing
+        assert os.fstat(descriptor).st_size >= offset + size
+        ranges.append((offset, offset + size))
+        return -1  # as of file systems that cannot do it
+
+    monkeypatch.setattr(synced, "_begin", note)
+    return ranges
+
+
+@pytest.mark.parametrize("piece", [100_000, MIB, 9 * MIB])
+def test_all_of_a_file_but_its_end_is_on_its_way(tmp_path: Path, begun: list[tuple[int, int]], piece: int) -> None:
+    data = os.urandom(21 * MIB + 5)
+    with open(tmp_path / "file", "wb", buffering=0) as raw:
+        file = SyncedFile(raw)
+        for at in range(0, len(data), piece):
+            write_all(file, data[at : at + piece])
+        assert [start for start, _ in begun] == [0, *(stop for _, stop in begun[:-1])]
+        assert all(stop - start >= 4 * MIB for start, stop in begun)
+        assert len(data) - begun[-1][1] < 4 * MIB + piece
+        file.sync()
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the call")
+def test_the_system_takes_the_call(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb", buffering=0) as raw:
+        raw.write(bytes(MIB))
+        assert synced._begin(raw.fileno(), 0, MIB, 2) == 0
+
+
+def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
+    raw = io.BytesIO()
+    file = SyncedFile(raw)
+    write_all(file, bytes(5 * MIB))
+    file.sync()
+    assert len(raw.getbuffer()) == 5 * MIB
+    assert begun == []
+
+
+def test_a_system_without_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synced, "_begin", None)
+    with open(tmp_path / "file", "wb") as raw:
+        file = SyncedFile(raw)
+        write_all(file, bytes(5 * MIB))
+        file.sync()
+        assert (tmp_path / "file").stat().st_size == 5 * MIB
+
+
+def test_only_what_was_taken_counts(tmp_path: Path, begun: list[tuple[int, int]]) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            return super().write(memoryview(data)[: 3 * MIB])
+
+    with Slow(tmp_path / "file", "w") as raw:
+        write_all(SyncedFile(raw), bytes(10 * MIB))
+    assert begun == [(0, 6 * MIB), (6 * MIB, 10 * MIB)]
+
+
+@pytest.mark.parametrize("call", ["flush", "fsync"])
+def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "fault injected")
+
+    with open(tmp_path / "file", "wb") as raw:
+        file = SyncedFile(raw)
+        file.write(b"data")
+        with monkeypatch.context() as patch:
+            if call == "fsync":
+                patch.setattr(os, "fsync", fail)
+            else:
+                patch.setattr(file, "_raw", type("Full", (), {"flush": fail})())
+            with pytest.raises(OSError, match="fault injected"):
+                file.sync()
