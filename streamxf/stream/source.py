@@ -129,7 +129,7 @@ class FileSlice:
     """
 
     def __init__(
-        self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | bytearray | None = None
+        self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | bytearray | memoryview | None = None
     ) -> None:
         if length is None:
             # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
@@ -148,6 +148,10 @@ class FileSlice:
     @property
     def parallel(self) -> bool:
         return self._whole is not None or self._access.parallel
+
+    def read_whole(self, scratch: Scratch) -> FileSlice:
+        """The same slice in memory, for as long as `scratch` is not used for something else."""
+        return FileSlice(self._access, self._offset, self.length, self.view(0, self.length, scratch))
 
     def slice(self, start: int, stop: int) -> FileSlice:
         return FileSlice(self._access, self._offset + start, stop - start)

@@ -255,6 +255,36 @@ def test_a_damaged_block_names_its_place_and_commits_nothing(checkpoint: Path) -
     assert not torch.equal(target["1"][2 * MIB :][:MIB], state["1"][2 * MIB :][:MIB])
 
 
+@pytest.mark.parametrize("count", [40_000, 200_000, 900_000])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_damage_among_tensors_of_few_blocks_names_its_place(checkpoint: Path, count: int, place: float) -> None:
+    """A worker opens and decodes several of them: header, block or footer of the fourth is damaged."""
+    state = {str(number): torch.randn(count) for number in range(9)}
+    save(state, checkpoint)
+    (path,) = data_files(checkpoint)
+    reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
+    stored = {index.fqn: info for index, info in reader.read_metadata().storage_data.items()}
+    names = sorted(stored, key=lambda name: stored[name].offset)
+    damaged = stored[names[3]]
+    data = bytearray(path.read_bytes())
+    data[damaged.offset + int(place * damaged.length)] ^= 1
+    path.write_bytes(data)
+    planner = Recording()
+    target = {name: torch.zeros_like(value) for name, value in state.items()}
+    error = error_of(lambda: dcp.load(target, storage_reader=reader, planner=planner))
+    assert isinstance(error, StreamxfError)
+    assert (error.file, error.item) == (str(path), names[3])
+    committed = [name for what, name in planner.calls if what == "commit"]
+    assert committed == names[: len(committed)]
+    assert len(committed) <= 3
+    for name in committed:
+        assert torch.equal(target[name], state[name])
+    data[damaged.offset + int(place * damaged.length)] ^= 1
+    path.write_bytes(data)
+    dcp.load(target, storage_reader=reader)
+    assert all(torch.equal(target[name], value) for name, value in state.items())
+
+
 def test_a_report_after_each_load_and_none_after_a_failure(checkpoint: Path) -> None:
     state = {"a": torch.randn(600_000), "b": torch.randn(10), "object": [1, 2]}
     save(state, checkpoint)

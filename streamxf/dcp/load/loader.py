@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from streamxf.buffers import ScratchPool
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.storage import Storage, StoredFile
-from streamxf.dcp.save.sources import array_of
+from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     AuthenticationError,
@@ -47,17 +49,21 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
 )
-from streamxf.format.items import ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
 from streamxf.report import Meter
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import READ_WHOLE, Blocks, Counted, Timed
+from streamxf.stream.source import READ_WHOLE, Blocks, Counted, FileSlice, Timed
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
+_WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
+_BATCH = 2**20  # bytes of tensors after which a worker is given them
 # Errors that mean damage. Others say themselves what to do: give another key, say.
 _DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
+
+_scratch = ScratchPool(keep=16)  # for tensors' stored bytes
 
 Job = Callable[[], None]
 _Entry = tuple[ReadItem | None, Wanted]
@@ -81,6 +87,9 @@ class _Filling:
     left: int = 1
 
 
+_Steps = list[tuple[_Filling, Job]]
+
+
 class Loader:
     """Loads the items of a plan for its planner, file by file; for one thread."""
 
@@ -96,8 +105,10 @@ class Loader:
         self._opener = ItemOpener(metadata, access)
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
         self._set_object = _setter(planner) if self._objects.weights_only else None
-        self._pipeline: Pipeline[_Filling] = Pipeline()
+        self._pipeline: Pipeline[list[_Filling]] = Pipeline()
         self._under_way: deque[_Filling] = deque()
+        self._batch: _Steps = []
+        self._batch_bytes = 0
 
     def run(self, requests: Sequence[ReadItem]) -> None:
         """Read all items; after an error no worker is at any."""
@@ -165,20 +176,32 @@ class Loader:
     def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
         last: Wanted | None = None
         access, ahead = file.access, 0
+        blocks: Blocks | None = None
         try:
             for number, (request, wanted) in enumerate(entries):
                 with _noted(file.name, wanted.item.name):
                     if request is None:
                         self._open(file, wanted)
                         continue
-                    if last is None or last != wanted:  # parts of one tensor follow each other
-                        if shares is not None:
-                            file.access = Counted(access, shares.begin(request.storage_index).advance)
-                        elif wanted.place.at >= ahead:
-                            ahead = _read_ahead(file, entries, number)
+                    new = last is None or last != wanted  # parts of one tensor follow each other
+                    if new and shares is not None:
+                        file.access = Counted(access, shares.begin(request.storage_index).advance)
+                    elif new and wanted.place.at >= ahead:
+                        ahead = _read_ahead(file, entries, number)
+                    target = self._target(request) if isinstance(wanted.item, TensorItem) else None
+                    if target is not None and blocks is not None and file.access.parallel:
+                        array = _whole_array(request, wanted, target)
+                        if array is not None:
+                            self._read_whole(file, request, wanted, target, array)
+                            continue
+                    if new:
                         blocks, elements = self._open(file, wanted)
                         last = wanted
-                    self._read_item(file.name, request, wanted, blocks, elements)
+                    assert blocks is not None
+                    if target is not None:
+                        self._read_tensor(file.name, request, wanted, target, blocks, elements)
+                    else:
+                        self._load_object(request, read_all(blocks, self.meter), wanted.place.size)
             self._settle()
         except BaseException:
             self._pipeline.cancel()  # before the file is closed
@@ -192,22 +215,59 @@ class Loader:
                 return blocks, wanted.elements(blocks)
         return blocks, None
 
-    def _read_item(
-        self, file: str, request: ReadItem, wanted: Wanted, blocks: Blocks, elements: Elements | None
-    ) -> None:
-        item, size = wanted.item, wanted.place.size
-        if isinstance(item, ObjectItem):
-            self._load_object(request, read_all(blocks, self.meter), size)
-            return
+    def _target(self, request: ReadItem) -> Target:
         target = Target.of(self._planner.resolve_tensor(request).detach())
-        others = [filling.target for filling in self._under_way]
-        if others and (not target.plain or any(target.overlaps(other) for other in others)):
+        if any(target.may_share_memory_with(filling.target) for filling in self._under_way):
             self._settle()  # the later item must have its way
+        return target
+
+    def _read_whole(self, file: StoredFile, request: ReadItem, wanted: Wanted, target: Target, array: Array) -> None:
+        """Let a worker open and decode a tensor of few blocks.
+
+        With several threads, what such a tensor costs is not its blocks but the turns at the interpreter's lock; so
+        this thread does nothing of it that a worker can do, and a worker does all of it at once.
+        """
+        source = self._opener.source(file, wanted.place)
+        self.meter.item(array.nbytes, wanted.place.size)
+        commit = partial(self._planner.commit_tensor, request, target.tensor)
+        filling = _Filling(file.name, wanted.item.name, target, commit)
+        self._under_way.append(filling)
+        self._batch.append((filling, partial(self._decode_whole, source, wanted, array)))
+        self._batch_bytes += array.nbytes
+        if self._batch_bytes >= _BATCH:
+            self._submit_batch()
+
+    def _decode_whole(self, source: FileSlice, wanted: Wanted, array: Array) -> None:
+        scratch = _scratch.take()
+        if source.length <= _BATCH:  # header, table and blocks in one read
+            source = source.read_whole(scratch)
+        elements = wanted.elements(self._opener.open_source(source, wanted, self.meter))
+        for job, _ in elements.jobs((0,) * array.ndim, array.shape, array):
+            job()
+        _scratch.give(scratch)
+
+    def _submit_batch(self) -> None:
+        """Hand over the tensors that wait until there are enough of them."""
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if batch:
+            self._count(self._pipeline.submit(partial(_run, batch), _BATCH))
+
+    def _read_tensor(
+        self,
+        file: str,
+        request: ReadItem,
+        wanted: Wanted,
+        target: Target,
+        blocks: Blocks,
+        elements: Elements | None,
+    ) -> None:
+        item = wanted.item
+        assert isinstance(item, TensorItem)
         dtype: torch.dtype = getattr(torch, item.dtype)
         if elements is not None:
             self._load_elements(request, target, elements, dtype, file, _stored_bytes(request, wanted))
         else:
-            self._load_whole(request, target, blocks, size, dtype)
+            self._load_whole(request, target, blocks, wanted.place.size, dtype)
             self._planner.commit_tensor(request, target.tensor)
 
     def _load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
@@ -262,12 +322,12 @@ class Loader:
                 job()
             else:
                 filling.left += 1
-                self._count(self._pipeline.submit(partial(_run, filling, job), size))
-        self._count([filling])
+                self._count(self._pipeline.submit(partial(_run, [(filling, job)]), size))
+        self._count([[filling]])
 
-    def _count(self, fillings: Iterable[_Filling]) -> None:
+    def _count(self, done: Iterable[Iterable[_Filling]]) -> None:
         """Take note of jobs that are over, and commit what is done, as far as no earlier item is under way."""
-        for filling in fillings:
+        for filling in chain.from_iterable(done):
             filling.left -= 1
             while self._under_way and not self._under_way[0].left:
                 first = self._under_way.popleft()
@@ -276,6 +336,7 @@ class Loader:
 
     def _settle(self) -> None:
         """Wait for all items and commit them; raises what is wrong with any."""
+        self._submit_batch()
         self._count(self._pipeline.results())
         self.meter.blocks(self._pipeline.peak_jobs)
 
@@ -293,11 +354,12 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
     return lambda request, made: set_element(state, paths[request.dest_index.fqn], made)
 
 
-def _run(filling: _Filling, job: Job) -> _Filling:
-    """A job of a filling, as a worker does it."""
-    with _noted(filling.file, filling.item):
-        job()
-    return filling
+def _run(steps: _Steps) -> list[_Filling]:
+    """What a worker does for some fillings."""
+    for filling, job in steps:
+        with _noted(filling.file, filling.item):
+            job()
+    return [filling for filling, _ in steps]
 
 
 class _noted:
@@ -349,6 +411,17 @@ def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     return stop
 
 
+def _whole_array(request: ReadItem, wanted: Wanted, target: Target) -> Array | None:
+    """The target's memory, if what is wanted is all of a stored tensor of few blocks, as it is stored."""
+    item, chunk = wanted.item, wanted.chunk
+    if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):
+        return None
+    size = math.prod(chunk.shape) * ITEMSIZES.get(item.dtype, 0)
+    if not INLINE_BYTES < size <= _WHOLE or target.tensor.size() != request.lengths:
+        return None
+    return target.array(getattr(torch, item.dtype))
+
+
 def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
     target.copy_(flat.view(dtype).view(array.shape))
@@ -357,74 +430,3 @@ def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
 def _check_size(target: torch.Tensor, wanted: Any) -> None:
     if target.size() != wanted:
         raise MetadataError(f"the stored tensor has the shape {tuple(wanted)}, the target {tuple(target.size())}")
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """The detached tensor that an item is loaded into.
-
-    - `plain`: whether it is torch's own kind and each of its elements has a place of its own, so that `copy_` into its
-      parts, one after the other, does what a single `copy_` does.
-    """
-
-    tensor: torch.Tensor
-    plain: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Target:
-        plain = (
-            type(tensor) is torch.Tensor
-            and tensor.layout == torch.strided
-            and not tensor.is_quantized
-            and tensor.device.type != "meta"
-            and not _may_overlap(tensor)
-        )
-        return cls(tensor, plain)
-
-    def array(self, dtype: torch.dtype) -> Array | None:
-        """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
-        `copy_`; else None. Raises RuntimeError if torch does not let the tensor be written to, as `copy_` would.
-        """
-        tensor = self.tensor
-        fits = (
-            self.plain
-            and tensor.device.type == "cpu"
-            and tensor.dtype == dtype
-            and not (tensor.is_conj() or tensor.is_neg())
-            and not torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]
-        )
-        if not fits:
-            return None
-        # torch then knows of a change in place, and refuses one of a tensor that takes none
-        nothing = tensor.as_strided((0,), (1,))
-        nothing.copy_(nothing)
-        return array_of(tensor)
-
-    def overlaps(self, other: Target) -> bool:
-        """Whether two plain tensors may share memory: whether they lie between the same addresses.
-
-        Devices other than CPU and CUDA may have no addresses, so their tensors always may.
-        """
-        if not {self.tensor.device.type, other.tensor.device.type} <= {"cpu", "cuda"}:
-            return True
-        (start, stop), (begin, end) = _extent(self.tensor), _extent(other.tensor)
-        return start < end and begin < stop
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two elements could share memory. What is not known to be free of overlaps is taken to have some."""
-    reach = 0  # of the dimensions with smaller strides, in elements
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
