@@ -31,6 +31,7 @@ NAMES = (
     "encryption",
     "rekey",
     "many_items",
+    "writing",
     "publishing",
     "verify",
     "pack",
