@@ -55,7 +55,7 @@ bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (40 minutes, 12 GiB
 bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work
 	$(RUN) benchmarks.run --smoke $(ARGS)
 
-bench-publish: $(STAMPS)/bench ## Bring the newest results of all benchmarks into docs/benchmarks/
+bench-publish: $(STAMPS)/bench ## Bring the newest results into docs/benchmarks/, beside those of other machines
 	$(RUN) benchmarks.publish $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style, formatting and types

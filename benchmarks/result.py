@@ -12,6 +12,9 @@ from benchmarks.spread import Spread
 
 Row = dict[str, Any]
 
+GOAL, MEASURED, REACHED = "goal", "measured median (lowest-highest)", "reached"
+"""Columns of a table of goals."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -65,10 +68,10 @@ def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_leas
     return {
         "what": what,
         "against": against,
-        "goal": f"{'>=' if at_least else '<='} {limit:g}",
-        "measured median (lowest-highest)": measured,
+        GOAL: f"{'>=' if at_least else '<='} {limit:g}",
+        MEASURED: measured,
         "middle half": f"{first:.3f}-{third:.3f}" if len(measured.values) > 1 else "",
-        "reached": "yes" if reached else "**no**",
+        REACHED: "yes" if reached else "**no**",
     }
 
 
@@ -80,11 +83,12 @@ def markdown(result: Result) -> str:
             lines += [f"### {table.title}", ""]
         lines += [*table_markdown(table), ""]
     for name, figure in result.figures.items():
-        lines += [f"![{_alternative(figure)}]({name}.png)", ""]
+        lines += [f"![{figure_title(figure)}]({name}.png)", ""]
     return "\n".join(lines)
 
 
-def _alternative(figure: Figure) -> str:
+def figure_title(figure: Figure) -> str:
+    """What a figure shows, in words."""
     return figure.get_suptitle() or figure.axes[0].get_title()
 
 
