@@ -51,8 +51,8 @@ class Measured:
 
 def run(settings: Settings) -> Result:
     """Measure."""
-    mib = settings.pick(settings.mib, 2)
-    part = settings.pick(min(mib, 256), 2)
+    mib = settings.pick(settings.mib, 1)
+    part = min(mib, 256)
     folder = settings.folder / "times"
     measured: dict[str, Measured] = {}
     for number, size in enumerate(tensor_sizes(settings)):
@@ -65,9 +65,9 @@ def run(settings: Settings) -> Result:
         measured[label] = Measured(files, *_in_memory(small, settings.rounds, label))
 
     note = (
-        f"States of {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are those "
-        f"of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN and between workers "
-        f"those of throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; against "
+        f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are "
+        f"those of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN and between "
+        f"workers those of throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; against "
         f"ZStandard it is that of {list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors that exist "
         "and find the files in the page cache. `thread_count` (t) is that of both sides; torch's reader does not know "
         f"it, so ZStandard loads are measured once. ZipNN, with one thread, and workers are compared with {part} MiB "
