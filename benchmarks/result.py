@@ -75,6 +75,14 @@ def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_leas
     }
 
 
+def worst_row(what: str, against: str, by_size: dict[str, Spread], limit: float, *, at_least: bool = False) -> Row:
+    """The row of a goal that several sizes of tensors have to reach: of the one that is farthest from it, which the
+    column ``at`` names.
+    """
+    size = (min if at_least else max)(by_size, key=lambda size: by_size[size].median)
+    return goal_row(what, against, by_size[size], limit, at_least=at_least) | {"at": size}
+
+
 def markdown(result: Result) -> str:
     """A result as a Markdown section: note, tables, figures."""
     lines = [f"## {result.title}", "", result.note, ""]

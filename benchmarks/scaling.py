@@ -56,8 +56,8 @@ def run(settings: Settings) -> Result:
     note = (
         "The chain is FloatZip + Checksum + Encrypt, against stock DCP without an extension in the same rounds; bf16 "
         f"Gaussian weights in matrices of {TENSOR_MIB} MiB, `thread_count=1`, medians (lowest-highest) of "
-        f"{settings.rounds} rounds, of {few} where size or number of items vary. Workers are the "
-        "CPUs that the process may use, set before it starts. A state of 4 KiB items is small: it measures what one item costs."
+        f"{settings.rounds} rounds, of {few} where size or number of items vary. Workers are the CPUs that the process "
+        "may use, set before it starts. A state of 4 KiB items is small: it measures what one item costs."
     )
     return Result("scaling", "How cost grows", note, tables, figures)
 

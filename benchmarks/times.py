@@ -15,7 +15,7 @@ from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, DcpSide, Run, State, e
 from benchmarks.harness import Rounds, Settings, alternate
 from benchmarks.kernels import OneThread, Workers, kernels_alone, zipnn_one_thread
 from benchmarks.plots import bars
-from benchmarks.result import Result, Row, Table, goal_row
+from benchmarks.result import Result, Row, Table, worst_row
 from benchmarks.spread import Spread, ratios
 from streamxf import FloatZip
 from streamxf.engine import usable_cpus
@@ -67,11 +67,11 @@ def run(settings: Settings) -> Result:
     note = (
         f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are "
         f"those of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN and between "
-        f"workers those of throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; against "
-        f"ZStandard it is that of {list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors that exist "
-        "and find the files in the page cache. `thread_count` (t) is that of both sides; torch's reader does not know "
-        f"it, so ZStandard loads are measured once. ZipNN, with one thread, and workers are compared with {part} MiB "
-        "from memory to memory; FloatZip works in blocks of 1 MiB and ZipNN a tensor at a time. *Workers* are threads "
+        f"workers those of throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; "
+        f"against ZStandard it is that of {list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors "
+        "that exist and find the files in the page cache. `thread_count` (t) is that of both sides; torch's reader "
+        f"does not know it, so ZStandard loads are measured once. ZipNN, with one thread, and workers have {part} MiB "
+        "and work from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a time. *Workers* are threads "
         f"of streamxf's engine on {usable_cpus()} CPUs, under the whole chain. *Kernels alone* are the steps of the "
         "same save, run in one thread without a writer: codecs, container CRC, `write` and fsync; their sum is divided "
         f"by the {usable_cpus()} CPUs, though no disk syncs faster for that."
@@ -149,27 +149,21 @@ def _goals(measured: dict[str, Measured]) -> list[Row]:
         for threads, goal in SAVE_GOALS.items():
             by_size = {size: _against(each.files, phase, threads, STOCK) for size, each in with_goal.items()}
             rows.append(
-                _worst(f"{phase}, {CHAIN}, t={threads}", STOCK.name, by_size, goal if phase == "save" else LOAD_GOAL)
+                worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK.name, by_size, goal if phase == "save" else LOAD_GOAL)
             )
     for phase, goal in ZSTD_GOALS.items():
         for threads in SAVE_GOALS:
             if (ratio := _against(measured[realistic].files, phase, threads, STOCK_ZSTD)) is not None:
-                rows.append(_worst(f"{phase}, {CHAIN}, t={threads}", STOCK_ZSTD.name, {realistic: ratio}, goal))
+                rows.append(worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK_ZSTD.name, {realistic: ratio}, goal))
     by_size = {size: _against_kernels(each.files) for size, each in with_goal.items()}
-    rows.append(_worst(f"save, {CHAIN}, t=1", "its kernels alone / CPUs", by_size, KERNELS_GOAL))
+    rows.append(worst_row(f"save, {CHAIN}, t=1", "its kernels alone / CPUs", by_size, KERNELS_GOAL))
     for phase, goal in ZIPNN_GOALS.items():
         by_size = {size: _against_zipnn(each, phase) for size, each in with_goal.items()}
-        rows.append(_worst(f"{phase}, FloatZip, throughput on one thread", "ZipNN", by_size, goal, at_least=True))
+        rows.append(worst_row(f"{phase}, FloatZip, throughput on one thread", "ZipNN", by_size, goal, at_least=True))
     for phase in ("encode", "decode"):
         by_size = {size: _two_workers(each, phase) for size, each in with_goal.items()}
-        rows.append(_worst(f"{phase}, {CHAIN}, two workers", "one worker", by_size, WORKERS_GOAL, at_least=True))
+        rows.append(worst_row(f"{phase}, {CHAIN}, two workers", "one worker", by_size, WORKERS_GOAL, at_least=True))
     return rows
-
-
-def _worst(what: str, against: str, by_size: dict[str, Spread], goal: float, *, at_least: bool = False) -> Row:
-    """The goal's row for the size that is farthest from it."""
-    size = (min if at_least else max)(by_size, key=lambda size: by_size[size].median)
-    return goal_row(what, against, by_size[size], goal, at_least=at_least) | {"at": size}
 
 
 def _ratio_rows(measured: dict[str, Measured], phase: str) -> list[Row]:

@@ -1,16 +1,20 @@
 """What the benchmarks share, their peers, and one pass of several over very small data."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import publish, run, store
+from benchmarks import publish, run, store, throttled
+from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.training import SMOKE, training_state
 from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
 from benchmarks.entropy import plane_entropy
-from benchmarks.harness import MIB, Settings, alternate
+from benchmarks.harness import MIB, Settings, alternate, timed
 from benchmarks.kernels import OneThread, Workers, encoded_bytes, kernels_alone, zipnn_one_thread
 from benchmarks.peers import PEERS
 from benchmarks.plots import bars, lines, stacks
@@ -164,6 +168,54 @@ def test_matrices_have_the_sizes_that_were_asked_for():
     assert len(gaussian_matrices(1, 2, torch.float32)) == 1
 
 
+@pytest.fixture(scope="module")
+def pacing_library(tmp_path_factory):
+    if shutil.which(os.environ.get("CC", "cc")) is None or not throttled.MEMORY.is_dir():
+        pytest.skip("the library that paces files needs a C compiler, and Linux")
+    return throttled.built(tmp_path_factory.mktemp("pace"))
+
+
+def paced_seconds(library, folder, size, speed):
+    """Seconds to write a file, to write and sync it, and to read it, in a child that has the library."""
+    device = throttled.loaded(library)
+    path = Path(folder) / "paced"
+
+    def write(sync):
+        with path.open("wb", buffering=0) as file:
+            file.write(bytes(size))
+            if sync:
+                os.fsync(file.fileno())
+
+    device.pace(os.fsencode(folder), speed, 0)
+    seconds = [timed(lambda: write(False))]
+    device.pace(os.fsencode(folder), speed, size)
+    seconds.append(timed(lambda: write(True)))
+    with path.open("rb", buffering=0) as file:
+        seconds.append(timed(lambda: os.preadv(file.fileno(), [bytearray(size)], 0)))
+    return seconds
+
+
+def test_a_paced_device_is_not_faster_than_it_should_be(pacing_library, tmp_path):
+    arguments = {"library": str(pacing_library), "folder": str(tmp_path), "size": MIB, "speed": 10 * MIB}
+    assert min(in_child("tests.test_benchmarks", "paced_seconds", preload=pacing_library, **arguments)) >= 0.1
+
+
+def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
+    arguments = {"library": str(pacing_library), "mib": 1, "size": 0.25, "rounds": 1}
+    found = in_child("benchmarks.throttled", "child", preload=pacing_library, **arguments)
+    assert list(found) == list(throttled.SPEEDS)
+    for rounds, stored in found.values():
+        assert list(rounds) == list(stored) == [side.name for side in throttled.SIDES]
+        for name, phases in rounds.items():
+            assert set(phases) == {"save", "load"}
+            assert (stored[name] < 0.8 * MIB) == (name != STOCK.name)
+
+
+def test_a_side_that_gets_round_the_device_is_found_out(pacing_library):
+    with pytest.raises(AssertionError, match="and 0 slowly"):
+        throttled.child(str(pacing_library), 1, 0.25, 1)  # not preloaded
+
+
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +353,12 @@ def test_goals_of_all_machines_are_in_one_table(settings, tmp_path, monkeypatch)
         "",
         "Measured 2026-01-01 at commit 0123456789ab.",
     ]
+
+
+def test_the_page_has_all_that_was_published():
+    page = (publish.PUBLISHED.parent / "benchmarks.md").read_text()
+    for section in publish.PUBLISHED.glob("*.md"):
+        assert f'--8<-- "docs/benchmarks/{section.name}"' in page
 
 
 def test_results_of_a_smoke_run_are_never_published(tmp_path, settings, monkeypatch):
