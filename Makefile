@@ -48,14 +48,14 @@ fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--s
 torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
 	PYTHONPATH=.:tests $(RUN) faults $(ARGS)
 
-# About 40 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
-bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (40 minutes, 12 GiB of memory, 10 GiB of disk)
+# About 50 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
+bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (50 minutes, 12 GiB of memory, 10 GiB of disk)
 	$(RUN) benchmarks.run $(ARGS)
 
 bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work
 	$(RUN) benchmarks.run --smoke $(ARGS)
 
-bench-publish: $(STAMPS)/bench ## Bring the newest results of all benchmarks into docs/benchmarks/
+bench-publish: $(STAMPS)/bench ## Bring the newest results into docs/benchmarks/, beside those of other machines
 	$(RUN) benchmarks.publish $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style, formatting and types

@@ -19,13 +19,17 @@ T = TypeVar("T")
 _ROOT = Path(__file__).parent.parent
 
 
-def in_child(module: str, function: str, *, cpus: int | None = None, **arguments: Any) -> Any:
+def in_child(
+    module: str, function: str, *, cpus: int | None = None, preload: Path | None = None, **arguments: Any
+) -> Any:
     """Call a function of `module` in a new process and return what it returns; both ways through JSON.
 
     Parameters
     ----------
     cpus : int, optional
         How many of the CPUs that this process may use the child may use. Needs an operating system that can say so.
+    preload : Path, optional
+        A library that stands between the child and libc.
 
     Raises
     ------
@@ -33,7 +37,8 @@ def in_child(module: str, function: str, *, cpus: int | None = None, **arguments
         If the child failed; it has said why on stderr.
     """
     command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments), str(cpus or 0)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=_ROOT)
+    environment = {**os.environ, "LD_PRELOAD": str(preload)} if preload else None
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=_ROOT, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -50,13 +50,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def machine_name(facts: dict[str, Any]) -> str:
+    """What results are published under: the CPU's model and how many there are.
+
+    Virtual machines often hide the generation (``AMD EPYC``), so AVX-512 is part of the name.
+    """
+    wide = " with AVX-512" if facts["avx512"] else ""
+    model = facts.get("cpu_model_name", "processor unknown").replace("(R)", "").replace("(TM)", "")
+    return f"{model}{wide}, {facts['cpus']} CPUs"
+
+
 def describe(facts: dict[str, Any]) -> str:
     """The machine in one line."""
-    wide = " with AVX-512" if facts["avx512"] else ""
     return (
-        f"{facts['cpus']} CPUs ({facts.get('cpu_model_name', 'processor unknown')}{wide}), "
-        f"{facts['memory_gib']} GiB of memory, {facts['system']}, Python {facts['python_version']}, "
-        f"torch {facts['packages']['torch']}"
+        f"{machine_name(facts)}, {facts['memory_gib']} GiB of memory, {facts['system']}, "
+        f"Python {facts['python_version']}, torch {facts['packages']['torch']}"
     )
 
 

@@ -1,9 +1,10 @@
-"""The command ``python -m benchmarks.publish``: the newest results into docs/benchmarks/.
+"""The command ``python -m benchmarks.publish``: results into docs/benchmarks/.
 
 So no figure in the documentation is copied by hand.
 
-Each benchmark gives ``NAME.md`` (a section that docs/benchmarks.md includes) and its figures; ``results.json`` has all
-tables with every round's value, and ``machine.md`` says what they were measured on.
+``results.json`` has the newest result of each benchmark on each machine, with every round's value. Everything else is
+made from it: ``NAME.md`` for each benchmark (a section that docs/benchmarks.md includes, with all machines),
+``machine.md`` with what was measured where and when, and a folder of figures for each machine.
 """
 
 from __future__ import annotations
@@ -13,73 +14,158 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
-from benchmarks.result import Table, table_markdown
+from benchmarks.machine import describe, machine_name
+from benchmarks.result import GOAL, MEASURED, REACHED, Row, Table, table_markdown
 from benchmarks.run import NAMES
-from benchmarks.store import RESULTS, newest
+from benchmarks.spread import Spread
+from benchmarks.store import RESULTS, stored
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "benchmarks"
 
-# A section is included in docs/benchmarks.md, one folder above the figures.
-_FIGURE = re.compile(r"\]\((?=[a-z0-9_-]+\.png\))")
+Content = dict[str, Any]
+"""What `store` wrote of one result."""
+Published = dict[str, dict[str, Content]]
+"""By machine, then by benchmark."""
 
 
 def publish(results: Path, target: Path) -> None:
-    """Bring the newest result of each benchmark into `target`. What was published of those that were not run since
-    stays.
+    """Bring all results that are newer than the published ones of the same machine into `target`. Whatever was
+    published of other machines and of other benchmarks stays.
 
     Raises
     ------
     FileNotFoundError
         If a benchmark has no result, and none was published.
     """
-    published = target / "results.json"
-    contents: dict[str, Any] = json.loads(published.read_text()) if published.exists() else {}
-    sources: dict[str, Path] = {}
+    file = target / "results.json"
+    published: Published = json.loads(file.read_text()) if file.exists() else {}
+    sources: dict[tuple[str, str], Path] = {}
     for name in NAMES:
-        try:
-            path = newest(name, results)
-        except FileNotFoundError:
-            if name not in contents:
-                raise
-            continue
-        content = json.loads((path / f"{name}.json").read_text())
-        if name not in contents or content["machine"]["time"] > contents[name]["machine"]["time"]:
-            sources[name], contents[name] = path, content
-    contents = {name: contents[name] for name in NAMES}
-    target.mkdir(parents=True, exist_ok=True)
-    for name, path in sources.items():
-        for picture in target.glob(f"{name}*.png"):
-            picture.unlink()
-        section = (path / f"{name}.md").read_text()
-        (target / f"{name}.md").write_text(_FIGURE.sub(f"]({target.name}/", section))
-        for picture in path.glob("*.png"):
-            shutil.copy(picture, target)
-    (target / "machine.md").write_text(_machine(contents))
-    published.write_text(json.dumps(contents, indent=1) + "\n")
+        for path, content in stored(name, results):
+            if add(published, content):
+                sources[machine_name(content["machine"]), name] = path
+        if not any(name in contents for contents in published.values()):
+            raise FileNotFoundError(f"{results} has no results of {name}; measure them with: make bench ARGS={name}")
+    for (machine, name), path in sources.items():
+        figures = target / folder_name(machine)
+        figures.mkdir(parents=True, exist_ok=True)
+        for old in figures.glob(f"{name}*.png"):
+            old.unlink()
+        for figure in path.glob("*.png"):
+            shutil.copy(figure, figures)
+    for name in NAMES:
+        (target / f"{name}.md").write_text(section(name, published, target.name))
+    (target / "machine.md").write_text(overview(published))
+    file.write_text(json.dumps(published, indent=1) + "\n")
 
 
-def _machine(contents: dict[str, Any]) -> str:
-    machines = sorted({describe(content["machine"]) for content in contents.values()})
-    packages = contents[NAMES[0]]["machine"]["packages"]
-    versions = ", ".join(f"{name} {number}" for name, number in packages.items())
-    runs = [
-        {
-            "benchmark": name,
-            "measured": content["machine"]["time"],
-            "commit": content["machine"]["commit"] or "unknown",
-            "CPU": content["machine"].get("cpu_model_name", "unknown"),
-            "rounds": content["settings"]["rounds"],
-            "took, s": round(content["took_seconds"]),
-            "load before": str(content["machine"].get("load_avg_1min", "unknown")),
-        }
-        for name, content in contents.items()
-    ]
-    lines = [*(f"{line}." for line in machines), "", f"Versions: {versions}.", "", *table_markdown(Table(runs))]
-    return "\n".join(lines) + "\n"
+def add(published: Published, content: Content) -> bool:
+    """Put a result in the place of an older one of the same benchmark on the same machine; False if it is not newer."""
+    of_machine = published.setdefault(machine_name(content["machine"]), {})
+    older = of_machine.get(content["name"])
+    if older is not None and content["machine"]["time"] <= older["machine"]["time"]:
+        return False
+    of_machine[content["name"]] = content
+    return True
+
+
+def folder_name(machine: str) -> str:
+    """A machine's folder for figures."""
+    return re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+
+
+# -- sections --------------------------------------------------------------------------------------------------------
+
+
+def section(name: str, published: Published, folder: str) -> str:
+    """One benchmark as Markdown: goals with the machines side by side, then each machine's tables and figures, the
+    newest first.
+
+    Parameters
+    ----------
+    folder : str
+        Where the machines' folders of figures are, seen from the page.
+    """
+    runs = {machine: contents[name] for machine, contents in published.items() if name in contents}
+    runs = dict(sorted(runs.items(), key=lambda run: run[1]["machine"]["time"], reverse=True))
+    notes = [content["note"] for content in runs.values()]
+    lines = [f"## {next(iter(runs.values()))['title']}", ""]
+    if len(set(notes)) == 1:
+        lines += [notes[0], ""]
+    if goals := list(_goals(runs)):
+        lines += ["### Goals", "", *table_markdown(Table(goals)), ""]
+    for machine, content in runs.items():
+        lines += [f"### {machine}", "", *([] if len(set(notes)) == 1 else [content["note"], ""]), _origin(content), ""]
+        for table in _tables(content):
+            if not _has_goals(table):
+                lines += [*([f"#### {table.title}", ""] if table.title else []), *table_markdown(table), ""]
+        lines += [
+            line
+            for figure, title in content["figures"].items()
+            for line in (f"![{title}, {machine}]({folder}/{folder_name(machine)}/{figure}.png)", "")
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _origin(content: Content) -> str:
+    facts = content["machine"]
+    return f"Measured {facts['time'][:10]} at commit {facts['commit'] or 'unknown'}."
+
+
+def _tables(content: Content) -> Iterator[Table]:
+    for table in content["tables"]:
+        rows = [{column: _value(value) for column, value in row.items()} for row in table["rows"]]
+        yield Table(rows, table["title"], table["digits"])
+
+
+def _value(value: Any) -> Any:
+    return Spread.of(value["values"]) if isinstance(value, dict) else value
+
+
+def _has_goals(table: Table) -> bool:
+    return MEASURED in table.rows[0]
+
+
+def _goals(runs: Mapping[str, Content]) -> Iterator[Row]:
+    """A row for each goal of any machine, with what each of them measured."""
+    rows: dict[tuple[str, ...], Row] = {}
+    for machine, content in runs.items():
+        for table in _tables(content):
+            for row in table.rows if _has_goals(table) else ():
+                goal = {column: row[column] for column in ("what", "against", GOAL)}
+                merged = rows.setdefault(tuple(goal.values()), {**goal, **dict.fromkeys(runs, "")})
+                at = f", {row['at']}" if row.get("at") else ""
+                missed = "" if row[REACHED] == "yes" else ", **missed**"
+                merged[machine] = f"{row[MEASURED].text(table.digits)}{at}{missed}"
+    return iter(rows.values())
+
+
+def overview(published: Published) -> str:
+    """The machines, the versions on each, and what was measured when."""
+    lines = []
+    runs: list[Row] = []
+    for machine, contents in published.items():
+        newest = max((content["machine"] for content in contents.values()), key=lambda facts: facts["time"])
+        versions = ", ".join(f"{name} {number}" for name, number in newest["packages"].items())
+        lines += [f"**{describe(newest)}.** Versions: {versions}.", ""]
+        runs += [
+            {
+                "benchmark": name,
+                "machine": machine,
+                "measured": contents[name]["machine"]["time"],
+                "commit": contents[name]["machine"]["commit"] or "unknown",
+                "rounds": contents[name]["settings"]["rounds"],
+                "took, s": round(contents[name]["took_seconds"]),
+                "load before": str(contents[name]["machine"].get("load_avg_1min", "unknown")),
+            }
+            for name in NAMES
+            if name in contents
+        ]
+    return "\n".join([*lines, *table_markdown(Table(runs))]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

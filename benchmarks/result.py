@@ -12,6 +12,9 @@ from benchmarks.spread import Spread
 
 Row = dict[str, Any]
 
+GOAL, MEASURED, REACHED = "goal", "measured median (lowest-highest)", "reached"
+"""Columns of a table of goals."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -65,11 +68,19 @@ def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_leas
     return {
         "what": what,
         "against": against,
-        "goal": f"{'>=' if at_least else '<='} {limit:g}",
-        "measured median (lowest-highest)": measured,
+        GOAL: f"{'>=' if at_least else '<='} {limit:g}",
+        MEASURED: measured,
         "middle half": f"{first:.3f}-{third:.3f}" if len(measured.values) > 1 else "",
-        "reached": "yes" if reached else "**no**",
+        REACHED: "yes" if reached else "**no**",
     }
+
+
+def worst_row(what: str, against: str, by_size: dict[str, Spread], limit: float, *, at_least: bool = False) -> Row:
+    """The row of a goal that several sizes of tensors have to reach: of the one that is farthest from it, which the
+    column ``at`` names.
+    """
+    size = (min if at_least else max)(by_size, key=lambda size: by_size[size].median)
+    return goal_row(what, against, by_size[size], limit, at_least=at_least) | {"at": size}
 
 
 def markdown(result: Result) -> str:
@@ -80,11 +91,12 @@ def markdown(result: Result) -> str:
             lines += [f"### {table.title}", ""]
         lines += [*table_markdown(table), ""]
     for name, figure in result.figures.items():
-        lines += [f"![{_alternative(figure)}]({name}.png)", ""]
+        lines += [f"![{figure_title(figure)}]({name}.png)", ""]
     return "\n".join(lines)
 
 
-def _alternative(figure: Figure) -> str:
+def figure_title(figure: Figure) -> str:
+    """What a figure shows, in words."""
     return figure.get_suptitle() or figure.axes[0].get_title()
 
 

@@ -24,6 +24,7 @@ NAMES = (
     "sizes",
     "times",
     "blocks",
+    "throttled",
     "memory",
     "save_load",
     "overhead",

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 import torch
 
 from benchmarks.child import in_child
-from benchmarks.data.gaussian import gaussian_items, gaussian_layers
+from benchmarks.data.gaussian import gaussian_items, gaussian_matrices
 from benchmarks.dcp_sides import FULL, STOCK, DcpSide, Run, State, empty_target, raw_bytes
 from benchmarks.harness import MIB, Rounds, Settings, alternate
 from benchmarks.plots import lines
@@ -19,6 +19,7 @@ from benchmarks.spread import Spread, ratios, throughputs
 from streamxf.engine import usable_cpus
 
 KIB = 1024
+TENSOR_MIB = 24  # and the state is a multiple of it
 SIZES = (1 / 16, 1 / 4, 1, 4)  # of the headline state
 BLOCK_SIZES = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 WORKERS = (1, 2, 4, 8)
@@ -30,9 +31,9 @@ PHASES = ("save", "load")
 def run(settings: Settings) -> Result:
     """Measure."""
     few = min(settings.rounds, 3)  # for what takes long
-    part = settings.pick(max(1, settings.mib // 4), 2)
-    sizes = [max(1, round(settings.pick(settings.mib, 4) * share)) for share in SIZES]
-    by_size = {mib: _pair(gaussian_layers(mib, torch.bfloat16), settings, few, f"{mib} MiB") for mib in sizes}
+    part = _multiple(settings.pick(settings.mib // 4, 1))
+    sizes = [_multiple(settings.pick(settings.mib, 1) * share) for share in settings.pick(SIZES, SIZES[:1])]
+    by_size = {mib: _pair(_state(mib), settings, few, f"{mib} MiB") for mib in sizes}
     workers = [cpus for cpus in settings.pick(WORKERS, WORKERS[:1]) if cpus <= usable_cpus()]
     by_workers = {cpus: _workers(cpus, part, settings) for cpus in workers}
     by_block = _blocks(part, settings)
@@ -54,11 +55,19 @@ def run(settings: Settings) -> Result:
     }
     note = (
         "The chain is FloatZip + Checksum + Encrypt, against stock DCP without an extension in the same rounds; bf16 "
-        f"Gaussian weights, `thread_count=1`, medians (lowest-highest) of {settings.rounds} rounds, of {few} where "
-        "size or number of items vary. Workers are the CPUs that the process may use, set before it starts. A state "
-        "of 4 KiB items is small: it measures what one item costs."
+        f"Gaussian weights in matrices of {TENSOR_MIB} MiB, `thread_count=1`, medians (lowest-highest) of "
+        f"{settings.rounds} rounds, of {few} where size or number of items vary. Workers are the CPUs that the process "
+        "may use, set before it starts. A state of 4 KiB items is small: it measures what one item costs."
     )
     return Result("scaling", "How cost grows", note, tables, figures)
+
+
+def _multiple(mib: float) -> int:
+    return TENSOR_MIB * max(1, round(mib / TENSOR_MIB))
+
+
+def _state(mib: int) -> State:
+    return gaussian_matrices(mib, TENSOR_MIB, torch.bfloat16)
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -85,14 +94,14 @@ def child(folder: str, mib: int, rounds: int) -> Rounds:
     torch.set_num_threads(usable_cpus())
     try:
         settings = Settings(False, rounds, mib, path, path)
-        return _pair(gaussian_layers(mib, torch.bfloat16), settings, rounds, f"{usable_cpus()} workers")
+        return _pair(_state(mib), settings, rounds, f"{usable_cpus()} workers")
     finally:
         shutil.rmtree(path)
 
 
 def _blocks(mib: int, settings: Settings) -> dict[DcpSide, tuple[Rounds, float]]:
     """All block sizes and stock in the same rounds; beside each side's rounds its size as a share of the raw one."""
-    state = gaussian_layers(mib, torch.bfloat16)
+    state = _state(mib)
     folder = settings.folder / "scaling"
     target = empty_target(state)
     sides = [STOCK, *(replace(FULL, name=f"{FULL.name}, {size // KIB} KiB", block_size=size) for size in BLOCK_SIZES)]

@@ -1,14 +1,15 @@
-"""Results on disk: ``RESULTS/NAME/TIME/`` with ``NAME.json``, ``NAME.md`` and PNG files."""
+"""Results on disk: ``RESULTS/NAME/TIME/`` with ``NAME.json`` and PNG files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Settings
 from benchmarks.plots import DOTS_PER_INCH
-from benchmarks.result import Result, markdown
+from benchmarks.result import Result, figure_title
 from benchmarks.spread import Spread
 
 RESULTS = Path(__file__).parent / "results"
@@ -40,29 +41,23 @@ def store(result: Result, settings: Settings, facts: dict[str, Any], folder: Pat
         "took_seconds": round(seconds, 1),
         "settings": asked,
         "machine": facts,
-        "tables": [{"title": table.title, "rows": table.rows} for table in result.tables],
+        "note": result.note,
+        "tables": [{"title": table.title, "digits": table.digits, "rows": table.rows} for table in result.tables],
+        "figures": {name: figure_title(figure) for name, figure in result.figures.items()},
     }
     for name, figure in result.figures.items():
         figure.savefig(path / f"{name}.png", dpi=DOTS_PER_INCH)
-    (path / f"{result.name}.md").write_text(markdown(result))
     # last: a folder without it is that of a run that was interrupted
     (path / f"{result.name}.json").write_text(json.dumps(content, indent=1, default=_plain) + "\n")
     return path
 
 
-def newest(name: str, folder: Path) -> Path:
-    """The folder of a benchmark's newest whole result that measured something.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
-    for path in sorted((folder / name).glob("*"), reverse=True):
-        file = path / f"{name}.json"
-        if file.exists() and not json.loads(file.read_text())["settings"]["smoke"]:
-            return path
-    raise FileNotFoundError(f"{folder} has no results of {name}; measure them with: make bench ARGS={name}")
+def stored(name: str, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and content of each whole result of a benchmark that measured something, the oldest first."""
+    for file in sorted((folder / name).glob(f"*/{name}.json")):
+        content = json.loads(file.read_text())
+        if not content["settings"]["smoke"]:
+            yield file.parent, content
 
 
 def _plain(value: Any) -> Any:

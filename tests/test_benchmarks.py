@@ -1,16 +1,21 @@
 """What the benchmarks share, their peers, and one pass of several over very small data."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import publish, run, store
+from benchmarks import publish, run, store, throttled
+from benchmarks.child import in_child
+from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.training import SMOKE, training_state
 from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
 from benchmarks.entropy import plane_entropy
-from benchmarks.harness import Settings, alternate
-from benchmarks.kernels import OneThread, encoded_bytes, kernels_alone, zipnn_one_thread
+from benchmarks.harness import MIB, Settings, alternate, timed
+from benchmarks.kernels import OneThread, Workers, encoded_bytes, kernels_alone, zipnn_one_thread
 from benchmarks.peers import PEERS
 from benchmarks.plots import bars, lines, stacks
 from benchmarks.result import Result, Table, goal_row, markdown
@@ -133,6 +138,8 @@ def test_a_load_that_gives_other_bits_is_found_out(side, tmp_path):
 def test_kernels_run_alone(tmp_path):
     state = {"weight": torch.empty(1000, 1000).normal_(0, 0.02).bfloat16()}
     assert set(OneThread(state, [FloatZip()]).compress_and_decompress()) == {"compress", "decompress"}
+    workers = Workers(state, [FloatZip()])
+    assert all(set(workers.encode_and_decode(count)) == {"encode", "decode"} for count in (1, 2))
     assert set(zipnn_one_thread(state)) == {"compress", "decompress"}
     seconds = kernels_alone(state, [FloatZip(), Checksum()], tmp_path / "kernels")
     assert list(seconds) == ["streamxf.floatzip", "streamxf.checksum", "container CRC", "write", "fsync"]
@@ -152,6 +159,61 @@ def test_a_training_state_is_made_once_and_always_the_same(tmp_path):
     made = file.stat().st_mtime_ns
     training_state(tmp_path / "first", SMOKE)
     assert file.stat().st_mtime_ns == made
+
+
+def test_matrices_have_the_sizes_that_were_asked_for():
+    matrices = gaussian_matrices(6, 1.5, torch.bfloat16)
+    assert [tuple(matrix.shape) for matrix in matrices.values()] == [(768, 1024)] * 4
+    assert all(matrix.untyped_storage().nbytes() == 1.5 * MIB for matrix in matrices.values())
+    assert len(gaussian_matrices(1, 2, torch.float32)) == 1
+
+
+@pytest.fixture(scope="module")
+def pacing_library(tmp_path_factory):
+    if shutil.which(os.environ.get("CC", "cc")) is None or not throttled.MEMORY.is_dir():
+        pytest.skip("the library that paces files needs a C compiler, and Linux")
+    return throttled.built(tmp_path_factory.mktemp("pace"))
+
+
+def paced_seconds(library, folder, size, speed):
+    """Seconds to write a file, to write and sync it, and to read it, in a child that has the library."""
+    device = throttled.loaded(library)
+    path = Path(folder) / "paced"
+
+    def write(sync):
+        with path.open("wb", buffering=0) as file:
+            file.write(bytes(size))
+            if sync:
+                os.fsync(file.fileno())
+
+    device.pace(os.fsencode(folder), speed, 0)
+    seconds = [timed(lambda: write(False))]
+    device.pace(os.fsencode(folder), speed, size)
+    seconds.append(timed(lambda: write(True)))
+    with path.open("rb", buffering=0) as file:
+        seconds.append(timed(lambda: os.preadv(file.fileno(), [bytearray(size)], 0)))
+    return seconds
+
+
+def test_a_paced_device_is_not_faster_than_it_should_be(pacing_library, tmp_path):
+    arguments = {"library": str(pacing_library), "folder": str(tmp_path), "size": MIB, "speed": 10 * MIB}
+    assert min(in_child("tests.test_benchmarks", "paced_seconds", preload=pacing_library, **arguments)) >= 0.1
+
+
+def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
+    arguments = {"library": str(pacing_library), "mib": 1, "size": 0.25, "rounds": 1}
+    found = in_child("benchmarks.throttled", "child", preload=pacing_library, **arguments)
+    assert list(found) == list(throttled.SPEEDS)
+    for rounds, stored in found.values():
+        assert list(rounds) == list(stored) == [side.name for side in throttled.SIDES]
+        for name, phases in rounds.items():
+            assert set(phases) == {"save", "load"}
+            assert (stored[name] < 0.8 * MIB) == (name != STOCK.name)
+
+
+def test_a_side_that_gets_round_the_device_is_found_out(pacing_library):
+    with pytest.raises(AssertionError, match="and 0 slowly"):
+        throttled.child(str(pacing_library), 1, 0.25, 1)  # not preloaded
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -180,53 +242,131 @@ def test_markdown_has_a_cell_for_each_column():
         markdown(Result("one", "Title", "Note.", [Table([{"a": 1}, {"b": 1}])]))
 
 
+def published_at(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def stored_on(day, model="Xeon", **facts):
+    return {**MACHINE, "time": f"2026-01-0{day}T00:00:00+00:00", "cpu_model_name": model, **facts}
+
+
 def test_the_newest_results_are_published(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "NAMES", ("one", "two"))
     results, target = tmp_path / "results", tmp_path / "docs" / "benchmarks"
     command = ["--results", str(results), "--target", str(target)]
     for day in (1, 3, 2):
-        store.store(result_of("one"), settings, {**MACHINE, "time": f"2026-01-0{day}T00:00:00+00:00"}, results, 2.0)
+        store.store(result_of("one"), settings, stored_on(day), results, 2.0)
     assert publish.main(command) == 1  # nothing of the other yet
     assert not target.exists()
 
-    store.store(result_of("two"), settings, MACHINE, results, 2.0)
-    target.mkdir(parents=True)
-    (target / "one-old.png").touch()
+    store.store(result_of("two"), settings, stored_on(2), results, 2.0)
+    (target / "xeon-2-cpus").mkdir(parents=True)
+    (target / "xeon-2-cpus" / "one-old.png").touch()
     assert publish.main(command) == 0
-    names = {"one.md", "one.png", "two.md", "two.png", "machine.md", "results.json"}
+    names = {"one.md", "two.md", "machine.md", "results.json", "xeon-2-cpus"}
     assert {path.name for path in target.iterdir()} == names
-    published = json.loads((target / "results.json").read_text())
-    assert published["one"]["machine"]["time"].startswith("2026-01-03")
-    assert published["one"]["tables"][0]["rows"][0]["s"]["values"] == [1.0, 2.0]
-    assert "](benchmarks/one.png)" in (target / "one.md").read_text()
+    assert {path.name for path in (target / "xeon-2-cpus").iterdir()} == {"one.png", "two.png"}
+    assert (target / "xeon-2-cpus" / "one.png").read_bytes().startswith(b"\x89PNG")
+    content = published_at(target)["Xeon, 2 CPUs"]["one"]
+    assert content["machine"]["time"].startswith("2026-01-03")
+    assert content["tables"][0]["rows"][0]["s"]["values"] == [1.0, 2.0]
+    assert "](benchmarks/xeon-2-cpus/one.png)" in (target / "one.md").read_text()
     assert "23.5 GiB" in (target / "machine.md").read_text()
-    assert (target / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_was_not_run_again_stays_published(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "NAMES", ("one", "two"))
     results, target = tmp_path / "results", tmp_path / "docs"
     for name in ("one", "two"):
-        store.store(result_of(name), settings, {**MACHINE, "time": "2026-01-02T00:00:00+00:00"}, results, 2.0)
+        store.store(result_of(name), settings, stored_on(2), results, 2.0)
     publish.publish(results, target)
     for name, day in (("one", 1), ("two", 3)):
-        newer = {**MACHINE, "time": f"2026-01-0{day}T00:00:00+00:00"}
-        store.store(result_of(name), settings, newer, tmp_path / "elsewhere", 2.0)
+        store.store(result_of(name), settings, stored_on(day), tmp_path / "elsewhere", 2.0)
     publish.publish(tmp_path / "elsewhere", target)
-    published = json.loads((target / "results.json").read_text())
-    assert {name: content["machine"]["time"][:10] for name, content in published.items()} == {
+    published = published_at(target)
+    assert {name: content["machine"]["time"][:10] for name, content in published["Xeon, 2 CPUs"].items()} == {
         "one": "2026-01-02",
         "two": "2026-01-03",
     }
     publish.publish(tmp_path / "nothing", target)
-    assert json.loads((target / "results.json").read_text()) == published
+    assert published_at(target) == published
 
 
-def test_results_of_a_smoke_run_are_never_published(tmp_path, settings):
+def test_a_machine_is_published_beside_the_others(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "NAMES", ("one",))
+    target = tmp_path / "docs"
+    for number, facts in enumerate(
+        (
+            stored_on(2, "Xeon(R)"),
+            stored_on(3, "EPYC"),
+            stored_on(4, "EPYC", avx512=True),
+            stored_on(5, "EPYC", cpus=64),
+            stored_on(6, "Xeon"),  # the first one again
+        )
+    ):
+        store.store(result_of("one"), settings, facts, tmp_path / str(number), 2.0)
+        publish.publish(tmp_path / str(number), target)
+    days = {machine: contents["one"]["machine"]["time"][9] for machine, contents in published_at(target).items()}
+    assert days == {
+        "Xeon, 2 CPUs": "6",
+        "EPYC, 2 CPUs": "3",
+        "EPYC with AVX-512, 2 CPUs": "4",
+        "EPYC, 64 CPUs": "5",
+    }
+    lines = (target / "one.md").read_text().splitlines()
+    headings = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    assert headings == sorted(days, key=days.__getitem__, reverse=True)
+    assert lines.count("Note.") == 1
+    assert lines.count("| a | 1.5 (1.0-2.0) | 1,234 |") == len(days)
+    overview = (target / "machine.md").read_text()
+    assert all(f"| one | {machine} | 2026-01-0{day}" in overview for machine, day in days.items())
+
+
+def test_goals_of_all_machines_are_in_one_table(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "NAMES", ("one",))
+    loads = goal_row("load", "stock", Spread.of([0.5]), 0.6)
+    older = [goal_row("save", "stock", Spread.of([0.9]), 0.5) | {"at": "4 MiB"}]
+    newer = [goal_row("save", "stock", Spread.of([0.4]), 0.5) | {"at": "24 MiB"}, loads | {"at": ""}]
+    for facts, rows in ((stored_on(1), older), (stored_on(2, "EPYC"), newer)):
+        result = Result("one", "Title", f"Note of {facts['cpu_model_name']}.", [Table(rows, "Goals", digits=1)])
+        store.store(result, settings, facts, tmp_path / "results", 2.0)
+    publish.publish(tmp_path / "results", tmp_path / "docs")
+    assert (tmp_path / "docs" / "one.md").read_text().splitlines() == [
+        "## Title",
+        "",
+        "### Goals",
+        "",
+        "| what | against | goal | EPYC, 2 CPUs | Xeon, 2 CPUs |",
+        "| --- | --- | --- | --- | --- |",
+        "| save | stock | <= 0.5 | 0.4, 24 MiB | 0.9, 4 MiB, **missed** |",
+        "| load | stock | <= 0.6 | 0.5 |  |",
+        "",
+        "### EPYC, 2 CPUs",
+        "",
+        "Note of EPYC.",
+        "",
+        "Measured 2026-01-02 at commit 0123456789ab.",
+        "",
+        "### Xeon, 2 CPUs",
+        "",
+        "Note of Xeon.",
+        "",
+        "Measured 2026-01-01 at commit 0123456789ab.",
+    ]
+
+
+def test_the_page_has_all_that_was_published():
+    page = (publish.PUBLISHED.parent / "benchmarks.md").read_text()
+    for section in publish.PUBLISHED.glob("*.md"):
+        assert f'--8<-- "docs/benchmarks/{section.name}"' in page
+
+
+def test_results_of_a_smoke_run_are_never_published(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(publish, "NAMES", ("one",))
     smoke = Settings(True, 1, 1, settings.folder, settings.cache)
     store.store(result_of("one"), smoke, MACHINE, tmp_path, 2.0)
     with pytest.raises(FileNotFoundError, match="make bench ARGS=one"):
-        store.newest("one", tmp_path)
+        publish.publish(tmp_path, tmp_path / "docs")
 
 
 def test_figures_show_what_they_were_given(tmp_path):

@@ -1,0 +1,186 @@
+"""Saves and loads on storage of a given speed, which pace.c imitates for all sides alike. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from benchmarks.child import in_child
+from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
+from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
+from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
+from benchmarks.plots import bars
+from benchmarks.result import Result, Row, Table, worst_row
+from benchmarks.spread import Spread, ratios
+
+SPEEDS = {"200 MB/s": 0.2e9, "1 GB/s": 1e9, "3 GB/s": 3e9}
+SIDES = (STOCK, STOCK_ZSTD, FULL)
+PHASES = ("save", "load")
+THREADS = 2
+CACHE_MIB = 32
+SIZE = 0.663  # of bf16 under the whole chain, as a share of stock's
+GOAL = round(1.05 * SIZE, 3)
+WITHOUT_GOAL = 3  # place among the sizes of tensors
+MEMORY = Path("/dev/shm")
+
+Measured = dict[str, dict[str, tuple[Rounds, dict[str, int]]]]
+"""By speed, then by size of a tensor: the rounds, and the bytes that each side stores."""
+
+
+def run(settings: Settings) -> Result:
+    """Measure.
+
+    Raises
+    ------
+    OSError
+        If there is no C compiler, or no folder in memory.
+    """
+    if not MEMORY.is_dir():
+        raise OSError(f"this benchmark writes to {MEMORY}, a file system in memory, which this system does not have")
+    mib = settings.pick(max(1, settings.mib // 2), 1)
+    rounds = min(settings.rounds, 3)
+    library = built(settings.folder)
+    measured: Measured = {speed: {} for speed in SPEEDS}
+    for size in tensor_sizes(settings):
+        found = in_child(
+            "benchmarks.throttled", "child", preload=library, library=str(library), mib=mib, size=size, rounds=rounds
+        )
+        for speed, of_speed in found.items():
+            measured[speed][f"{size:g} MiB"] = of_speed
+    note = (
+        f"About {mib} MiB of bf16 Gaussian weights in matrices of one size, `thread_count={THREADS}`, medians "
+        f"(lowest-highest) of {rounds} rounds. Files are in memory, and a library in front of libc makes every side's "
+        "calls wait as long as a device of the given speed would: writes go to a cache of "
+        f"{CACHE_MIB} MiB, which the device empties while the process works, and fsync waits until it is empty; reads "
+        f"are fetched ahead by at most {CACHE_MIB} MiB, from the first one on. So no side is faster than its stored "
+        "bytes divided by the speed, and one whose work fits into the time that the device needs is no slower. *Of the "
+        "device's time* are seconds divided by that time: where it is near 1 for both, storage alone is the limit, and "
+        f"the ratio is that of the sizes, {SIZE} for bf16; where it is far above 1, the CPUs are. The goal is 5% above "
+        f"the ratio of the sizes, for the worst of the tensors but those of {list(measured['1 GB/s'])[WITHOUT_GOAL]}."
+    )
+    tables = [Table(_goals(measured), "Goals")]
+    for phase in PHASES:
+        tables.append(Table(_rows(measured, phase), f"Seconds of {phase}s by size of a tensor"))
+    for phase in PHASES:
+        tables.append(Table(_bound_rows(measured, phase), f"{phase.capitalize()}s, of the device's time"))
+    return Result("throttled", "Where storage is the limit", note, tables, {"throttled": _figure(measured)})
+
+
+def built(folder: Path) -> Path:
+    """The library that paces, compiled into `folder`."""
+    library = folder / "pace.so"
+    source = Path(__file__).with_name("pace.c")
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
+    return library
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def child(library: str, mib: int, size: float, rounds: int) -> dict[str, tuple[Rounds, dict[str, int]]]:
+    """All sides at each speed, with the library between them and libc."""
+    device = loaded(library)
+    state = gaussian_matrices(mib, size, torch.bfloat16)
+    target = empty_target(state)
+    folder = Path(mkdtemp(dir=MEMORY))
+    try:
+        runs = {side.name: Run(side, state, target, folder, THREADS) for side in SIDES}
+        found = {}
+        for speed, rate in SPEEDS.items():
+            idle = partial(device.pace, bytes(folder), rate, CACHE_MIB * MIB)
+            sides = {name: partial(_paced, run, device, idle) for name, run in runs.items()}
+            seconds = alternate(sides, rounds, f"throttled: {speed}, {size:g} MiB")
+            found[speed] = seconds, {name: run.stored_bytes() for name, run in runs.items()}
+        return found
+    finally:
+        device.pace(bytes(folder), 0, 0)
+        shutil.rmtree(folder)
+
+
+def loaded(library: str) -> ctypes.CDLL:
+    """The functions of the library that stands between this process and libc."""
+    device = ctypes.CDLL(library)
+    device.pace.argtypes = ctypes.c_char_p, ctypes.c_double, ctypes.c_double
+    device.paced_written.restype = device.paced_read.restype = ctypes.c_int64
+    return device
+
+
+def _paced(run: Run, device: ctypes.CDLL, idle: partial[None]) -> Phases:
+    """Seconds of a save and a load, each with a device that has nothing to do when it begins.
+
+    Raises
+    ------
+    AssertionError
+        If bytes passed the device by.
+    """
+    idle()
+    seconds = {"save": run.save()}
+    if device.paced_written() < run.stored_bytes():
+        raise AssertionError(f"{run.side.name} wrote {run.stored_bytes()} bytes, and {device.paced_written()} slowly")
+    idle()
+    seconds["load"] = run.load()
+    if device.paced_read() < 0.5 * raw_bytes(run.state):
+        raise AssertionError(f"{run.side.name} read {device.paced_read()} bytes slowly, which is not all of them")
+    return seconds
+
+
+# -- tables and figure -----------------------------------------------------------------------------------------------
+
+
+def _ratio(measured: Measured, speed: str, size: str, phase: str) -> Spread:
+    rounds, _ = measured[speed][size]
+    return ratios(rounds[FULL.name][phase], rounds[STOCK.name][phase])
+
+
+def _goals(measured: Measured) -> list[Row]:
+    return [
+        worst_row(
+            f"{phase}, FloatZip + Checksum + Encrypt, {speed}",
+            STOCK.name,
+            {size: _ratio(measured, speed, size, phase) for size in list(by_size)[:WITHOUT_GOAL]},
+            GOAL,
+        )
+        for phase in PHASES
+        for speed, by_size in measured.items()
+    ]
+
+
+def _rows(measured: Measured, phase: str) -> list[Row]:
+    rows: list[Row] = []
+    for speed, by_size in measured.items():
+        for side in SIDES:
+            cells = {size: Spread.of(rounds[side.name][phase]) for size, (rounds, _) in by_size.items()}
+            rows.append({"storage": speed, "side": side.name, **cells})
+        ratio = {size: _ratio(measured, speed, size, phase) for size in by_size}
+        rows.append({"storage": speed, "side": f"{FULL.name}, against {STOCK.name}", **ratio})
+    return rows
+
+
+def _bound_rows(measured: Measured, phase: str) -> list[Row]:
+    return [
+        {"storage": speed, "side": side.name}
+        | {
+            size: Spread.of([seconds * SPEEDS[speed] / stored[side.name] for seconds in rounds[side.name][phase]])
+            for size, (rounds, stored) in by_size.items()
+        }
+        for speed, by_size in measured.items()
+        for side in SIDES
+    ]
+
+
+def _figure(measured: Measured):
+    groups = {
+        f"{phase}, {speed}": {size: _ratio(measured, speed, size, phase) for size in by_size}
+        for phase in PHASES
+        for speed, by_size in measured.items()
+    }
+    axis = "seconds, divided by stock DCP's without an extension"
+    return bars(f"{FULL.name}, by storage and size of a tensor", axis, groups, (SIZE, "ratio of stored sizes"))
