@@ -1,14 +1,9 @@
-"""FloatZip's two implementations, block by block in one thread, and how long the compiled one holds the interpreter's
-lock.
-"""
+"""FloatZip's two implementations, block by block in one thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -16,10 +11,9 @@ import streamxf
 from benchmarks.data.gaussian import gaussian_layers
 from benchmarks.dcp_sides import BLOCK_SIZE, State
 from benchmarks.harness import MIB, Phases, Settings, alternate
-from benchmarks.kernels import OneThread, blocks_of
+from benchmarks.kernels import OneThread
 from benchmarks.result import Result, Row, Table
 from benchmarks.spread import Spread, ratios
-from streamxf.buffers import Scratch
 from streamxf.codecs.floatzip import kernel
 
 DTYPES = {
@@ -40,7 +34,6 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(64, 2)
     blocks = mib * MIB // BLOCK_SIZE
     speeds: list[Row] = []
-    held: list[Row] = []
     for name, dtype in DTYPES.items():
         state = _weights(mib, dtype)
         coder = OneThread(state, [streamxf.FloatZip()], time.thread_time)
@@ -60,23 +53,12 @@ def run(settings: Settings) -> Result:
                     "compiled, GB/s": Spread.of([mib * MIB / 1e9 / seconds for seconds in taken["compiled"][phase]]),
                 }
             )
-        with _counted() as inside:
-            outside = alternate({"held": lambda state=state: _outside(state, inside)}, settings.rounds, f"lock: {name}")
-        held.append(
-            {"data": name}
-            | {
-                f"{verb}, µs": Spread.of([1e6 * seconds / blocks for seconds in outside["held"][phase]])
-                for phase, verb in (("compress", "encode"), ("decompress", "decode"))
-            }
-        )
     note = (
         f"{blocks} blocks of {BLOCK_SIZE // MIB} MiB of Gaussian weights, from memory to memory under "
         f"`[FloatZip()]` in one thread, the implementations in turn: milliseconds of CPU for a block, medians "
-        f"of {settings.rounds} rounds. With the compiled kernel a thread holds the interpreter's lock outside of its "
-        "two calls only; the second table has what that takes."
+        f"of {settings.rounds} rounds."
     )
-    title = "Microseconds for which a block holds the interpreter's lock"
-    return Result("blocks", "FloatZip's implementations", note, [Table(speeds), Table(held, title, digits=1)])
+    return Result("blocks", "FloatZip's implementations", note, [Table(speeds)])
 
 
 def _weights(mib: int, dtype: torch.dtype) -> State:
@@ -98,47 +80,3 @@ def _with(side: str, coder: OneThread) -> Callable[[], Phases]:
             kernel.compiled = built
 
     return measure
-
-
-@contextmanager
-def _counted() -> Iterator[dict[str, float]]:
-    """Seconds inside of the kernel's two calls, which release the lock at their beginning and take it at their end."""
-    built: Any = kernel.compiled
-    inside = {"compress": 0.0, "decompress": 0.0}
-
-    def counting(phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            start = time.thread_time()
-            result = call(*arguments)
-            inside[phase] += time.thread_time() - start
-            return result
-
-        return counted
-
-    kernel.compiled = SimpleNamespace(
-        encode=counting("compress", built.encode),
-        decode=counting("decompress", built.decode),
-        encode_bound=built.encode_bound,
-        work_size=built.work_size,
-    )
-    try:
-        yield inside
-    finally:
-        kernel.compiled = built
-
-
-def _outside(state: State, inside: dict[str, float]) -> Phases:
-    """Seconds of all blocks outside of the kernel, where everything holds the lock."""
-    inside.update(dict.fromkeys(inside, 0.0))
-    there, back = Scratch(), Scratch()
-    seconds = dict.fromkeys(inside, 0.0)
-    target = memoryview(bytearray(BLOCK_SIZE))
-    for block in blocks_of(state, [streamxf.FloatZip()]):
-        start = time.thread_time()
-        stored = block.encode(there)
-        middle = time.thread_time()
-        out = target[: len(block.data)]
-        block.coder.decode(stored, block.index, False, back, out)
-        seconds["decompress"] += time.thread_time() - middle
-        seconds["compress"] += middle - start
-    return {phase: taken - inside[phase] for phase, taken in seconds.items()}

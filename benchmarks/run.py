@@ -24,6 +24,7 @@ NAMES = (
     "sizes",
     "times",
     "blocks",
+    "lock",
     "throttled",
     "memory",
     "save_load",
