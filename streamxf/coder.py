@@ -58,10 +58,11 @@ class StreamCoder:
 
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
+        busy = self._meter.cell.busy if self._meter is not None else None
         for step, (codec, state) in enumerate(self._steps):
             take = partial(scratch.take, step)
             info = BlockInfo(index, last, self.stage_limit, state, self.stream, take, scratch)
-            block = self._run(codec.encode, codec, block, info)
+            block = self._run(codec.encode, codec, block, info, busy)
         return block
 
     def decode(
@@ -71,12 +72,13 @@ class StreamCoder:
         block must have. Without it the result may lie in `scratch`, and is at most a block long.
         """
         limit = self.stream.block_size if out is None else len(out)
+        busy = self._meter.cell.busy if self._meter is not None else None
         for step in range(len(self._steps) - 1, -1, -1):
             codec, state = self._steps[step]
             final = step == 0
             take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
             info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
-            block = self._run(codec.decode, codec, block, info)
+            block = self._run(codec.decode, codec, block, info, busy)
         if len(block) > limit or (out is not None and len(block) != limit):
             raise CodecError(
                 f"block decodes to {len(block)} bytes where {limit} belong", block=index, item=self.stream.item
@@ -85,8 +87,10 @@ class StreamCoder:
             out[:] = block
         return block if out is None else out
 
-    def _run(self, step: Any, codec: Codec, block: memoryview, info: BlockInfo) -> memoryview:
-        begin = perf_counter() if self._meter is not None else 0.0
+    def _run(
+        self, step: Any, codec: Codec, block: memoryview, info: BlockInfo, busy: dict[str, float] | None
+    ) -> memoryview:
+        begin = perf_counter()
         try:
             result = flat_view(step(block, info))
         except StreamxfError as error:
@@ -98,8 +102,8 @@ class StreamCoder:
                 block=info.index,
                 item=self.stream.item,
             ) from error
-        if self._meter is not None:
-            self._meter.codec(codec.name, perf_counter() - begin)
+        if busy is not None:
+            busy[codec.name] += perf_counter() - begin
         if len(result) > info.limit:
             raise CodecError(
                 f"codec {codec.name} made {len(result)} bytes of a block in {step.__name__}; at most {info.limit} "

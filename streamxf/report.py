@@ -46,9 +46,6 @@ class Meter:
             self._cells.append(cell)
         return cell
 
-    def codec(self, name: str, seconds: float) -> None:
-        self.cell.busy[name] += seconds
-
     def io(self, seconds: float) -> None:
         self.cell.io_seconds += seconds
 

@@ -18,8 +18,8 @@ def metered() -> Meter:
 
     def work() -> None:
         for _ in range(1000):
-            meter.codec("streamxf.zstd", 0.5)
-            meter.codec("acme.delta", 0.25)
+            meter.cell.busy["streamxf.zstd"] += 0.5
+            meter.cell.busy["acme.delta"] += 0.25
             meter.io(0.125)
             meter.item(2048, 1024)
 

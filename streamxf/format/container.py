@@ -58,7 +58,11 @@ def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
 def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
     word = (LAST if head.last else 0) | head.stored_size
     if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
-        raise BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
+        raise _damaged(index)
+
+
+def _damaged(index: int) -> BlockError:
+    return BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
 
 
 def hash_of(head: bytes, payload: memoryview) -> bytes:
@@ -349,12 +353,13 @@ def check_stored(
     """Check a stored block that was found by the table, and return its payload. Raises BlockError if it does not end
     where the table says, is last where it should not be, or is damaged.
     """
-    start = bytes(stored[: limits.BLOCK_HEAD_BYTES])
-    head = parse_head(start, index, stage_limit(header.block_size))
     payload = stored[limits.BLOCK_HEAD_BYTES :]
-    if head.stored_size != len(payload) or head.last != last:
-        raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
-    check_payload(head, header.digest, index, payload)
-    if expected_hash is not None and hash_of(start, payload) != expected_hash:
+    head = bytes(stored[: limits.BLOCK_HEAD_BYTES])
+    if head != pack_head(header.digest, index, last, payload):
+        found = parse_head(head, index, stage_limit(header.block_size))
+        if found.stored_size != len(payload) or found.last != last:
+            raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
+        raise _damaged(index)
+    if expected_hash is not None and hash_of(head, payload) != expected_hash:
         raise BlockError("the block's hash does not match the table's: one of them was altered", block=index)
     return payload

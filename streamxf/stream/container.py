@@ -138,7 +138,8 @@ class BlockReader:
         return self._table.ends[index - 1] if index else self.header.size
 
     def _read(self, index: int, scratch: Scratch) -> memoryview:
-        return self._source.view(self._begin_of(index), self.stored_size_of(index), scratch)
+        begin = self._begin_of(index)
+        return self._source.view(begin, self._table.ends[index] - begin, scratch)
 
     def decode_ends(self) -> memoryview | None:
         """Decode what must be decoded before anything that depends on the size is handed out: the only block of an

@@ -57,12 +57,10 @@ class _LocalFile:
         self._file = file
 
     def read_into(self, position: int, out: memoryview) -> int:
-        done = 0
-        while done < len(out):
-            # fileno() each time: it raises once the file is closed, when the number may be another file's
+        # fileno() each time: it raises once the file is closed, when the number may be another file's
+        done = count = os.preadv(self._file.fileno(), [out], position)
+        while count and done < len(out):
             count = os.preadv(self._file.fileno(), [out[done:]], position + done)
-            if not count:
-                break
             done += count
         return done
 
@@ -171,7 +169,10 @@ class FileSlice:
         self._check(position, len(out))
         if self._whole is not None:
             out[:] = self._whole[position : position + len(out)]
-            return
+        else:
+            self._read(position, out)
+
+    def _read(self, position: int, out: memoryview) -> None:
         done = self._access.read_into(self._offset + position, out)
         if done < len(out):
             raise ContainerError(f"the file is truncated: it ends {len(out) - done} bytes before it should")
@@ -184,7 +185,7 @@ class FileSlice:
         if self._whole is not None:
             return memoryview(self._whole)[position : position + size]
         out = scratch.take(_STORED, size)
-        self.read_into(position, out)
+        self._read(position, out)
         return out
 
     def _check(self, position: int, size: int) -> None:

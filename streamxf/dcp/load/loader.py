@@ -357,8 +357,11 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
 def _run(steps: _Steps) -> list[_Filling]:
     """What a worker does for some fillings."""
     for filling, job in steps:
-        with _noted(filling.file, filling.item):
+        try:
             job()
+        except BaseException as error:
+            _note_place(error, filling.file, filling.item)
+            raise
     return [filling for filling, _ in steps]
 
 
@@ -375,10 +378,15 @@ class _noted:
         """There is nothing to prepare."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, StreamxfError):
-            error.locate(file=self._file, item=self._item)
-        elif isinstance(error, Exception) and not getattr(error, "__notes__", None):
-            error.add_note(escaped(f"while reading item {self._item} of file {self._file}"))
+        if error is not None:
+            _note_place(error, self._file, self._item)
+
+
+def _note_place(error: BaseException, file: str, item: str) -> None:
+    if isinstance(error, StreamxfError):
+        error.locate(file=file, item=item)
+    elif isinstance(error, Exception) and not getattr(error, "__notes__", None):
+        error.add_note(escaped(f"while reading item {item} of file {file}"))
 
 
 def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
