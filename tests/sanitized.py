@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> int:
         }
         paths = [
             "codecs/test_floatzip_kernel.py",
+            "codecs/test_floatzip_frames.py",
             "codecs/test_codec_floatzip.py",
             "codecs/test_floatzip_reference.py",
             "fuzz/test_fuzz_corpus.py",

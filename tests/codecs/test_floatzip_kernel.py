@@ -18,7 +18,7 @@ import pytest
 import torch
 import zstandard
 from floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
-from floatzip_forge import LEVELLED, RAW, ZSTD, Shape, features, forge
+from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from fuzz.target import corpus_of, find
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,6 +205,19 @@ def test_special_numbers(data: st.DataObject, dtype: str, more: int) -> None:
     check(block + b"\xff" * more, dtype)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "crowd"), [("bfloat16", 9000), ("bfloat16", 8000), ("float32", 5000), ("float32", 3)]
+)
+def test_exceptions_that_the_sample_does_not_meet(dtype: str, crowd: int) -> None:
+    """One element in 64 may be an exception; where there are more, splitting has to start over."""
+    width, block = WIDTHS[dtype], bytearray(numbers("gaussian", dtype, MIB // WIDTHS[dtype], 5))
+    for place in range(1000, 1000 + crowd):  # the first of 16 runs ends before, the next begins after
+        block[place * width + width - 1] = 1 + place % 3
+    check(bytes(block), dtype)
+    coded = features(kernel_encodes(bytes(block), width) or b"\0")
+    assert ("packed" in coded) == (crowd <= MIB // width // 64)
+
+
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_the_kernel_does_what_it_is_for(dtype: str) -> None:
     """It takes weights in both directions, and they get as small as numpy makes them."""
@@ -256,6 +269,32 @@ def test_damage_to_payloads_that_the_codec_never_makes(block: bytes, shape: Shap
 @given(st.integers(0, 255), st.binary(max_size=100))
 def test_any_bytes(layout: int, rest: bytes) -> None:
     agreed(bytes([layout]) + rest, 1000)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_exceptions_out_of_place(width: int) -> None:
+    """What decoding checks of a packed plane while it takes it apart, 2048 elements at a time."""
+    count, places = 5001, [7, 2000, 2047, 2048, 4096, 5000]
+    plane = bytearray([100 + k % 16 for k in range(count)])
+    for place in places:
+        plane[place] = 9
+    block = b"".join(bytes(width - 1) + bytes([value]) for value in plane)
+    shape = Shape(width, False, 0, [*[(RAW, 1)] * (width - 1), (PACKED, 1)], 100)
+    payload = forge(block, shape, frame=kernel_compresses)
+    assert agreed(payload, len(block)) == block
+    first = payload.index(places[0].to_bytes(4, "little") + places[1].to_bytes(4, "little"))
+    for number, place in enumerate(places):
+        for other in {0, 6, 7, 8, 2000, 2046, 2047, 2048, 2049, 4095, 4096, 4097, 5000, 5001, 8192, 2**32 - 1} - {
+            place
+        }:
+            damaged = bytearray(payload)
+            damaged[first + 4 * number : first + 4 * number + 4] = other.to_bytes(4, "little")
+            listed = [*places[:number], other, *places[number + 1 :]]
+            rises = all(a < b for a, b in zip(listed, [*listed[1:], count], strict=True))
+            assert isinstance(agreed(bytes(damaged), len(block)), bytes) == rises
+            assert (kernel_decodes(bytes(damaged), len(block)) is not None) == rises
+    odd = forge(block, shape, frame=lambda pairs: kernel_compresses(pairs[:-1] + bytes([pairs[-1] | 16])))
+    assert isinstance(agreed(odd, len(block)), str)  # four bits too many
 
 
 @pytest.mark.parametrize("period", [1, 3, 64, 100, 1 << 16])

@@ -342,22 +342,27 @@ static size_t store_tree(const Codes *codes, int longest, u8 *out)
 
 /* Write one stream of codes, from the last symbol to the first. `out` has room for 8 bytes more than the codes take. An
  * entry of `table` has a code in its highest bits and the code's length in its lowest. Codes enter `bits` at the top,
- * and each moves the earlier ones down. The lengths come along in the lowest four bits, which codes never reach. */
+ * and each moves the earlier ones down. Four are joined to one before they do, since whatever is put into `bits` has to
+ * wait for what was put there before. The lengths come along in the lowest bits, which codes never reach. */
 HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *out)
 {
     u64 bits = 0, count = 0; /* of `count`, only the lowest byte means anything: how many bits are pending */
     u8 *at = out;
     size_t i = size;
-#define ADD(k) { u64 e = table[data[i - (k)]]; bits = bits >> (e & 63) | e; count += e; }
     for (; i >= 4; i -= 4) {
-        ADD(1) ADD(2) ADD(3) ADD(4) /* at most 44 bits and 7 from before */
+        u64 a = table[data[i - 1]], b = table[data[i - 2]], c = table[data[i - 3]], d = table[data[i - 4]];
+        u64 first = a >> (b & 63) | b, second = c >> (d & 63) | d, half = c + d, length = a + b + half;
+        bits = bits >> (length & 63) | first >> (half & 63) | second;
+        count += length; /* at most 44 bits and 7 from before */
         wr64(at, bits >> 1 >> (63 - (count & 63))); /* not by 64 at once: `count` may be 0 if the block changes */
         at += (count & 63) >> 3;
         count &= 7;
     }
-    for (; i; i--)
-        ADD(1)
-#undef ADD
+    for (; i; i--) {
+        u64 e = table[data[i - 1]];
+        bits = bits >> (e & 63) | e;
+        count += e;
+    }
     bits = bits >> 1 | 1ull << 63;
     count = (count & 63) + 1;
     wr64(at, bits >> (64 - count));
@@ -442,9 +447,10 @@ static size_t put_frame(const u8 *data, size_t size, u8 *out)
         }
     }
     size_t pending = tree_size; /* the first block of coded literals has the tree */
+    size_t most = size < 2 * BLOCK ? BLOCK / 2 : BLOCK; /* two blocks of one size are read faster than a single one */
     size_t done = 0;
     do {
-        size_t part = size - done < BLOCK ? size - done : BLOCK;
+        size_t part = size - done < most ? size - done : most;
         u32 last = done + part == size, kind = 0;
         size_t stored = part;
         if (kinds == 1 && part) {
@@ -650,123 +656,187 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     return lookup->ready ? used : 0;
 }
 
-/* A stream that is read symbol by symbol, and never beyond its ends: for the rest of a stream, and for short ones. */
+/* One of a block's streams of codes, which is read from its end. */
 typedef struct {
     const u8 *start;
-    long bits; /* how many are left */
+    long left; /* how many bits are not read yet */
+    u8 *out, *end;
+    const u16 *entries;
 } Stream;
 
-static int open_stream(Stream *stream, const u8 *in, size_t size)
+static int open_stream(Stream *stream, const u8 *in, size_t size, u8 *out, size_t made, const u16 *entries)
 {
     const u8 final = size ? in[size - 1] : 0;
     if (!final)
         return 0;
-    stream->start = in;
-    stream->bits = (long)size * 8 - (8 - top_bit(final));
+    Stream opened = {in, (long)size * 8 - (8 - top_bit(final)), out, out + made, entries};
+    *stream = opened;
     return 1;
 }
 
 /* The next MAX_BITS bits. */
 static inline u32 peek(const Stream *stream)
 {
-    long from = stream->bits - MAX_BITS;
+    long from = stream->left - MAX_BITS;
     u32 value = 0;
     if (from >= 0) {
         const u8 *p = stream->start + (from >> 3);
-        long rest = ((stream->bits + 7) >> 3) - (from >> 3);
+        long rest = ((stream->left + 7) >> 3) - (from >> 3);
         for (long k = 0; k < rest; k++)
             value |= (u32)p[k] << (8 * k);
         return value >> (from & 7) & (TABLE - 1);
     }
-    for (long k = 0; k < (stream->bits + 7) >> 3; k++) /* before the stream's beginning, zeros */
+    for (long k = 0; k < (stream->left + 7) >> 3; k++) /* before the stream's beginning, zeros */
         value |= (u32)stream->start[k] << (8 * k);
     return value << -from & (TABLE - 1);
 }
 
-static int read_rest(Stream *stream, u8 *out, u8 *end, const u16 *entries)
+/* Read a stream symbol by symbol, and never beyond its ends: the rest of one, or a short one. */
+static int read_rest(Stream *stream)
 {
-    while (out < end) {
-        u16 entry = entries[peek(stream)];
-        stream->bits -= entry & 255;
-        if (stream->bits < 0)
+    for (u8 *out = stream->out; out < stream->end; out++) {
+        u16 entry = stream->entries[peek(stream)];
+        stream->left -= entry & 255;
+        if (stream->left < 0)
             return 0;
-        *out++ = (u8)(entry >> 8);
+        *out = (u8)(entry >> 8);
     }
-    return stream->bits == 0;
+    return stream->left == 0;
 }
 
-/* Read four streams at once, five symbols of each between two loads. `bits` are the 8 bytes at `ip`, shifted left by as
- * many bits as were used: the next ones are at the top. The lowest bit that is set is no data but a mark, so that the
- * zeros below it count the bits that were used. After a load these are at most 8, five symbols later at most
- * 8 + 5 * MAX_BITS = 63: the mark never gets lost, and a load never moves `ip` by more than 7 bytes. */
-HOT static int read_four(const u8 *const *in, const size_t *sizes, u8 *out, size_t size, const u16 *entries)
+/* Several streams are read at once, five symbols of each between two loads: a symbol has to wait for the length of the
+ * one before it, but not for other streams. `bits` are the 8 bytes at `ip`, shifted left by as many bits as were used:
+ * the next ones are at the top. The lowest bit that is set is no data but a mark, so that the zeros below it count the
+ * bits that were used. After a load these are at most 8, five symbols later at most 8 + 5 * MAX_BITS = 63: the mark
+ * never gets lost, and a load never moves `ip` by more than 7 bytes. */
+typedef struct {
+    const u8 *ip;
+    u64 bits;
+} Window;
+
+#define SYMBOL(t, k, n, at) { u16 e = (t)[b##k >> (64 - MAX_BITS)]; b##k <<= e & 63; (at)[n] = (u8)(e >> 8); }
+#define LOAD(k) { int z = __builtin_ctzll(b##k); i##k -= z >> 3; b##k = (rd64(i##k) | 1) << (z & 7); }
+
+HOT static void read_four(Window *w, const Stream *s, long passes)
 {
-    size_t part = (size + 3) / 4;
-    Stream streams[4];
-    u8 *op[4], *ends[4];
-    if (3 * part > size)
-        return 0;
-    for (int k = 0; k < 4; k++) {
-        if (!open_stream(&streams[k], in[k], sizes[k]))
-            return 0;
-        op[k] = out + (size_t)k * part;
-        ends[k] = k < 3 ? op[k] + part : out + size;
-    }
-    const u8 *ip[4];
-    u64 bits[4];
-    int fast = 1;
-    for (int k = 0; k < 4; k++)
-        fast &= sizes[k] >= 16;
-    if (fast) {
-        for (int k = 0; k < 4; k++) {
-            ip[k] = in[k] + sizes[k] - 8;
-            int unused = (int)((long)sizes[k] * 8 - streams[k].bits); /* 1 to 8: the end mark and what is above it */
-            bits[k] = (rd64(ip[k]) | 1) << unused;
-        }
-        for (;;) {
-            int go = 1;
-            for (int k = 0; k < 4; k++)
-                go &= ip[k] >= in[k] + 7 && ends[k] - op[k] >= 5;
-            if (!go)
-                break;
-            /* each pass takes at most 7 bytes of a stream and gives 5 symbols */
-            long passes = ends[3] - op[3];
-            for (int k = 0; k < 3; k++)
-                passes = ends[k] - op[k] < passes ? ends[k] - op[k] : passes;
-            passes /= 5;
-            for (int k = 0; k < 4; k++) {
-                long room = (ip[k] - in[k]) / 7;
-                passes = room < passes ? room : passes;
-            }
-            const u8 *i0 = ip[0], *i1 = ip[1], *i2 = ip[2], *i3 = ip[3];
-            u8 *o0 = op[0], *o1 = op[1], *o2 = op[2], *o3 = op[3];
-            u64 b0 = bits[0], b1 = bits[1], b2 = bits[2], b3 = bits[3];
-            for (; passes > 0; passes--) {
-#define SYMBOL(k, n) { u16 e = entries[b##k >> (64 - MAX_BITS)]; b##k <<= e & 63; o##k[n] = (u8)(e >> 8); }
-#define ALL(n) SYMBOL(0, n) SYMBOL(1, n) SYMBOL(2, n) SYMBOL(3, n)
-                ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
-#define LOAD(k) { int z = __builtin_ctzll(b##k); i##k -= z >> 3; b##k = (rd64(i##k) | 1) << (z & 7); o##k += 5; }
-                LOAD(0) LOAD(1) LOAD(2) LOAD(3)
-#undef SYMBOL
+    const u16 *t = s[0].entries;
+    const u8 *i0 = w[0].ip, *i1 = w[1].ip, *i2 = w[2].ip, *i3 = w[3].ip;
+    u64 b0 = w[0].bits, b1 = w[1].bits, b2 = w[2].bits, b3 = w[3].bits;
+    u8 *o0 = s[0].out, *o1 = s[1].out, *o2 = s[2].out, *o3 = s[3].out;
+    for (; passes > 0; passes--) {
+#define ALL(n) SYMBOL(t, 0, n, o0) SYMBOL(t, 1, n, o1) SYMBOL(t, 2, n, o2) SYMBOL(t, 3, n, o3)
+        ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
 #undef ALL
+        LOAD(0) LOAD(1) LOAD(2) LOAD(3)
+        o0 += 5, o1 += 5, o2 += 5, o3 += 5;
+    }
+    w[0].ip = i0, w[1].ip = i1, w[2].ip = i2, w[3].ip = i3;
+    w[0].bits = b0, w[1].bits = b1, w[2].bits = b2, w[3].bits = b3;
+}
+
+enum { FETCH = 128 /* two lines of the cache */ };
+
+/* The streams of two blocks, each of which gives `part` symbols, right after the ones before it. That is a constant,
+ * so that one register suffices for all the places that symbols go to. Reading codes needs no memory beyond the caches,
+ * and writing elements later needs little else; so what is at `target` comes to the cache meanwhile, FETCH bytes for
+ * each pass, or none if `step` is 0. */
+static inline __attribute__((always_inline)) void read_eight(Window *w, const Stream *s, long passes,
+                                                             const u8 *target, size_t step, const size_t part)
+{
+    const u16 *t = s[0].entries, *u = s[4].entries;
+    const u8 *i0 = w[0].ip, *i1 = w[1].ip, *i2 = w[2].ip, *i3 = w[3].ip;
+    const u8 *i4 = w[4].ip, *i5 = w[5].ip, *i6 = w[6].ip, *i7 = w[7].ip;
+    u64 b0 = w[0].bits, b1 = w[1].bits, b2 = w[2].bits, b3 = w[3].bits;
+    u64 b4 = w[4].bits, b5 = w[5].bits, b6 = w[6].bits, b7 = w[7].bits;
+    u8 *o = s[0].out;
+    for (; passes > 0; passes--) {
+#define ALL(n) \
+        SYMBOL(t, 0, n, o) SYMBOL(t, 1, n, o + part) SYMBOL(t, 2, n, o + 2 * part) SYMBOL(t, 3, n, o + 3 * part) \
+        SYMBOL(u, 4, n, o + 4 * part) SYMBOL(u, 5, n, o + 5 * part) SYMBOL(u, 6, n, o + 6 * part) \
+        SYMBOL(u, 7, n, o + 7 * part)
+        ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
+#undef ALL
+        LOAD(0) LOAD(1) LOAD(2) LOAD(3) LOAD(4) LOAD(5) LOAD(6) LOAD(7)
+        o += 5;
+        __builtin_prefetch(target, 0, 2);
+        __builtin_prefetch(target + FETCH / 2, 0, 2);
+        target += step;
+    }
+    w[0].ip = i0, w[1].ip = i1, w[2].ip = i2, w[3].ip = i3, w[4].ip = i4, w[5].ip = i5, w[6].ip = i6, w[7].ip = i7;
+    w[0].bits = b0, w[1].bits = b1, w[2].bits = b2, w[3].bits = b3;
+    w[4].bits = b4, w[5].bits = b5, w[6].bits = b6, w[7].bits = b7;
+}
+#undef SYMBOL
 #undef LOAD
-            }
-            ip[0] = i0, ip[1] = i1, ip[2] = i2, ip[3] = i3;
-            op[0] = o0, op[1] = o1, op[2] = o2, op[3] = o3;
-            bits[0] = b0, bits[1] = b1, bits[2] = b2, bits[3] = b3;
+
+HOT static void read_whole(Window *w, const Stream *s, long passes, const u8 *target, size_t step)
+{
+    read_eight(w, s, passes, target, step, BLOCK / 4);
+}
+HOT static void read_halves(Window *w, const Stream *s, long passes, const u8 *target, size_t step)
+{
+    read_eight(w, s, passes, target, step, BLOCK / 8);
+}
+
+/* What the reading of frames needs beside their buffers. */
+typedef struct {
+    Lookup lookups[2]; /* of the newest tree, and of the one before it, which streams that wait may need */
+    int newest;
+    Stream waiting[8]; /* those of a block that is best read together with the next one, and then of both */
+    int count;
+    size_t size; /* bytes of that block */
+    const u8 *target, *target_end; /* what is to be brought to the cache meanwhile: memory for the elements */
+} Reader;
+
+/* Read the streams that wait: those of one block, or of two that have both BLOCK or BLOCK / 2 bytes. Returns whether
+ * each stream ends where it has to. */
+static int read_waiting(Reader *reader)
+{
+    Stream *s = reader->waiting;
+    Window w[8];
+    int count = reader->count, fast = count > 0;
+    reader->count = 0;
+    for (int k = 0; k < count; k++)
+        fast &= s[k].left >= 128;
+    if (fast) {
+        for (int k = 0; k < count; k++) {
+            /* the end mark and what is above it are used already: 1 to 8 bits */
+            w[k].ip = s[k].start + s[k].left / 8 - 7;
+            w[k].bits = (rd64(w[k].ip) | 1) << (8 - s[k].left % 8);
         }
-        for (int k = 0; k < 4; k++)
-            streams[k].bits = (long)(ip[k] - in[k]) * 8 + 64 - __builtin_ctzll(bits[k]);
+        for (;;) { /* each pass takes at most 7 bytes of a stream and gives 5 symbols */
+            long passes = BLOCK;
+            for (int k = 0; k < count; k++) {
+                long most = (s[k].end - s[k].out) / 5, room = (w[k].ip - s[k].start) / 7;
+                most = most < room ? most : room;
+                passes = passes < most ? passes : most;
+            }
+            if (!passes)
+                break;
+            if (count == 4)
+                read_four(w, s, passes);
+            else {
+                long fetches = (reader->target_end - reader->target) / FETCH;
+                size_t step = fetches ? FETCH : 0;
+                passes = fetches && fetches < passes ? fetches : passes;
+                (s[1].out - s[0].out == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target, step);
+                reader->target += step * (size_t)passes;
+            }
+            for (int k = 0; k < count; k++)
+                s[k].out += 5 * passes;
+        }
+        for (int k = 0; k < count; k++)
+            s[k].left = (long)(w[k].ip - s[k].start) * 8 + 64 - __builtin_ctzll(w[k].bits);
     }
     int good = 1;
-    for (int k = 0; k < 4; k++)
-        good &= read_rest(&streams[k], op[k], ends[k], entries);
+    for (int k = 0; k < count; k++)
+        good &= read_rest(&s[k]);
     return good;
 }
 
-/* Read the content of a compressed block without sequences. Returns whether `in` is exactly that; `*made` is how many
- * bytes of `out` it decoded to, of at most `room`. */
-static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t *made, Lookup *lookup)
+/* Read the content of a compressed block without sequences, or put it on the waiting list. Returns whether `in` is
+ * exactly that; `*made` is how many bytes of `out` it decodes to, of at most `room`. */
+static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t *made, Reader *reader)
 {
     if (size < 2)
         return 0;
@@ -795,6 +865,9 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         return 0;
     in += head;
     *made = regenerated;
+    int paired = kind >= 2 && (regenerated == BLOCK || regenerated == BLOCK / 2);
+    if ((!paired || regenerated != reader->size) && !read_waiting(reader))
+        return 0;
     if (kind == 0) {
         memcpy(out, in, regenerated);
         return 1;
@@ -804,31 +877,42 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         return 1;
     }
     if (kind == 2) {
-        size_t used = read_tree(in, stored, lookup);
+        reader->newest ^= 1; /* streams that wait need the one before */
+        size_t used = read_tree(in, stored, &reader->lookups[reader->newest]);
         if (!used)
             return 0;
         in += used;
         stored -= used;
     }
+    const Lookup *lookup = &reader->lookups[reader->newest];
     if (!lookup->ready || !regenerated)
         return 0;
     if (format == 0) {
         Stream stream;
-        return open_stream(&stream, in, stored) && read_rest(&stream, out, out + regenerated, lookup->entry);
+        return open_stream(&stream, in, stored, out, regenerated, lookup->entry) && read_rest(&stream);
     }
     if (stored < 10 || regenerated < 6) /* the least for four streams */
         return 0;
-    size_t sizes[4] = {rd16(in), rd16(in + 2), rd16(in + 4), 0};
+    size_t sizes[4] = {rd16(in), rd16(in + 2), rd16(in + 4), 0}, part = (regenerated + 3) / 4;
     size_t three = sizes[0] + sizes[1] + sizes[2] + 6;
     if (three >= stored)
         return 0;
     sizes[3] = stored - three;
-    const u8 *parts[4] = {in + 6, in + 6 + sizes[0], in + 6 + sizes[0] + sizes[1], in + three};
-    return read_four(parts, sizes, out, regenerated, lookup->entry);
+    Stream *streams = reader->waiting + reader->count;
+    in += 6;
+    for (int k = 0; k < 4; k++) {
+        size_t begin = (size_t)k * part, length = k < 3 ? part : regenerated - 3 * part;
+        if (!open_stream(&streams[k], in, sizes[k], out + begin, length, lookup->entry))
+            return 0;
+        in += sizes[k];
+    }
+    reader->count += 4;
+    reader->size = regenerated;
+    return (paired && reader->count == 4) || read_waiting(reader);
 }
 
 /* Whether `in` is exactly one frame, without matches, that decodes to exactly `out`. */
-static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Lookup *lookup)
+static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Reader *reader)
 {
     if (size < 9 || rd32(in) != 0xFD2FB528u)
         return 0;
@@ -845,7 +929,7 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Looku
     }
     if (declared != out_size)
         return 0;
-    lookup->ready = 0;
+    reader->newest = reader->lookups[0].ready = reader->count = 0, reader->size = 0;
     size_t done = 0, most = declared < BLOCK ? declared : BLOCK;
     for (;;) {
         if (size - at < 3)
@@ -854,7 +938,7 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Looku
         u32 last = word & 1, kind = word >> 1 & 3;
         size_t length = word >> 3;
         at += 3;
-        if (length > most)
+        if (length > most || (kind != 2 && !read_waiting(reader)))
             return 0;
         if (kind == 0) {
             if (length > size - at || length > out_size - done)
@@ -868,13 +952,13 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Looku
             at += 1, done += length;
         } else if (kind == 2) {
             size_t made;
-            if (length > size - at || !read_literals(in + at, length, out + done, out_size - done, &made, lookup))
+            if (length > size - at || !read_literals(in + at, length, out + done, out_size - done, &made, reader))
                 return 0;
             at += length, done += made;
         } else
             return 0;
         if (last)
-            return at == size && done == out_size;
+            return at == size && done == out_size && read_waiting(reader);
     }
 }
 
@@ -976,41 +1060,69 @@ HOT static u64 any_outside(const u8 *RESTRICT in, size_t words)
     return all & 0xF0F0F0F0F0F0F0F0ull;
 }
 
-/* Write a packed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has
- * (n + 1) / 2 bytes and n / 64 more. */
-static size_t put_packed(const u8 *in, size_t n, u8 base, u8 *out, u8 *work)
+/* A packed plane in the making. */
+typedef struct {
+    u8 *pairs, *places, *values;
+    u8 base;
+    size_t n, found, most; /* exceptions: how many there are, and how many there may be */
+} Packer;
+
+/* `work` has (n + 1) / 2 bytes, and 5 more for each 64 of the n elements; that is at most n. */
+static Packer start_packing(size_t n, u8 base, u8 *work)
 {
-    size_t most = n / 64, found = 0;
-    u8 *packed = work, *places = out + 8, *values = work + (n + 1) / 2;
+    u8 *places = work + (n + 1) / 2;
+    Packer packer = {work, places, places + 4 * (n / 64), base, n, 0, n / 64};
+    return packer;
+}
+
+/* Pack the next elements: `count` of them, from number `start` on. All but the last ones come by CHUNK. Returns 0 if
+ * there are too many exceptions. */
+static int pack(Packer *packer, const u8 *in, size_t start, size_t count)
+{
     u8 part[CHUNK + 8];
-    for (size_t start = 0; start < n; start += CHUNK) {
-        size_t count = n - start < CHUNK ? n - start : CHUNK;
-        subtract(in + start, count, base, part);
-        memset(part + count, 0, 8);
-        for (size_t group = 0; group < count; group += 256) {
-            size_t words = ((count - group < 256 ? count - group : 256) + 7) / 8;
-            if (!any_outside(part + group, words))
-                continue;
-            for (size_t k = 0; k < words; k++) {
-                u64 flags = rd64(part + group + 8 * k) & 0xF0F0F0F0F0F0F0F0ull;
-                while (flags) {
-                    int byte = __builtin_ctzll(flags) >> 3;
-                    size_t place = start + group + 8 * k + (size_t)byte;
-                    if (found == most)
-                        return 0;
-                    wr32(places + 4 * found, (u32)place);
-                    values[found++] = in[place];
-                    flags &= ~(0xFFull << (8 * byte));
-                }
+    subtract(in, count, packer->base, part);
+    memset(part + count, 0, 8);
+    for (size_t group = 0; group < count; group += 256) {
+        size_t words = ((count - group < 256 ? count - group : 256) + 7) / 8;
+        if (!any_outside(part + group, words))
+            continue;
+        for (size_t k = 0; k < words; k++) {
+            u64 flags = rd64(part + group + 8 * k) & 0xF0F0F0F0F0F0F0F0ull;
+            while (flags) {
+                int byte = __builtin_ctzll(flags) >> 3;
+                size_t place = group + 8 * k + (size_t)byte;
+                if (packer->found == packer->most)
+                    return 0;
+                wr32(packer->places + 4 * packer->found, (u32)(start + place));
+                packer->values[packer->found++] = (u8)(part[place] + packer->base);
+                flags &= ~(0xFFull << (8 * byte));
             }
         }
-        pair(part, (count + 1) / 2, packed + start / 2);
     }
-    wr32(out, base);
+    pair(part, (count + 1) / 2, packer->pairs + start / 2);
+    return 1;
+}
+
+/* Write the packed plane; returns its size. */
+static size_t finish_packing(const Packer *packer, u8 *out)
+{
+    size_t found = packer->found, head = 8 + 5 * found;
+    wr32(out, packer->base);
     wr32(out + 4, (u32)found);
-    memcpy(places + 4 * found, values, found);
-    size_t head = 8 + 5 * found;
-    return head + put_frame(packed, (n + 1) / 2, out + head);
+    memcpy(out + 8, packer->places, 4 * found);
+    memcpy(out + 8 + 4 * found, packer->values, found);
+    return head + put_frame(packer->pairs, (packer->n + 1) / 2, out + head);
+}
+
+/* Write a packed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has n
+ * bytes. */
+static size_t put_packed(const u8 *in, size_t n, u8 base, u8 *out, u8 *work)
+{
+    Packer packer = start_packing(n, base, work);
+    for (size_t start = 0; start < n; start += CHUNK)
+        if (!pack(&packer, in + start, start, n - start < CHUNK ? n - start : CHUNK))
+            return 0;
+    return finish_packing(&packer, out);
 }
 
 HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRICT out)
@@ -1023,32 +1135,55 @@ HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRIC
     }
 }
 
-static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Lookup *lookup)
+/* A packed plane whose frame is decoded, but whose pairs are yet to be taken apart. */
+typedef struct {
+    const u8 *pairs, *places, *values;
+    u8 base;
+    size_t n, listed, used; /* how many exceptions there are, and how many have found their places */
+} Packed;
+
+/* `work` gets the pairs, (n + 1) / 2 bytes. */
+static int open_packed(const u8 *in, size_t size, size_t n, u8 *work, Reader *reader, Packed *packed)
 {
     if (size < 8 || in[1] | in[2] | in[3])
         return 0;
-    u8 base = in[0];
-    size_t listed = rd32(in + 4), half = (n + 1) / 2;
+    size_t listed = rd32(in + 4);
     if (listed > (size - 8) / 5)
         return 0;
     const u8 *places = in + 8, *values = places + 4 * listed, *frame = values + listed;
-    if (!read_frame(frame, (size_t)(in + size - frame), work, half, lookup))
-        return 0;
-    unpair(work, n / 2, base, out);
-    if (n % 2) {
-        if (work[half - 1] > 15)
+    Packed opened = {work, places, values, in[0], n, listed, 0};
+    *packed = opened;
+    return read_frame(frame, (size_t)(in + size - frame), work, (n + 1) / 2, reader);
+}
+
+/* Take `count` elements apart, from number `start` on, which is even. To be called for one chunk after the other, since
+ * it takes exceptions in their order. */
+static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
+{
+    unpair(packed->pairs + start / 2, count / 2, packed->base, out);
+    if (count % 2) { /* the plane's last element */
+        u8 last = packed->pairs[(start + count) / 2];
+        if (last > 15)
             return 0;
-        out[n - 1] = (u8)(work[half - 1] + base);
+        out[count - 1] = (u8)(last + packed->base);
     }
-    u64 next = 0; /* the least that is allowed, since places rise */
-    for (size_t k = 0; k < listed; k++) {
-        u64 place = rd32(places + 4 * k);
-        if (place < next || place >= n)
+    u64 next = start; /* the least that is allowed, since places rise */
+    for (; packed->used < packed->listed; packed->used++) {
+        u64 place = rd32(packed->places + 4 * packed->used);
+        if (place < next)
             return 0;
-        out[place] = values[k];
+        if (place >= start + count)
+            break;
+        out[place - start] = packed->values[packed->used];
         next = place + 1;
     }
-    return 1;
+    return start + count < packed->n || packed->used == packed->listed;
+}
+
+static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Reader *reader)
+{
+    Packed packed;
+    return open_packed(in, size, n, work, reader, &packed) && unpack(&packed, 0, n, out);
 }
 
 /* -- levels: scales that differ from place to place --------------------------------------------------------------- */
@@ -1186,7 +1321,7 @@ static size_t put_levelled(const u8 *in, size_t n, size_t period, u8 *out, u8 *w
     return body ? 12 + size + body : 0;
 }
 
-static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Lookup *lookup)
+static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Reader *reader)
 {
     if (size < 12 || rd32(in) != GROUP_LOG)
         return 0;
@@ -1195,8 +1330,8 @@ static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work,
     if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
         return 0;
     u8 *levels = work, *more = levels + groups + period;
-    if (!read_frame(in + 12, stored, levels, groups + period, lookup) ||
-        !read_packed(in + 12 + stored, size - 12 - stored, out, n, more, lookup))
+    if (!read_frame(in + 12, stored, levels, groups + period, reader) ||
+        !read_packed(in + 12 + stored, size - 12 - stored, out, n, more, reader))
         return 0;
     for (size_t g = 0; g < groups; g++) {
         size_t start = g * GROUP, count = n - start < GROUP ? n - start : GROUP;
@@ -1224,8 +1359,9 @@ typedef struct {
     int coding, lane, low; /* `low`: which byte of an element is its first */
     u8 base;
     int levels;
-    u8 *values;  /* what is to be coded */
+    u8 *values;  /* what is to be coded or stored; memory for `packer`, if it packs while elements are split */
     size_t size; /* as stored */
+    Packer packer;
 } Plane;
 
 /* Bytes of a block at most: frames are written as one segment, whose window is all of the content, and the format
@@ -1329,6 +1465,8 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 
 static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
 
+static int packs_early(const Plane *plane) { return plane->coding == PACKED && !plane->levels; }
+
 static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, u8 *work)
 {
     size_t size = 0, period;
@@ -1339,6 +1477,8 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
             return size;
         }
     }
+    if (packs_early(plane))
+        return finish_packing(&plane->packer, out);
     if (plane->coding == PACKED) {
         size = put_packed(plane->values, n, plane->base, out, work);
         if (size)
@@ -1346,6 +1486,36 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
     }
     plane->coding = ZSTD;
     return put_frame(plane->values, n, out);
+}
+
+/* Split elements to planes. A plane that is to be packed at once, and cannot be, becomes an ordinary one; then returns
+ * 0, and everything has to be split again. */
+static int split(const u8 *data, size_t n, int width, Plane *planes, int number)
+{
+    for (int p = 0; p < number; p++)
+        if (packs_early(&planes[p]))
+            planes[p].packer = start_packing(n, planes[p].base, planes[p].values);
+    for (size_t start = 0; start < n; start += CHUNK) {
+        Elements y;
+        u8 part[2][CHUNK], *to[8];
+        size_t count = n - start < CHUNK ? n - start : CHUNK;
+        int in_one_pass = width == 2 && number == 2;
+        for (int p = 0; p < number; p++)
+            to[p] = packs_early(&planes[p]) ? part[p % 2] : planes[p].values + start * (size_t)planes[p].lane;
+        if (in_one_pass)
+            split16(data + 2 * start, count, to[0], to[1]);
+        else
+            turn(data + start * (size_t)width, count, width, &y);
+        for (int p = 0; p < number; p++) {
+            if (!in_one_pass)
+                cut(&y, count, width, planes[p].low, planes[p].lane, to[p]);
+            if (packs_early(&planes[p]) && !pack(&planes[p].packer, to[p], start, count)) {
+                planes[p].coding = ZSTD;
+                return 0;
+            }
+        }
+    }
+    return 1;
 }
 
 /* The payload has the table first, then planes of noise, which are split straight into `out`, then the other planes,
@@ -1381,7 +1551,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         }
         for (int low = k - noise; noise;) { /* neighbouring bytes of noise, in as few planes as possible */
             int lane = noise >= 4 ? 4 : noise >= 2 ? 2 : 1;
-            Plane raw = {RAW, lane, low, 0, 0, NULL, n * (size_t)lane};
+            Plane raw = {.coding = RAW, .lane = lane, .low = low, .size = n * (size_t)lane};
             planes[number++] = raw;
             low += lane;
             noise -= lane;
@@ -1400,30 +1570,13 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         return 0;
 
     size_t position = table_size(number);
-    u8 *raw_at[8];
     for (int p = 0; p < number; p++)
         if (planes[p].coding == RAW) {
-            raw_at[p] = out + position;
+            planes[p].values = out + position;
             position += planes[p].size;
         }
-    if (width > 1)
-        for (size_t start = 0; start < n; start += CHUNK) {
-            Elements y;
-            size_t count = n - start < CHUNK ? n - start : CHUNK;
-            if (width == 2 && number == 2) {
-                u8 *at[2];
-                for (int p = 0; p < 2; p++)
-                    at[p] = start + (planes[p].coding == RAW ? raw_at[p] : planes[p].values);
-                split16(data + 2 * start, count, at[0], at[1]);
-                continue;
-            }
-            turn(data + start * (size_t)width, count, width, &y);
-            for (int p = 0; p < number; p++) {
-                size_t lane = (size_t)planes[p].lane;
-                cut(&y, count, width, planes[p].low, planes[p].lane,
-                    planes[p].coding == RAW ? raw_at[p] + start * lane : planes[p].values + start);
-            }
-        }
+    while (width > 1 && !split(data, n, width, planes, number))
+        ;
     for (int p = 0; p < number; p++) {
         if (planes[p].coding == RAW)
             continue;
@@ -1505,7 +1658,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
         if (code > (2 << 2 | LEVELLED)) /* lanes have 1, 2 or 4 bytes */
             return 0;
         int lane = 1 << (code >> 2);
-        Plane plane = {code & 3, lane, covered, 0, 0, NULL, rd32(in + at + 1)};
+        Plane plane = {.coding = code & 3, .lane = lane, .low = covered, .size = rd32(in + at + 1)};
         if (covered + lane > width || (plane.coding >= PACKED && lane != 1) ||
             (plane.coding == RAW && plane.size != n * (size_t)lane))
             return 0;
@@ -1518,8 +1671,11 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
     for (size_t at = 5 + 5 * (size_t)number; at < position; at++)
         if (in[at])
             return 0;
-    Lookup lookup;
+    Reader reader;
+    reader.target = out;
+    reader.target_end = width == 1 ? out : out + out_size; /* symbols of one byte go there at once */
     const u8 *values[8];
+    Packed packed[8];
     for (int raw = 1; raw >= 0; raw--) /* planes that are stored as they are come first */
         for (int p = 0; p < number; p++) {
             Plane *plane = &planes[p];
@@ -1534,12 +1690,18 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
                 continue;
             }
             size_t bytes = n * (size_t)plane->lane;
+            if (width > 1 && plane->coding == PACKED) { /* taken apart below, chunk by chunk */
+                if (!open_packed(stored, plane->size, n, work, &reader, &packed[p]))
+                    return 0;
+                work += bytes;
+                continue;
+            }
             u8 *target = width == 1 ? out + phase : work;
             work += width == 1 ? 0 : bytes;
             values[p] = target;
-            if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, bytes, &lookup)
-                  : plane->coding == PACKED ? read_packed(stored, plane->size, target, n, work, &lookup)
-                                            : read_levelled(stored, plane->size, target, n, work, &lookup)))
+            if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, bytes, &reader)
+                  : plane->coding == PACKED ? read_packed(stored, plane->size, target, n, work, &reader)
+                                            : read_levelled(stored, plane->size, target, n, work, &reader)))
                 return 0;
         }
     if (size - position != edges)
@@ -1555,19 +1717,28 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
     for (size_t start = 0; start < n; start += CHUNK) {
         size_t count = n - start < CHUNK ? n - start : CHUNK;
         Elements y;
-        if (width == 2 && rotated && number == 2) {
-            merge16(values[0] + start, values[1] + start, count, x + 2 * start);
-            continue;
-        }
+        u8 taken_apart[2][CHUNK];
+        const u8 *from[8];
+        int in_one_pass = width == 2 && rotated && number == 2;
         for (int p = 0; p < number; p++) {
-            const u8 *from = values[p] + start * (size_t)planes[p].lane;
+            from[p] = taken_apart[p % 2];
+            if (planes[p].coding != PACKED)
+                from[p] = values[p] + start * (size_t)planes[p].lane;
+            else if (!unpack(&packed[p], start, count, taken_apart[p % 2]))
+                return 0;
+            if (in_one_pass)
+                continue;
             int shift = 8 * planes[p].low, lane = planes[p].lane;
             if (width == 2)
-                join16(from, count, !p, shift, lane, y.by2);
+                join16(from[p], count, !p, shift, lane, y.by2);
             else if (width == 4)
-                join32(from, count, !p, shift, lane, y.by4);
+                join32(from[p], count, !p, shift, lane, y.by4);
             else
-                join64(from, count, !p, shift, lane, y.by8);
+                join64(from[p], count, !p, shift, lane, y.by8);
+        }
+        if (in_one_pass) {
+            merge16(from[0], from[1], count, x + 2 * start);
+            continue;
         }
         if (width == 2)
             back16(y.by2, count, rotated, x + 2 * start);
@@ -1665,8 +1836,9 @@ static PyObject *py_decompress(PyObject *module, PyObject *args)
         return refuse(b, 2, TOO_LARGE);
     int good;
     Py_BEGIN_ALLOW_THREADS
-    Lookup lookup;
-    good = read_frame(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, &lookup);
+    Reader reader;
+    reader.target = reader.target_end = b[1].buf;
+    good = read_frame(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, &reader);
     Py_END_ALLOW_THREADS
     release(b, 2);
     return PyBool_FromLong(good);
