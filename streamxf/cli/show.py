@@ -146,12 +146,24 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     """
     facts = {"json_version": JSON_VERSION, **facts}
     text = io.StringIO()
-    for piece in json.JSONEncoder(default=sorted).iterencode(facts):
+    for piece in _pieces(facts):
         if budget is not None:
             budget.spend(len(piece), "the output")
         text.write(piece)
     short = text.tell() <= _INDENTED
     print(json.dumps(facts, indent=2, default=sorted) if short else text.getvalue())
+
+
+def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The object's text, each element of its lists by itself: `iterencode` takes twice as long, being Python."""
+    for number, (key, value) in enumerate(facts.items()):
+        yield f"{', ' if number else '{'}{json.dumps(key)}: "
+        if isinstance(value, list | tuple) and value:
+            yield from (f"{', ' if at else '['}{json.dumps(each, default=sorted)}" for at, each in enumerate(value))
+            yield "]"
+        else:
+            yield json.dumps(value, default=sorted)
+    yield "}"
 
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
