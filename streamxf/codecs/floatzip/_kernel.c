@@ -134,39 +134,44 @@ static void code_lengths(const u32 *counts, u8 *bits)
     for (int i = 2 * n - 3; i >= 0; i--)
         depth[i] = (u8)(depth[parent[i]] < 255 ? depth[parent[i]] + 1 : 255);
     /* cut lengths to MAX_BITS, lengthen some codes until all fit, then shorten some until no room is left; `used` is
-     * the sum of Kraft's inequality, in units of 2^-MAX_BITS */
-    int used = 0;
+     * the sum of Kraft's inequality, in units of 2^-MAX_BITS. Rarer symbols never have shorter codes: so it is enough
+     * to know how many have each length, and only the rarest of them is worth lengthening, the last shortening. */
+    int used = 0, having[MAX_BITS + 1] = {0};
     for (int i = 0; i < n; i++) {
-        if (depth[i] > MAX_BITS)
-            depth[i] = MAX_BITS;
-        used += 1 << (MAX_BITS - depth[i]);
+        int length = depth[i] < MAX_BITS ? depth[i] : MAX_BITS;
+        having[length]++;
+        used += 1 << (MAX_BITS - length);
     }
     while (used > TABLE) {
-        int best = -1;
+        int best = 0, at = having[MAX_BITS];
         u64 least = 0;
-        for (int i = 0; i < n; i++) { /* the one that costs least for the room that it frees */
-            if (depth[i] == MAX_BITS)
+        for (int length = MAX_BITS - 1; length; at += having[length--]) {
+            if (!having[length])
                 continue;
-            u64 cost = (u64)counts[order[i]] << depth[i];
-            if (best < 0 || cost < least)
-                best = i, least = cost;
+            u64 cost = (u64)weight[at] << length; /* for the room that it frees */
+            if (!best || cost < least)
+                best = length, least = cost;
         }
-        depth[best]++;
-        used -= 1 << (MAX_BITS - depth[best]);
+        having[best]--, having[best + 1]++;
+        used -= 1 << (MAX_BITS - best - 1);
     }
     while (used < TABLE) {
-        int best = -1;
+        int best = 0, at = 0;
         u64 most = 0;
-        for (int i = 0; i < n; i++) { /* the one that gains most for the room that it takes */
-            u64 gain = (u64)counts[order[i]] << depth[i];
-            if (1 << (MAX_BITS - depth[i]) <= TABLE - used && gain >= most)
-                best = i, most = gain;
+        for (int length = MAX_BITS; length > 1; length--) {
+            at += having[length];
+            if (!having[length] || 1 << (MAX_BITS - length) > TABLE - used)
+                continue;
+            u64 gain = (u64)weight[at - 1] << length; /* for the room that it takes */
+            if (gain >= most)
+                best = length, most = gain;
         }
-        used += 1 << (MAX_BITS - depth[best]);
-        depth[best]--;
+        having[best]--, having[best - 1]++;
+        used += 1 << (MAX_BITS - best);
     }
-    for (int i = 0; i < n; i++)
-        bits[order[i]] = depth[i];
+    for (int length = MAX_BITS, i = 0; length; length--)
+        for (int k = 0; k < having[length]; k++)
+            bits[order[i++]] = (u8)length;
 }
 
 /* Canonical codes, in the order that the format fixes: the longest first, and by symbol among those of one length.
