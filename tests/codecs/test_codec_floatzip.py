@@ -141,6 +141,52 @@ def test_gaussian_weights_shrink_to_their_entropy(dtype: str, told: bool) -> Non
     assert len(check(block, dtype if told else None)) <= SHARE[dtype] * len(block)
 
 
+def entropy(block: bytes) -> float:
+    """In bytes, of order 0."""
+    counts = np.bincount(np.frombuffer(block, np.uint8))
+    return -float(np.sum(counts[counts > 0] * np.log2(counts[counts > 0] / len(block)))) / 8
+
+
+def four_bits(size: int = MIB) -> tuple[bytes, bytes]:
+    """Gaussian weights in MXFP4: two elements to a byte, and a power of two for 32 of them."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 0.02, (size // 16, 32)) * np.exp(rng.normal(0, 0.3, (size // 16, 1)))
+    scales = np.floor(np.log2(np.abs(values).max(axis=1, keepdims=True))) - 2
+    bounds = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
+    codes = np.searchsorted(bounds, np.abs(values) / 2**scales).astype(np.uint8) | (values < 0).astype(np.uint8) << 3
+    return (codes[:, ::2] | codes[:, 1::2] << 4).tobytes(), (scales + 127).astype(np.uint8).tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("float8_e4m3fn", 448), ("float8_e5m2", 57344)])
+@pytest.mark.parametrize("told", [True, False])
+def test_eight_bit_weights_shrink_to_the_entropy_of_their_bytes(dtype: str, largest: int, told: bool) -> None:
+    values = torch.from_numpy(np.random.default_rng(1).normal(0, 0.02, (1024, 1024)))
+    scaled = values / values.abs().amax(dim=1, keepdim=True) * largest
+    block = scaled.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
+    # codes of eleven bits at most leave rare bytes a larger share than they have
+    assert len(check(block, dtype if told else "uint8")) <= 1.018 * entropy(block)
+
+
+@pytest.mark.parametrize("told", ["float4_e2m1fn_x2", "uint8", "int32", None])
+def test_four_bit_weights_shrink_as_far_as_codes_allow(told: str | None) -> None:
+    values, _ = four_bits()
+    compiled = streamxf.FloatZip.implementation() == "compiled"
+    # zstd itself leaves alone what gains less than a 64th
+    assert len(check(values, told)) <= (1.006 * entropy(values) if compiled else MIB + 1)
+
+
+@pytest.mark.parametrize("told", ["float8_e8m0fnu", "uint8", None])
+def test_scales_of_blocks_are_packed(told: str | None) -> None:
+    """Most are one of two or three values: a code of their own would be a whole bit each."""
+    _, scales = four_bits(4 * MIB)
+    assert len(check(scales, told)) <= 1.04 * entropy(scales)
+
+
+def test_runs_of_scales_are_left_to_matches() -> None:
+    rows = np.random.default_rng(1).integers(118, 124, 256).astype(np.uint8)
+    assert len(check(np.repeat(rows, 512).tobytes(), "float8_e8m0fnu")) < 2000
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("phase", range(1, 8))
 def test_the_place_of_the_first_element_is_found(dtype: str, phase: int) -> None:

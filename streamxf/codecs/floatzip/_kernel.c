@@ -1470,6 +1470,7 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 
 static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
 
+/* Whether `split` packs a plane; elements of one byte are not split. */
 static int packs_early(const Plane *plane) { return plane->coding == PACKED && !plane->levels; }
 
 static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, u8 *work)
@@ -1482,7 +1483,7 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
             return size;
         }
     }
-    if (packs_early(plane))
+    if (width > 1 && packs_early(plane))
         return finish_packing(&plane->packer, out);
     if (plane->coding == PACKED) {
         size = put_packed(plane->values, n, plane->base, out, work);

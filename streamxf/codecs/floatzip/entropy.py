@@ -12,7 +12,7 @@ import numpy as np
 
 from streamxf.codecs.floatzip.planes import Array
 
-MAX_SAMPLE = 8192
+MAX_SAMPLE = 24 * 1024
 
 _COUNTS = np.arange(1, MAX_SAMPLE + 1)
 _LOGS = np.concatenate([[0.0], _COUNTS * np.log2(_COUNTS)])  # n log2 n

@@ -11,7 +11,7 @@ import os
 
 from streamxf.buffers import borrowed
 from streamxf.codecs import frames
-from streamxf.codecs.floatzip.sampling import FLOAT_WIDTHS
+from streamxf.codecs.floatzip.sampling import BYTE_FLOATS, FLOAT_WIDTHS
 from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
@@ -30,15 +30,8 @@ except ImportError as error:
 if _WANTED == "numpy":
     compiled = None  # type: ignore[assignment]
 
-_WIDTHS = {
-    **FLOAT_WIDTHS,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-}
+WIDTHS = {**FLOAT_WIDTHS, **dict.fromkeys(BYTE_FLOATS, 1)}
+"""Bytes of an element, by the dtypes whose blocks the kernel can judge by itself."""
 
 
 class _Work:
@@ -58,15 +51,15 @@ def implementation() -> str:
     return "numpy" if compiled is None else "compiled"
 
 
-def encode_bound(size: int, dtype: str | None) -> int | None:
+def encode_bound(size: int) -> int | None:
     """Bytes of memory that `encode_into` needs for a block; None if the reference has to encode it."""
-    if compiled is None or dtype not in _WIDTHS or size > frames.MAX_WINDOW:
+    if compiled is None or size > frames.MAX_WINDOW:
         return None
     return compiled.encode_bound(size)
 
 
-def encode_into(block: memoryview, dtype: str, row: int | None, out: memoryview) -> int | None:
-    """Encode a block into `out`, which has `encode_bound` bytes.
+def encode_into(block: memoryview, width: int, row: int | None, out: memoryview) -> int | None:
+    """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes.
 
     Returns
     -------
@@ -74,7 +67,7 @@ def encode_into(block: memoryview, dtype: str, row: int | None, out: memoryview)
         The payload's size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
     with borrowed(_Work) as work:
-        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), _WIDTHS[dtype], row or 0)
+        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0)
     return None if size < 0 else size
 
 

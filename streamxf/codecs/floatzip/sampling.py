@@ -23,19 +23,29 @@ FLOAT_WIDTHS = {
     "complex64": 4,
     "complex128": 8,
 }
+BYTE_FLOATS = (
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+)
 
 SMALL_FLOATS, SMALL_BYTES = 32 * 1024, 4 * 1024  # up to here, trying to compress is cheaper than sampling first
 RUNS = 16  # the sample comes from so many places in the block
 RUN_ELEMENTS = 30  # 480 in all: up to 500, numpy keeps the interpreter's lock, and workers need not wait for it
 RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
-NOISE_BITS = 7.85  # bytes that cannot be brought below that are stored as they are
+NOISE_BITS = 7.87  # bytes that cannot be brought below that are stored as they are, as zstd would do
+CODE_BITS = 0.03  # what Huffman codes take beyond the entropy
 NOISE_COLLISION_BITS = 7.7  # a plane with that much collision entropy is stored as it is
 CONSTANT_COLLISION_BITS = 0.25  # below, runs decide, and packing would only be in their way
 # Levels are looked for above that, by width; exponents of one scale have 2.24 bits. A block has twice as many elements
 # of two bytes as of four, so levels must bring more there to be worth their time.
 LEVEL_COLLISION_BITS = {2: 2.55, 4: 2.36, 8: 2.36}
 MAX_COLLISION_BITS = 5.5  # bytes with more are no exponents
+NARROW = 1 / 1024  # bytes of which no more are outside of sixteen values are packed: MXFP4's scales, for example
 MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
@@ -67,6 +77,11 @@ class BlockPlan(NamedTuple):
     layout: Layout
     planes: list[PlanePlan]
 
+    @property
+    def matchless_bytes(self) -> bool:
+        """Whether the block is one plane of bytes in which no matches are worth looking for."""
+        return self.layout.width == 1 and not self.planes[0].general
+
 
 _SMALL = {
     width: BlockPlan(Layout(width, True, 0), [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
@@ -85,6 +100,8 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
         return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
     if len(block) <= SMALL_BYTES:
         return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
+    if dtype in BYTE_FLOATS:
+        return _plan_bytes(block, NOISE_BITS)
     layout, bits = _detect(block)
     plain = _plan_bytes(block, MATCHES_GAIN * bits if layout.width > 1 else NOISE_BITS)
     return plain if plain is not None or layout.width == 1 else _plan(block, layout)
@@ -124,11 +141,18 @@ def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
     """
     step = max(1, (len(block) - TRIAL_BYTES // 2) // 2)
     parts = [block[start : start + TRIAL_BYTES // 2] for start in (0, step, 2 * step)][: 1 + 2 * (step > 1)]
-    size = sum(map(len, parts))
+    sample = np.concatenate(parts)
+    histogram = np.bincount(sample, minlength=256)
+    base, inside = _best_window(histogram)
     with borrowed(huffman) as plainly, borrowed(general) as by_matches:
         plain = sum(len(plainly.compress(part.data)) for part in parts)
         matched = sum(len(by_matches.compress(part.data)) for part in parts)
-    if min(plain, matched) > size * bits / 8:
+        if inside >= (1 - NARROW) * len(sample) and collision_bits(histogram, len(sample)) > CONSTANT_COLLISION_BITS:
+            pairs = (sample[:-1:2] - np.uint8(base)) * np.uint8(WINDOW) | (sample[1::2] - np.uint8(base))
+            if len(plainly.compress(pairs.data)) < min(plain, matched):
+                return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.PACKED, 1), base)])
+    # a part's own table of codes would hide what the block's codes gain
+    if min(8 * min(plain, matched) / len(sample), entropies(histogram[None])[0] + CODE_BITS) > bits:
         return None
     return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
 
