@@ -21,7 +21,13 @@ from zipnn import ZipNN
 
 from benchmarks.dcp_sides import State
 
-_ZIPNN_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+_ZIPNN_DTYPES = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float32",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+}
 FILE = "state"
 
 

@@ -11,6 +11,7 @@ import torch
 from benchmarks import publish, run, store, throttled
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
+from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
 from benchmarks.data.training import SMOKE, training_state
 from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
 from benchmarks.entropy import plane_entropy
@@ -32,6 +33,14 @@ MACHINE = {
     "packages": {"torch": "2.13.0"},
     "commit": "0123456789ab",
 }
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def four_bits(packed):
+    codes = packed.view(torch.uint8)
+    return E2M1[torch.stack([codes & 15, codes >> 4], -1).long()].flatten(1)
 
 
 @pytest.fixture
@@ -406,3 +415,26 @@ def test_an_unknown_name_is_refused(capsys):
     with pytest.raises(SystemExit):
         run.main(["save_lode"])
     assert "save_lode" in capsys.readouterr().err
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_quantized_weights_are_the_weights_but_for_rounding():
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.empty(40, 96).normal_(0, 0.02, generator=generator)
+    weights = {"w": weight, "bias": weight[0], "odd": weight[:, :7]}
+    for dtype, step in ((E4M3, 2**-3), (E5M2, 2**-2)):
+        for rows in (False, True):
+            state = fp8(weights, dtype, rows=rows)
+            assert set(state) == {"w", "w_scale", "odd", "odd_scale"}
+            assert state["w"].dtype == dtype
+            assert state["w"].float().abs().max() == torch.finfo(dtype).max
+            torch.testing.assert_close(state["w"].float() * state["w_scale"], weight, rtol=step / 2, atol=1e-6)
+    state = mxfp4(weights)
+    assert set(state) == {"w", "w_scale"}
+    scales = state["w_scale"].float().repeat_interleave(32, 1)
+    assert ((four_bits(state["w"]) * scales - weight).abs() <= scales * 2).all()  # up to 8 is cut to 6
+    state = nvfp4(weights)
+    scales = state["w_scale"].float().repeat_interleave(16, 1) * state["w_global_scale"]
+    assert ((four_bits(state["w"]) * scales - weight).abs() <= scales * 1.3).all()
