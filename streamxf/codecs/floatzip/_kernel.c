@@ -1454,18 +1454,30 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
     plane->lane = 1;
     plane->levels = 0;
     plane->coding = ZSTD;
-    if (spread > 207.94) { /* 7.7 bits: noise */
+    /* 7.7 bits: noise. A byte that is a whole element is worth a percent less, which only Shannon's entropy shows. */
+    if (width > 1 ? spread > 207.94 : entropy(counts, total) > 7.9) {
         plane->coding = RAW;
         return 1;
     }
     if (spread < 1.1892) /* 0.25 bits */
         return spread <= 1.0; /* a constant needs no matches */
-    if (width == 1)
-        return 1;
-    plane->levels = spread > (width == 2 ? 5.8563 : 5.1337) && spread < 45.25; /* 2.55, 2.36 and 5.5 bits */
-    if (best_window(counts, &plane->base) >= total - total / 128)
+    if (width > 1)
+        plane->levels = spread > (width == 2 ? 5.8563 : 5.1337) && spread < 45.25; /* 2.55, 2.36 and 5.5 bits */
+    /* elements of one byte have hardly any exceptions, or are cheaper without */
+    if (best_window(counts, &plane->base) >= total - total / (width > 1 ? 128 : 1024))
         plane->coding = PACKED;
     return 1;
+}
+
+/* How many of `tested` elements would equal one of three others if all were drawn independently, as `counts` are. */
+static double by_chance(const u32 *counts, u32 total, u32 tested)
+{
+    double others = 0;
+    for (int s = 0; s < 256; s++) {
+        double share = (double)counts[s] / total;
+        others += share * (1 - share) * (1 - share) * (1 - share);
+    }
+    return tested * (1 - others);
 }
 
 static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
@@ -1545,7 +1557,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         same &= all;
     }
     /* runs are for the reference, unless the whole block is one; elements of one byte often repeat by chance */
-    if (!same && repeated > tested / (width == 1 ? 4 : 16) + 1)
+    if (!same && repeated > tested / 16 + 1 + (width == 1 ? by_chance(counts[0], total, tested) : 0))
         return -1;
     for (int k = 0; k <= width; k++) { /* one pass more than there are bytes, for noise at the end */
         Plane plane = {0};
