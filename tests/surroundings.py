@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def leave() -> None:
         os.environ.pop(name, None)
     os.environ.update(_SET)
     os.umask(_UMASK)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
     if len(tempfile.gettempdir()) > _LONG:
         # Python's forkserver binds a socket some folders below, whose address has room for about 100 bytes
         folder = tempfile.mkdtemp(prefix="streamxf-", dir="/tmp")
