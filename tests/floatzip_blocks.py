@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import zstandard
 from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape
 from hypothesis import strategies as st
 
@@ -85,3 +86,12 @@ def changed(payload: bytes, listed: list[Change]) -> bytes:
             word = int.from_bytes(out[place : place + 4], "little") + byte - 128
             out[place : place + 4] = (word % (1 << 32)).to_bytes(4, "little")
     return bytes(out)
+
+
+def by_zstd(frame: bytes, size: int) -> bytes | None:
+    """What libzstd makes of a whole frame; None if that is not `size` bytes."""
+    try:
+        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
+    return data if len(data) == size else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import zstandard
-from floatzip_blocks import Change, changed, changes
+from floatzip_blocks import Change, by_zstd, changed, changes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,14 +34,6 @@ def compressed(data: bytes) -> bytes:
 def by_kernel(frame: bytes, size: int) -> bytes | None:
     out = np.empty(size, np.uint8)  # of just the size, which a sanitizer watches
     return out.tobytes() if kernel.decompress(np.frombuffer(frame, np.uint8).copy(), out) else None
-
-
-def by_zstd(frame: bytes, size: int) -> bytes | None:
-    try:
-        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError:
-        return None
-    return data if len(data) == size else None
 
 
 def blocks_of(frame: bytes) -> list[Block]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
+from floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
 from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from fuzz.target import corpus_of, find
 from hypothesis import given
@@ -350,14 +350,6 @@ sizes = st.one_of(
     st.sampled_from([255, 256, 257, 1023, 1024, 16383, 16384, 65791, 65792, BLOCK - 1, BLOCK, BLOCK + 1, 300_000]),
 )
 draws = st.builds(drawn, st.integers(0, 7), sizes, st.integers(0, 2**32))
-
-
-def by_zstd(frame: bytes, size: int) -> bytes | None:
-    try:
-        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError:
-        return None
-    return data if len(data) == size else None
 
 
 @given(draws)
