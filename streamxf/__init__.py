@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streamxf.codecs.zstd import ZStandard as ZStandard
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
+    from streamxf.dcp.install import Installation as Installation, install as install, installed as installed
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
     from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
@@ -92,6 +93,7 @@ _NAMES = {
     "codecs.zstd": "ZStandard",
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
+    "dcp.install": "Installation install installed",
     "dcp.reader": "FileSystemReader",
     "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",

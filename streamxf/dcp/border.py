@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import sys
+from abc import ABC
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -36,8 +37,12 @@ _PLACE: dict[str, type] = {"file": str, "item": str, "block": int}
 _EVERYWHERE = sys.stdlib_module_names | {"streamxf"}
 
 
-class StorageMixin:
-    """The checkpoint that a torch writer or reader has; the class beside it makes `fs` and `path`."""
+class StorageMixin(ABC):
+    """The checkpoint that a torch writer or reader has; the class beside it makes `fs` and `path`.
+
+    ``ABC`` is the base that torch's classes have, too. Python lets an object change its class only between classes that
+    lie in memory alike, down to such a base, and `install` turns torch's writers and readers into ours.
+    """
 
     fs: Any
     path: Any

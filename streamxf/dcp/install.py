@@ -1,0 +1,307 @@
+"""`install`: the writers and readers that frameworks and torch's own tools make for themselves use a chain.
+
+While installed, ``__init__`` of torch's classes turns the object that is being made into one of streamxf's. This
+reaches a class under whatever name it was imported before, leaves subclasses alone, and is undone exactly, because
+torch's classes have an ``__init__`` of their own to be put back. A ``__new__`` could not be taken off again: Python
+then refuses the class all arguments. A factory in the place of the class would break ``isinstance``.
+
+What is relied on of torch's private parts is listed in `_points`, and looked at before anything is changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, NoReturn, Self
+
+import torch
+
+from streamxf.chain import Chain, ChainLike
+from streamxf.codec import Codec
+from streamxf.dcp.border import StorageMixin
+from streamxf.dcp.extensions import Registry
+from streamxf.dcp.reader import FileSystemReader
+from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter
+from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.keys import KeyRing, KeysLike
+
+_DCP = "torch.distributed.checkpoint"
+_log = logging.getLogger(__name__)
+
+
+def install(
+    chain: ChainLike | None = None,
+    *,
+    keys: KeysLike = None,
+    writer: Mapping[str, Any] | None = None,
+    reader: Mapping[str, Any] | None = None,
+) -> Installation:
+    """Give a chain to every DCP writer and reader that is made from now on in this process, whoever makes it.
+
+    That goes for torch's ``FileSystemWriter``, ``FileSystemReader``, ``FsspecWriter`` and ``FsspecReader``, for
+    ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and for tools such as ``dcp_to_torch_save``. Classes
+    derived from torch's are left alone, as are streamxf's own, and what was made before.
+
+    An installation inside another shadows it. Use the result in a ``with`` statement, or call its `uninstall`.
+
+    Parameters
+    ----------
+    chain : Chain, codecs or str
+        As in `FileSystemWriter`. Extensions that a writer is made with come before it; a writer that is made with
+        codecs keeps those.
+    keys : Key, location, several of them or a KeyRing
+        The key for ``encrypt`` in a chain's text form, and what readers open. By default these are the keys of the
+        chain that can read.
+    writer, reader : dict, optional
+        More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``. What a
+        framework passes itself comes first.
+
+    Raises
+    ------
+    ChainError, ParameterError
+        If the arguments do not fit. Nothing is changed then.
+    UnsupportedError
+        If this torch lacks a part that is relied on; the message says which.
+    """
+    ring = KeyRing.of(keys)
+    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
+    if keys is None and made.encryption is not None:
+        ring = KeyRing([key for key in made.encryption.recipients if key.unwraps] or None)
+    installation = Installation(made, ring, dict(writer or {}), dict(reader or {}))
+    hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
+    installation.check()
+    if not _stack:  # rather than `not _hooks`: an interrupt may have left some that were not set
+        _hooks[:] = hooks
+        for hook in hooks:
+            setattr(hook.owner, hook.name, hook.replacement)
+    _stack.append(installation)
+    _log.info("%r", installation)
+    return installation
+
+
+def installed() -> Installation | None:
+    """The installation that is in force in this process, or None."""
+    return _stack[-1] if _stack else None
+
+
+class Installation:
+    """What `install` did, until it is undone by `uninstall` or the end of a ``with`` block.
+
+    Attributes
+    ----------
+    chain : Chain
+        What writers use.
+    keys : KeyRing
+        What readers open.
+    left_alone : set of str
+        The classes derived from torch's writer of which objects were made meanwhile. They save without the chain.
+    """
+
+    def __init__(self, chain: Chain, keys: KeyRing, writer: dict[str, Any], reader: dict[str, Any]) -> None:
+        self.chain = chain
+        self.keys = keys
+        self.left_alone: set[str] = set()
+        self._writer = writer
+        self._reader = reader
+
+    def uninstall(self) -> None:
+        """Undo it: torch's classes are as before, unless there is an outer installation. What was made meanwhile keeps
+        its chain.
+
+        Raises UnsupportedError if an inner installation has to be undone first, this one has been undone already, or
+        somebody else has changed the same parts of torch since.
+        """
+        if self is not installed():
+            why = "undo the inner one first" if self in _stack else "it is not installed any more"
+            raise UnsupportedError(f"{self!r} cannot be undone: {why}")
+        if len(_stack) == 1:
+            _unhook()
+        _stack.pop()
+        _log.info("%r", self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self in _stack:
+            self.uninstall()
+
+    def __repr__(self) -> str:
+        keys = f", keys {', '.join(key.id for key in self.keys)}" if len(self.keys) else ""
+        what = f"chain {str(self.chain) or '(empty)'}{keys}"
+        if self not in _stack:
+            return f"<streamxf installation, undone: {what}>"
+        shadowed = "" if self is installed() else ", shadowed by another"
+        names = ", ".join(sorted({hook.owner.__name__ for hook in _hooks}))
+        return f"<streamxf installation{shadowed}: {what}; changed in torch {torch.__version__}: {names}>"
+
+    def check(self) -> None:
+        """Make a writer and a reader, so that an argument that they refuse is an error now."""
+        for name in {"_extensions", "chain", "keys"} & {*self._writer, *self._reader}:
+            raise ParameterError(f"{name}= is an argument of install itself, and not for writer= or reader=")
+        for own, made in (FileSystemWriter, self.for_writer({})), (FileSystemReader, self.for_reader({})):
+            try:
+                own("streamxf", **made)
+            except TypeError as error:
+                raise ParameterError(f"{own.__name__} cannot be made with these arguments: {error}") from None
+
+    def for_writer(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of streamxf's writer, from those that torch's was given by name."""
+        extensions = list(given.pop("_extensions", None) or ())
+        if not any(isinstance(extension, Codec) for extension in extensions):
+            extensions += self.chain
+        return {**self._writer, **given, "_extensions": extensions}
+
+    def for_reader(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The same of a reader. Keys in a registry stand instead of those that are installed."""
+        registry = given.get("_extension_registry")
+        keys = None if isinstance(registry, Registry) and len(registry.keys) else self.keys
+        return {**self._reader, **given, "keys": keys}
+
+    def leave_alone(self, writer: object) -> None:
+        """Note a writer that saves without the chain: aloud, if that means unencrypted."""
+        name = _named(type(writer))
+        if name not in self.left_alone:
+            self.left_alone.add(name)
+            level = logging.INFO if self.chain.encryption is None else logging.WARNING
+            _log.log(level, "%s is left alone by streamxf.install: what it saves does not go through the chain", name)
+
+
+# -- torch's parts ---------------------------------------------------------------------------------
+
+
+class _Hook(NamedTuple):
+    """A method of torch's that was replaced."""
+
+    owner: type
+    name: str
+    original: Callable[..., Any]
+    replacement: Callable[..., Any]
+
+
+_stack: list[Installation] = []
+_hooks: list[_Hook] = []
+
+
+def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """What is replaced: the class, the method, and what makes the replacement of the original."""
+    setup = _part(f"{_DCP}._storage_utils", "_storage_setup")
+    _check(setup, f"{_DCP}._storage_utils._storage_setup", ("storage", "checkpoint_id", "reader"))
+    classes: dict[type, str] = {FileSystemWriter: "_extensions", FileSystemReader: "_extension_registry"}
+    if find_spec("fsspec") is not None:  # torch does without, too
+        from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
+
+        classes |= {FsspecWriter: "_extensions", FsspecReader: ""}
+    for own, extensions in classes.items():
+        owner = own.__bases__[1]
+        original = _method(owner, "__init__")
+        _check(original, f"{_named(owner)}.__init__", ("self", "path"), extensions)
+        try:
+            object.__new__(owner).__class__ = own  # type: ignore[assignment]
+        except TypeError as error:
+            _unknown(f"{_named(owner)} differs too much from streamxf's class ({error})")
+        yield owner, "__init__", _turning(owner, own, original)
+    for module, name in (
+        ("_async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
+        ("_async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
+    ):
+        owner = _part(f"{_DCP}.{module}", name)
+        original = _method(owner, "execute_save")
+        _check(original, f"{_DCP}.{module}.{name}.execute_save", ("self",), "checkpoint_id", "storage_writer")
+        yield owner, "execute_save", _making_at_once(original, setup)
+
+
+def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    """An ``__init__`` of torch's class `owner` that makes an object of streamxf's class `own`."""
+    signature = inspect.signature(original)
+    writes = issubclass(own, ChainWriterMixin)
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        installation = installed()
+        if installation is None or isinstance(self, StorageMixin):
+            original(self, *args, **kwargs)
+            return
+        given = _by_name(signature.bind(self, *args, **kwargs)) if type(self) is owner else None
+        if given is None or getattr(given.get("serialization_format"), "value", "torch_save") != "torch_save":
+            if writes:
+                installation.leave_alone(self)
+            original(self, *args, **kwargs)
+            return
+        made = installation.for_writer(given) if writes else installation.for_reader(given)
+        self.__class__ = own
+        self.__init__(**made)
+
+    return __init__
+
+
+def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of a call, without ``self``, by names that torch's order of them does not touch."""
+    _, *rest = bound.signature.parameters.values()
+    given = {one.name: bound.arguments[one.name] for one in rest if one.name in bound.arguments}
+    for one in rest:
+        if one.kind is one.VAR_KEYWORD:
+            given.update(given.pop(one.name, {}))
+    return given
+
+
+def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> Callable[..., Any]:
+    """An ``execute_save`` that makes the writer for ``checkpoint_id=`` itself. Otherwise a thread would make it,
+    perhaps after the installation was undone, or a child process that has none: either would save without the chain.
+    """
+
+    @wraps(original)
+    def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if installed() is not None and kwargs.get("storage_writer") is None and kwargs.get("checkpoint_id"):
+            kwargs["storage_writer"] = setup(None, kwargs["checkpoint_id"], reader=False)
+        return original(self, *args, **kwargs)
+
+    return execute_save
+
+
+def _unhook() -> None:
+    for hook in _hooks:
+        if vars(hook.owner)[hook.name] not in (hook.replacement, hook.original):  # the latter after an interrupt
+            raise UnsupportedError(
+                f"{hook.owner.__name__}.{hook.name} was replaced after streamxf.install; undo that first"
+            )
+    for hook in _hooks:
+        setattr(hook.owner, hook.name, hook.original)
+    _hooks.clear()
+
+
+def _part(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        _unknown(f"there is no {module}.{name}")
+
+
+def _method(owner: type, name: str) -> Callable[..., Any]:
+    found = vars(owner).get(name)
+    if not inspect.isfunction(found):
+        _unknown(f"{_named(owner)} has no method {name} of its own")
+    return found
+
+
+def _check(function: Callable[..., Any], name: str, first: tuple[str, ...], *named: str) -> None:
+    """Raise UnsupportedError unless a function has these parameters: `first` at its beginning, `named` anywhere."""
+    found = inspect.signature(function).parameters
+    if tuple(found)[: len(first)] != first or not all(wanted in found for wanted in named if wanted):
+        wanted = ", ".join(filter(None, [*first, *named]))
+        _unknown(f"{name} takes ({', '.join(found)}), not ({wanted})")
+
+
+def _named(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _unknown(what: str) -> NoReturn:
+    raise UnsupportedError(
+        f"streamxf.install does not know torch {torch.__version__}: {what}. Nothing was changed. Pass "
+        "streamxf.FileSystemWriter and FileSystemReader where a writer or reader is taken"
+    )

@@ -1,0 +1,471 @@
+"""`streamxf.install`: writers and readers that somebody else makes use the chain, and afterwards torch is as before."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader as ReaderNamedBefore
+from torch.distributed.checkpoint import FileSystemWriter as WriterNamedBefore
+from torch.distributed.checkpoint import HuggingFaceStorageWriter, filesystem
+from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
+from torch.distributed.checkpoint._async_process_executor import _ProcessBasedAsyncCheckpointExecutor
+from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor
+from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+import streamxf
+from streamxf import Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.dcp import install as installing
+from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError, UnsupportedError
+
+from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused
+
+STATE = {"model": {"weight": torch.randn(300, 40), "bias": torch.ones(7, dtype=torch.bfloat16)}, "step": 7}
+CHAIN = "floatzip+checksum+encrypt"
+CHANGED: list[tuple[type, str]] = [
+    (filesystem.FileSystemWriter, "__init__"),
+    (filesystem.FileSystemReader, "__init__"),
+    (torch_fsspec.FsspecWriter, "__init__"),
+    (torch_fsspec.FsspecReader, "__init__"),
+    (_ThreadBasedAsyncCheckpointExecutor, "execute_save"),
+    (_ProcessBasedAsyncCheckpointExecutor, "execute_save"),
+]
+
+
+def stored_chain(path: Path | str, keys: Any = KEY) -> str:
+    """The chain that all items of a checkpoint went through."""
+    with streamxf.Checkpoint(path, keys=keys) as checkpoint:
+        chunks = [getattr(item, "chunks", [item]) for item in checkpoint.items.values()]
+    (chain,) = {chunk.place.chain for items in chunks for chunk in items}
+    return "+".join(text.partition("/")[0].removeprefix("streamxf.") for text in chain)
+
+
+def as_found() -> list[dict[str, Any]]:
+    return [dict(vars(owner)) for owner, _ in CHANGED]
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    """Whatever a test installs, it undoes, and torch's classes are as they were."""
+    before = as_found()
+    yield
+    assert streamxf.installed() is None
+    assert as_found() == before
+
+
+# -- what goes through the chain -----------------------------------------------------------------------
+
+
+def test_checkpoint_ids(checkpoint: Path) -> None:
+    target = blank(STATE)
+    with streamxf.install(CHAIN, keys=KEY):
+        dcp.save(STATE, checkpoint_id=checkpoint)
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert_same(target, STATE)
+    assert stored_chain(checkpoint) == CHAIN
+
+
+def test_urls(request: pytest.FixtureRequest) -> None:
+    url, target = f"memory://{request.node.name}/step-1", blank(STATE)
+    with streamxf.install(CHAIN, keys=KEY):
+        dcp.save(STATE, checkpoint_id=url)
+        dcp.load(target, checkpoint_id=url)
+        assert type(torch_fsspec.FsspecReader(url)) is streamxf.FsspecReader
+    assert_same(target, STATE)
+    assert stored_chain(url) == CHAIN
+
+
+def test_classes_that_were_imported_before(checkpoint: Path) -> None:
+    with streamxf.install(CHAIN, keys=KEY):
+        writer = WriterNamedBefore(checkpoint)
+        reader = ReaderNamedBefore(checkpoint)
+    assert type(writer) is streamxf.FileSystemWriter
+    assert type(reader) is streamxf.FileSystemReader
+    assert isinstance(writer, WriterNamedBefore)
+    # they keep the chain and the keys that they were made with
+    dcp.save(STATE, storage_writer=writer)
+    assert_same(load_with(STATE, reader), STATE)
+    assert stored_chain(checkpoint) == CHAIN
+
+
+def test_arguments_by_position_are_torchs(tmp_path: Path) -> None:
+    with streamxf.install():
+        writer: Any = WriterNamedBefore(tmp_path, False, False, 3, 10_000, True, False)
+        assert (writer.single_file_per_rank, writer.sync_files, writer.thread_count) == (False, False, 3)
+        assert (writer.per_thread_copy_ahead, writer.overwrite) == (10_000, False)
+        with pytest.raises(TypeError, match="path"):
+            WriterNamedBefore()  # type: ignore[call-arg]
+        assert inspect.signature(WriterNamedBefore).parameters["cache_staged_state_dict"].default is False
+
+
+def test_torchs_tools(tmp_path: Path) -> None:
+    with streamxf.install(CHAIN, keys=KEY):
+        dcp.save(STATE, checkpoint_id=tmp_path / "one")
+        dcp_to_torch_save(tmp_path / "one", tmp_path / "one.pt")
+        torch_save_to_dcp(tmp_path / "one.pt", tmp_path / "two")
+    assert_same(torch.load(tmp_path / "one.pt"), STATE)
+    assert stored_chain(tmp_path / "two") == CHAIN
+
+
+def test_stock_checkpoints_load(checkpoint: Path) -> None:
+    dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[StockZStandard()]))
+    target = blank(STATE)
+    with streamxf.install():
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert_same(target, STATE)
+
+
+def test_without_arguments_it_is_the_writers_default(checkpoint: Path) -> None:
+    with streamxf.install():
+        dcp.save(STATE, checkpoint_id=checkpoint)
+    assert stored_chain(checkpoint, None) == "floatzip"
+
+
+def test_extensions_of_the_caller_come_first(checkpoint: Path) -> None:
+    target = blank(STATE)
+    with streamxf.install("checksum"):
+        dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[StockZStandard()]))
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert_same(target, STATE)
+    assert stored_chain(checkpoint, None) == "stream.zstd+checksum"
+
+
+def test_codecs_of_the_caller_stay(checkpoint: Path) -> None:
+    target = blank(STATE)
+    with streamxf.install("floatzip"):
+        dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[ZStandard(), Encrypt(OTHER_KEY)]))
+        dcp.load(target, storage_reader=ReaderNamedBefore(checkpoint, streamxf.Registry(keys=OTHER_KEY)))
+    assert_same(target, STATE)
+    assert stored_chain(checkpoint, OTHER_KEY) == "zstd+encrypt"
+
+
+def test_keys_of_a_registry_stand_instead(checkpoint: Path) -> None:
+    with streamxf.install([Encrypt(KEY)]):
+        dcp.save(STATE, checkpoint_id=checkpoint)
+        reader = ReaderNamedBefore(checkpoint, streamxf.Registry(keys=OTHER_KEY))
+        with refused(KeyMissingError):
+            dcp.load(blank(STATE), storage_reader=reader)
+
+
+def test_readers_have_the_keys_of_the_chain(checkpoint: Path) -> None:
+    target, private = blank(STATE), streamxf.PrivateKey.generate()
+    with streamxf.install([FloatZip(), Encrypt([KEY, private.public])]) as installation:
+        assert [*installation.keys] == [KEY]
+        dcp.save(STATE, checkpoint_id=checkpoint)
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert_same(target, STATE)
+
+
+def test_what_is_not_encrypted_is_refused_where_there_are_keys(checkpoint: Path) -> None:
+    dcp.save(STATE, checkpoint_id=checkpoint)
+    with streamxf.install(CHAIN, keys=KEY):
+        with refused(PolicyError):
+            dcp.load(blank(STATE), checkpoint_id=checkpoint)
+
+
+def test_options(checkpoint: Path) -> None:
+    state = {"begun": datetime(2001, 2, 3)}
+    target = blank(state)
+    with streamxf.install(writer={"thread_count": 2, "sync_files": False}, reader={"safe_globals": [datetime]}):
+        writer: Any = WriterNamedBefore(checkpoint, thread_count=3)
+        assert (writer.thread_count, writer.sync_files) == (3, False)
+        with pytest.warns(UserWarning, match="safe_globals"):
+            dcp.save(state, checkpoint_id=checkpoint)
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert target == state
+
+
+# -- saves in the background --------------------------------------------------------------------------------
+
+
+def test_a_save_in_a_thread_has_the_chain_of_the_call(checkpoint: Path) -> None:
+    """Staging goes on while the installation ends."""
+    with streamxf.install(CHAIN, keys=KEY):
+        future = dcp.async_save(STATE, checkpoint_id=checkpoint)
+    future.result()  # type: ignore[union-attr]
+    assert stored_chain(checkpoint) == CHAIN
+
+
+def in_background_process(folder: Path) -> None:
+    """Run by `test_a_save_in_a_process_has_the_chain_of_the_call`, in a process that is not a test's: a child that DCP
+    starts imports the main module again.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    with streamxf.install(CHAIN, keys=KEY):
+        kind = AsyncCheckpointerType.PROCESS
+        dcp.async_save(STATE, checkpoint_id=folder / "saved", async_checkpointer_type=kind).result()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_save_in_a_process_has_the_chain_of_the_call(tmp_path: Path) -> None:
+    """The child imports this module and has no installation; the key reaches it with the writer."""
+    code = f"if __name__ == '__main__':\n    from dcp.{__name__.rpartition('.')[2]} import in_background_process as run"
+    script = tmp_path / "script.py"
+    script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(tmp_path)!r}))\n")
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=300)
+    assert stored_chain(tmp_path / "saved") == CHAIN
+
+
+def test_an_async_save_without_a_place_fails_as_before() -> None:
+    with streamxf.install():
+        with pytest.raises(RuntimeError, match="checkpoint_id"):
+            dcp.async_save(STATE).result()  # type: ignore[union-attr]
+
+
+def test_writers_go_through_pickles(checkpoint: Path) -> None:
+    with streamxf.install(CHAIN, keys=KEY):
+        writer = WriterNamedBefore(checkpoint)
+    assert KEY.reveal() not in pickle.dumps(writer)
+    dcp.save(STATE, storage_writer=ForkingPickler.loads(ForkingPickler.dumps(writer)))
+    assert stored_chain(checkpoint) == CHAIN
+
+
+def test_a_forked_child_has_it_too(checkpoint: Path) -> None:
+    with streamxf.install(CHAIN, keys=KEY):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                torch.set_num_threads(1)
+                dcp.save(STATE, checkpoint_id=checkpoint, no_dist=True)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    assert stored_chain(checkpoint) == CHAIN
+
+
+# -- what is left alone -----------------------------------------------------------------------------------
+
+
+class Theirs(filesystem.FileSystemWriter):
+    """Some framework's own writer."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Theirs,
+        lambda path: HuggingFaceStorageWriter(str(path)),
+        lambda path: WriterNamedBefore(path, serialization_format=SerializationFormat.SAFETENSORS),
+    ],
+)
+def test_other_writers(make: Any, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = type(make(checkpoint))
+    with streamxf.install(CHAIN, keys=KEY) as installation:
+        caplog.clear()
+        writers = [make(checkpoint) for _ in range(3)]
+    assert {type(writer) for writer in writers} == {before}
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == (
+        "WARNING",
+        f"{before.__module__}.{before.__name__} is left alone by streamxf.install: what it saves does not go through "
+        "the chain",
+    )
+    assert installation.left_alone == {f"{before.__module__}.{before.__name__}"}
+
+
+def test_writers_that_exist(checkpoint: Path) -> None:
+    writer = WriterNamedBefore(checkpoint)
+    with streamxf.install():
+        dcp.save(STATE, storage_writer=writer)
+    assert stored_chain(checkpoint, None) == ""
+
+
+def test_streamxfs_own_classes(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with streamxf.install(CHAIN, keys=KEY) as installation:
+        dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(checkpoint, chain="zstd"))
+        assert_same(load_with(STATE, streamxf.FileSystemReader(checkpoint)), STATE)
+        streamxf.FsspecWriter("memory://any")
+    assert stored_chain(checkpoint, None) == "zstd"
+    assert not installation.left_alone
+
+
+def test_attached_writers(checkpoint: Path) -> None:
+    with streamxf.install():
+        dcp.save(STATE, storage_writer=streamxf.attach(Theirs(checkpoint), [Checksum()]))
+        assert_same(load_with(STATE, streamxf.FileSystemReader(checkpoint)), STATE)
+
+
+# -- doing and undoing ----------------------------------------------------------------------------------------
+
+
+def chain_of(path: Path) -> str:
+    writer = WriterNamedBefore(path)
+    return str(writer._extensions.chain) if isinstance(writer, streamxf.FileSystemWriter) else "none"
+
+
+def test_nesting(tmp_path: Path) -> None:
+    assert chain_of(tmp_path) == "none"
+    outer = streamxf.install("lz4")
+    with streamxf.install("floatzip") as inner:
+        assert streamxf.installed() is inner
+        assert chain_of(tmp_path) == "floatzip"
+        assert "shadowed" in repr(outer)
+        with pytest.raises(UnsupportedError, match="undo the inner one first"):
+            outer.uninstall()
+        assert chain_of(tmp_path) == "floatzip"
+    assert streamxf.installed() is outer
+    assert chain_of(tmp_path) == str(outer.chain)
+    outer.uninstall()
+    assert chain_of(tmp_path) == "none"
+    for installation in (inner, outer):
+        with pytest.raises(UnsupportedError, match="it is not installed any more"):
+            installation.uninstall()
+
+
+def test_undone_within_the_block() -> None:
+    with streamxf.install() as installation:
+        installation.uninstall()
+    with pytest.raises(KeyError), streamxf.install():
+        raise KeyError
+
+
+def test_it_says_what_it_changed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with streamxf.install(CHAIN, keys=KEY) as installation:
+        told = repr(installation)
+    assert told == (
+        f"<streamxf installation: chain {CHAIN}, keys {KEY.id}; changed in torch {torch.__version__}: "
+        "FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, _ProcessBasedAsyncCheckpointExecutor, "
+        "_ThreadBasedAsyncCheckpointExecutor>"
+    )
+    assert repr(installation) == f"<streamxf installation, undone: chain {CHAIN}, keys {KEY.id}>"
+    assert [record.message for record in caplog.records] == [told, repr(installation)]
+    with streamxf.install([]) as installation:
+        assert "chain (empty);" in repr(installation)
+
+
+def test_what_somebody_else_replaced_since_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = streamxf.install()
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem.FileSystemReader, "__init__", lambda self, path: None)
+        with pytest.raises(UnsupportedError, match=r"FileSystemReader\.__init__ was replaced after streamxf\.install"):
+            installation.uninstall()
+    assert streamxf.installed() is installation
+    installation.uninstall()
+
+
+def test_after_an_interrupt_the_next_attempt_does_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        if arguments[0] is CHANGED[2][0]:
+            raise KeyboardInterrupt
+        setattr(*arguments)
+
+    def interrupt(action: Callable[[], Any]) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(installing, "setattr", interrupted, raising=False)
+            action()
+
+    before = as_found()
+    interrupt(streamxf.install)
+    assert streamxf.installed() is None
+    assert chain_of(tmp_path) == "none"
+    installation = streamxf.install("floatzip")
+    assert chain_of(tmp_path) == "floatzip"
+    assert not [name for (owner, name), was in zip(CHANGED, before, strict=True) if vars(owner)[name] is was[name]]
+    interrupt(installation.uninstall)
+    installation.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"chain": "encrypt+zstd", "keys": KEY}, ChainError),
+        ({"chain": "floatzip", "keys": KEY}, ParameterError),
+        ({"chain": [Encrypt(KEY)], "keys": "no location"}, ParameterError),
+        ({"writer": {"thread_count": 0}}, ParameterError),
+        ({"writer": {"no_such": 1}}, ParameterError),
+        ({"reader": {"no_such": 1}}, ParameterError),
+        ({"writer": {"_extensions": []}}, ParameterError),
+        ({"reader": {"keys": KEY}}, ParameterError),
+        ({"reader": {"require": "bound"}}, ParameterError),
+        ({"chain": [Encrypt(KEY)], "reader": {"trust": streamxf.SigningKey.generate().verify_key}}, ParameterError),
+    ],
+)
+def test_wrong_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exception]) -> None:
+    before = as_found()
+    with pytest.raises(kind):
+        streamxf.install(**arguments)
+    assert as_found() == before
+
+
+# -- torch's parts that are relied on --------------------------------------------------------------------------
+
+
+def test_every_changed_part_was_named_here() -> None:
+    with streamxf.install():
+        assert {(hook.owner, hook.name) for hook in installing._hooks} == {*CHANGED}
+
+
+def other_parameters(self: Any, where: str) -> None: ...
+
+
+CHANGES: list[tuple[str, Callable[[pytest.MonkeyPatch], Any]]] = [
+    (
+        r"there is no torch\.distributed\.checkpoint\._storage_utils\._storage_setup",
+        lambda patch: patch.delattr("torch.distributed.checkpoint._storage_utils._storage_setup"),
+    ),
+    (
+        r"_storage_setup takes \(self, where\), not \(storage, checkpoint_id, reader\)",
+        lambda patch: patch.setattr("torch.distributed.checkpoint._storage_utils._storage_setup", other_parameters),
+    ),
+    (
+        r"there is no torch\.distributed\.checkpoint\._async_thread_executor\.",
+        lambda patch: patch.setitem(sys.modules, "torch.distributed.checkpoint._async_thread_executor", None),
+    ),
+    (
+        r"_ProcessBasedAsyncCheckpointExecutor has no method execute_save of its own",
+        lambda patch: patch.delattr(_ProcessBasedAsyncCheckpointExecutor, "execute_save"),
+    ),
+    (
+        r"execute_save takes \(self, where\), not \(self, checkpoint_id, storage_writer\)",
+        lambda patch: patch.setattr(_ProcessBasedAsyncCheckpointExecutor, "execute_save", other_parameters),
+    ),
+    *(
+        (
+            rf"{owner.__module__}\.{owner.__name__}\.__init__ takes \(self, where\), not \(self, path",
+            lambda patch, owner=owner: patch.setattr(owner, "__init__", other_parameters),
+        )
+        for owner, name in CHANGED
+        if name == "__init__"
+    ),
+    (
+        r"filesystem\.FileSystemReader has no method __init__ of its own",
+        lambda patch: patch.setattr(filesystem.FileSystemReader, "__init__", filesystem.StorageReader.__init__),
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "change"), CHANGES, ids=[said for said, _ in CHANGES])
+def test_a_torch_that_is_not_known(said: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        change(patch)
+        before = as_found()
+        with pytest.raises(UnsupportedError, match=said):
+            streamxf.install()
+        assert as_found() == before
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installing, "find_spec", lambda name: None)
+    with streamxf.install() as installation:
+        assert "Fsspec" not in repr(installation)
