@@ -28,7 +28,7 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
-    ["testing", "tuning"],
+    ["environment", "testing", "tuning"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.

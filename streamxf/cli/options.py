@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from streamxf.environment import KEYS_VARIABLE
 from streamxf.errors import KeyMissingError, ParameterError
 
-KEYS_VARIABLE = "STREAMXF_KEYS"
 PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 PROMPT = "prompt"
 

@@ -1,0 +1,33 @@
+"""`install` by environment, for launchers and scripts that are not to be changed.
+
+torch calls `install_from_environment` when it is imported, through its entry-point group ``torch.backends``. Hence
+nothing is imported here before ``STREAMXF_CHAIN`` is found.
+"""
+
+from __future__ import annotations
+
+import os
+
+CHAIN_VARIABLE = "STREAMXF_CHAIN"
+KEYS_VARIABLE = "STREAMXF_KEYS"
+
+
+def install_from_environment() -> None:
+    """Install the chain in ``STREAMXF_CHAIN``, and do nothing if there is none.
+
+    ``STREAMXF_KEYS`` has locations of keys, separated by spaces. The first is for ``encrypt``, and readers try all.
+    Raises as `install`: torch then cannot be imported, rather than checkpoints be saved without the chain.
+    """
+    text = os.environ.get(CHAIN_VARIABLE)
+    if not text:
+        return
+    from streamxf.chain import Chain
+    from streamxf.dcp.install import install
+    from streamxf.errors import StreamxfError
+
+    locations = os.environ.get(KEYS_VARIABLE, "").split()
+    try:
+        install(Chain.parse(text, locations[:1] or None), keys=locations or None)
+    except StreamxfError as error:
+        error.message = f"{CHAIN_VARIABLE} is set, and could not be installed: {error.message}"
+        raise
