@@ -85,6 +85,15 @@ def test_files_are_shown_as_they_are(page: Path):
             assert block.code in (ROOT / block.title).read_text(), f"{block.title} differs from the page"
 
 
+@pytest.fixture
+def uninstalled() -> Iterator[None]:
+    """What a page installs ends with it."""
+    yield
+    while (left := streamxf.installed()) is not None:
+        left.uninstall()
+
+
+@pytest.mark.usefixtures("uninstalled")
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
 def test_it_runs_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tool = SHELL.get(name_of(page))

@@ -59,6 +59,14 @@ def data_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.distcp"))
 
 
+def stored_chain(path: Path | str, keys: Any = KEY) -> str:
+    """The chain that all items of a checkpoint went through."""
+    with streamxf.Checkpoint(path, keys=keys) as checkpoint:
+        chunks = [getattr(item, "chunks", [item]) for item in checkpoint.items.values()]
+    (chain,) = {chunk.place.chain for items in chunks for chunk in items}
+    return "+".join(text.partition("/")[0].removeprefix("streamxf.") for text in chain)
+
+
 # -- state dicts ---------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.dcp import install as installing
 from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError, UnsupportedError
 
-from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused
+from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
 
 STATE = {"model": {"weight": torch.randn(300, 40), "bias": torch.ones(7, dtype=torch.bfloat16)}, "step": 7}
 CHAIN = "floatzip+checksum+encrypt"
@@ -46,14 +46,6 @@ CHANGED: list[tuple[type, str]] = [
     (_ThreadBasedAsyncCheckpointExecutor, "execute_save"),
     (_ProcessBasedAsyncCheckpointExecutor, "execute_save"),
 ]
-
-
-def stored_chain(path: Path | str, keys: Any = KEY) -> str:
-    """The chain that all items of a checkpoint went through."""
-    with streamxf.Checkpoint(path, keys=keys) as checkpoint:
-        chunks = [getattr(item, "chunks", [item]) for item in checkpoint.items.values()]
-    (chain,) = {chunk.place.chain for items in chunks for chunk in items}
-    return "+".join(text.partition("/")[0].removeprefix("streamxf.") for text in chain)
 
 
 def as_found() -> list[dict[str, Any]]:

@@ -15,8 +15,7 @@ import pytest
 
 import streamxf
 
-from .helpers import KEY
-from .test_install import stored_chain
+from .helpers import KEY, stored_chain
 
 ROOT = Path(__file__).parents[2]
 CHAIN = "floatzip+checksum+encrypt"

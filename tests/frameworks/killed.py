@@ -1,0 +1,69 @@
+"""Examples of docs/examples/ as processes: run to the end, or killed on the way and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+SECONDS = 300
+
+
+def two_ranks(*command: str | Path) -> list[str | Path]:
+    """A script and its arguments under torchrun."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **variables}
+
+
+def finished(command: list[str | Path], **variables: str) -> list[str]:
+    """The lines that a process prints until it ends by itself."""
+    ran = subprocess.run(
+        command, env=environment(**variables), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
+
+
+def killed_at(line: str, command: list[str | Path], **variables: str) -> None:
+    """Kill a process and its children, all at once, when it has printed a line that begins so."""
+    process = subprocess.Popen(
+        command, env=environment(**variables), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        seen = any(printed.startswith(line) for printed in process.stdout)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait(SECONDS)
+    assert seen, f"it has never printed {line!r}"
+
+
+def losses(lines: list[str]) -> dict[str, str]:
+    """What was printed after each step."""
+    steps = (line.split() for line in lines if line.startswith("step "))
+    return {words[1]: words[-1] for words in steps}
+
+
+def assert_resumes(folder: Path, command: list[str | Path], **variables: str) -> Path:
+    """Run a training of 12 steps that saves at every third, in one go, and killed after step 7; returns the folder of
+    the second run. `command` is called with a run's folder.
+    """
+    whole = losses(finished([*command, folder / "whole"], **variables))
+    assert [*whole] == [str(step) for step in range(1, 13)]
+    killed_at("step 7 ", [*command, folder / "killed"], **variables)
+    lines = finished([*command, folder / "killed"], **variables)
+    resumed = losses(lines)
+    first = int(next(iter(resumed)))
+    assert any(line.startswith("resumed from ") for line in lines)
+    assert 7 <= first <= 10, "it began at the last save before it was killed"
+    assert resumed == {step: loss for step, loss in whole.items() if int(step) >= first}
+    return folder / "killed"

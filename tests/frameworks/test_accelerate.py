@@ -1,0 +1,35 @@
+"""docs/examples/accelerate_fsdp2.py, killed and resumed; and what `accelerate merge-weights` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from dcp.helpers import stored_chain
+
+import streamxf
+
+from .killed import EXAMPLES, assert_resumes, two_ranks
+
+pytestmark = pytest.mark.slow
+
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    utils = pytest.importorskip("accelerate.utils")
+    command = two_ranks(Path(__file__).parent / "accelerate_on_cpu.py", EXAMPLES / "accelerate_fsdp2.py")
+    folder = assert_resumes(tmp_path, command, **FSDP2)
+    parts = ["pytorch_model_fsdp_0", "optimizer_0"]
+    assert {stored_chain(path / part, None) for path in folder.glob("step-*") for part in parts} == {
+        "floatzip+checksum"
+    }
+
+    model = folder / "step-12" / "pytorch_model_fsdp_0"
+    with streamxf.install("floatzip+checksum"):
+        utils.merge_fsdp_weights(str(model), str(tmp_path / "merged"), safe_serialization=False)
+    merged = torch.load(tmp_path / "merged" / "pytorch_model.bin")
+    with streamxf.Checkpoint(model) as checkpoint:
+        assert {*merged} == {name.removeprefix("model.") for name in checkpoint.items}
+        assert all(torch.equal(merged[name], checkpoint[f"model.{name}"].read()) for name in merged)
