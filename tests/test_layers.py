@@ -28,7 +28,7 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
-    ["environment", "testing", "tuning"],
+    ["environment", "lightning", "testing", "tuning"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.

@@ -1,0 +1,120 @@
+"""`ChainCheckpointIO`: checkpoints of Lightning's Trainer and Fabric, which are files of ``torch.save``, in a chain."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, cast
+
+from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.storage import is_url
+from streamxf.errors import ParameterError
+from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.stream import open as open_plain
+
+_PACKAGES = ("lightning.fabric", "lightning_fabric")
+
+
+class ChainCheckpointIO:
+    """Lightning's ``CheckpointIO``: ``Trainer(plugins=[ChainCheckpointIO(chain="zstd+encrypt", keys=key)])``.
+
+    It can stand inside ``AsyncCheckpointIO``. Files have the format of `streamxf.open`, so a model is loaded by
+    ``Model.load_from_checkpoint(streamxf.open(path, keys=key))``.
+
+    Parameters
+    ----------
+    chain : Chain, codecs or str
+        As in `streamxf.open`.
+    keys : Key, location, several of them or a KeyRing
+        The key for ``encrypt`` in a chain's text form, and for loading. Without keys, Lightning's own checkpoints load,
+        too.
+
+    Raises
+    ------
+    ChainError, ParameterError
+        If the arguments do not fit.
+    """
+
+    def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
+        self._keys = KeyRing.of(keys)
+        self._chain = Chain.chosen(chain, "zstd", self._keys)
+        # `lightning` brings the same classes under two names, and checks by isinstance for its own
+        present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
+        for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
+            import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Save under `path`, a folder's file or a URL, where the whole checkpoint appears or nothing does."""
+        import torch
+
+        if storage_options is not None:
+            raise ParameterError("ChainCheckpointIO takes no storage_options")
+        with _writing(path) as target, open_plain(target, "wb", chain=self._chain) as file:
+            torch.save(checkpoint, cast("IO[bytes]", file))
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> Any:
+        """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
+        import torch
+
+        with _reading(path) as raw:
+            begin = raw.read(len(PLAIN_MAGIC))
+            raw.seek(0)
+            if begin != PLAIN_MAGIC and not len(self._keys):
+                return torch.load(raw, map_location, weights_only=weights_only)
+            with open_plain(raw, keys=self._keys) as file:
+                return torch.load(cast("IO[bytes]", file), map_location, weights_only=weights_only)
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove what is there, if anything is."""
+        if is_url(path):
+            storage, name = _storage_of(path)
+            if storage.exists(name):
+                storage.rm(name, recursive=True)
+        elif os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)
+
+    def teardown(self) -> None:
+        """Lightning calls this at the end; nothing is held."""
+
+
+@contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str] | IO[bytes]]:
+    """What `streamxf.open` can write to: a local path itself, for which it sees to it that a file is whole."""
+    if not is_url(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        yield path
+        return
+    storage, name = _storage_of(path)
+    with storage.transaction, storage.open(name, "wb") as file:  # dropped if an error leaves it
+        yield file
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    if is_url(path):
+        storage, name = _storage_of(path)
+        opened = storage.open(name, "rb")
+    else:
+        opened = open(path, "rb")  # noqa: SIM115 - closed below
+    with opened as file:
+        yield file
+
+
+def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    storage, name = url_to_fs(os.fspath(url))
+    return storage, name

@@ -1,0 +1,123 @@
+"""`streamxf.lightning`, in a Trainer that is killed and resumed; and Lightning's DCP strategies under `install`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
+
+import streamxf
+from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError
+from streamxf.lightning import ChainCheckpointIO
+
+from .killed import EXAMPLES, assert_resumes
+
+STATE = {"state_dict": {"weight": torch.randn(300, 40)}, "epoch": 3}
+CHAIN = "floatzip+checksum+encrypt"
+
+
+@pytest.fixture
+def lightning() -> Any:
+    """The package, where it is installed; `ChainCheckpointIO` itself does without."""
+    pytest.importorskip("lightning.fabric")
+    return pytest.importorskip("lightning.pytorch")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lightning")
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / "lightning_trainer.py"])
+    last = folder / "last.ckpt"
+    with pytest.raises(Exception, match="load"):
+        torch.load(last)
+    with streamxf.open(last) as file:
+        assert torch.load(file)["global_step"] == 12
+
+
+@pytest.mark.parametrize("package", ["lightning", "lightning_fabric"])
+def test_lightning_takes_it_for_its_own(package: str, lightning: Any) -> None:
+    """It comes under two names, whose classes differ."""
+    fabric = pytest.importorskip("lightning.fabric" if package == "lightning" else package)
+    io = ChainCheckpointIO()
+    assert isinstance(io, fabric.plugins.CheckpointIO)
+    assert fabric.Fabric(plugins=[io], accelerator="cpu").strategy.checkpoint_io is io
+
+
+@pytest.mark.parametrize("place", ["folder/new", "url"])
+def test_saved_and_loaded(place: str, tmp_path: Path) -> None:
+    path = f"memory://{tmp_path}/last.ckpt" if place == "url" else tmp_path / place / "last.ckpt"
+    io = ChainCheckpointIO(CHAIN, keys=KEY)
+    io.save_checkpoint(STATE, path)
+    assert_same(io.load_checkpoint(path), STATE)
+    for other, error in (OTHER_KEY, KeyMissingError), (None, KeyMissingError):
+        with pytest.raises(error):
+            ChainCheckpointIO("encrypt" if other else None, keys=other).load_checkpoint(path)
+    io.remove_checkpoint(path)
+    io.remove_checkpoint(path)
+    with pytest.raises(FileNotFoundError):
+        io.load_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_a_save_that_fails_leaves_the_old_one(place: str, tmp_path: Path) -> None:
+    path = f"memory://{tmp_path}/last.ckpt" if place == "url" else tmp_path / "last.ckpt"
+    io = ChainCheckpointIO()
+    io.save_checkpoint(STATE, path)
+    with pytest.raises(Exception, match="pickle"):
+        io.save_checkpoint({**STATE, "epoch": 4, "lambda": lambda: None}, path)
+    assert_same(io.load_checkpoint(path), STATE)
+
+
+def test_lightnings_own_checkpoints_load_without_keys(tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "own.ckpt")  # as its TorchCheckpointIO does
+    assert_same(ChainCheckpointIO().load_checkpoint(tmp_path / "own.ckpt"), STATE)
+    with pytest.raises(ContainerError, match="does not begin as one"):
+        ChainCheckpointIO(CHAIN, keys=KEY).load_checkpoint(tmp_path / "own.ckpt")
+
+
+def test_in_the_background(tmp_path: Path, lightning: Any) -> None:
+    io = lightning.plugins.io.AsyncCheckpointIO(ChainCheckpointIO(CHAIN, keys=KEY))
+    io.save_checkpoint(STATE, tmp_path / "last.ckpt")
+    io.teardown()
+    assert_same(io.load_checkpoint(tmp_path / "last.ckpt"), STATE)
+
+
+def test_a_model_is_loaded_from_an_open_file(tmp_path: Path, lightning: Any) -> None:
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(7, 3)
+
+    model, io = Model(), ChainCheckpointIO(CHAIN, keys=KEY)
+    trainer = lightning.Trainer(plugins=[io], accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    loaded = Model.load_from_checkpoint(streamxf.open(tmp_path / "model.ckpt", keys=KEY))
+    assert torch.equal(loaded.layer.weight, model.layer.weight)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ChainError):
+        ChainCheckpointIO("encrypt+zstd", keys=KEY)
+    with pytest.raises(ParameterError):
+        ChainCheckpointIO("zstd", keys=KEY)
+    with pytest.raises(ParameterError, match="storage_options"):
+        ChainCheckpointIO().save_checkpoint(STATE, tmp_path / "a.ckpt", storage_options={})
+
+
+def test_distributed_checkpoints_under_install(tmp_path: Path) -> None:
+    """The functions by which the strategies FSDP and ModelParallel save and load; they need GPUs around these."""
+    fsdp = pytest.importorskip("lightning.fabric.strategies.fsdp")
+    state, target = {"model": {"w": torch.randn(50, 8)}}, {"model": {"w": torch.zeros(50, 8)}}
+    with streamxf.install(CHAIN, keys=KEY):
+        fsdp._distributed_checkpoint_save(state, tmp_path / "saved")
+        fsdp._distributed_checkpoint_load(target, tmp_path / "saved")
+        whole = pytest.importorskip("lightning.fabric.utilities.load")._load_distributed_checkpoint
+        torch.save({"epoch": 3}, tmp_path / "saved" / "meta.pt")
+        assert_same(whole(tmp_path / "saved"), {"model": state["model"], "epoch": 3})
+    assert_same(target, state)
+    assert stored_chain(tmp_path / "saved") == CHAIN
