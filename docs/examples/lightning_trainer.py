@@ -32,6 +32,7 @@ class Model(LightningModule):
 
 
 def main(folder: str) -> None:
+    plugin = ChainCheckpointIO("floatzip+checksum")
     trainer = Trainer(
         max_steps=STEPS,
         accelerator="cpu",
@@ -40,7 +41,7 @@ def main(folder: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[ModelCheckpoint(folder, save_last=True, every_n_train_steps=SAVE_EVERY)],
-        plugins=[ChainCheckpointIO("floatzip+checksum")],
+        plugins=[plugin],
     )
     # from the newest checkpoint in the folder above, and if there is none, from the beginning
     trainer.fit(Model(), range(STEPS), ckpt_path="last")
