@@ -23,10 +23,12 @@ def install_from_environment() -> None:
         return
     from streamxf.chain import Chain
     from streamxf.dcp.install import install
-    from streamxf.errors import StreamxfError
+    from streamxf.errors import ParameterError, StreamxfError
 
     locations = os.environ.get(KEYS_VARIABLE, "").split()
     try:
+        if not text.strip():
+            raise ParameterError("it names no codecs")
         install(Chain.parse(text, locations[:1] or None), keys=locations or None)
     except StreamxfError as error:
         error.message = f"{CHAIN_VARIABLE} is set, and could not be installed: {error.message}"

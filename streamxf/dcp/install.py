@@ -98,7 +98,7 @@ class Installation:
     keys : KeyRing
         What readers open.
     left_alone : set of str
-        The classes derived from torch's writer of which objects were made meanwhile. They save without the chain.
+        The classes of torch's writers, and of those derived from them, whose objects saved without any codec meanwhile.
     """
 
     def __init__(self, chain: Chain, keys: KeyRing, writer: dict[str, Any], reader: dict[str, Any]) -> None:
@@ -162,13 +162,15 @@ class Installation:
         keys = None if isinstance(registry, Registry) and len(registry.keys) else self.keys
         return {**self._reader, **given, "keys": keys}
 
-    def leave_alone(self, writer: object) -> None:
-        """Note a writer that saves without the chain: aloud, if that means unencrypted."""
+    def warn_of(self, writer: Any) -> None:
+        """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""
+        extensions = getattr(getattr(writer, "transforms", None), "extensions", ())
+        if isinstance(writer, StorageMixin) or any(isinstance(extension, Codec) for extension in extensions):
+            return
         name = _named(type(writer))
         if name not in self.left_alone:
             self.left_alone.add(name)
-            level = logging.INFO if self.chain.encryption is None else logging.WARNING
-            _log.log(level, "%s is left alone by streamxf.install: what it saves does not go through the chain", name)
+            _log.warning("a %s that streamxf.install does not change is saving without the chain", name)
 
 
 # -- torch's parts ---------------------------------------------------------------------------------
@@ -213,6 +215,10 @@ def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
         original = _method(owner, "execute_save")
         _check(original, f"{_DCP}.{module}.{name}.execute_save", ("self",), "checkpoint_id", "storage_writer")
         yield owner, "execute_save", _making_at_once(original, setup)
+    owner = _part(f"{_DCP}.filesystem", "_FileSystemWriter")
+    original = _method(owner, "set_up_storage_writer")
+    _check(original, f"{_named(owner)}.set_up_storage_writer", ("self", "is_coordinator"))
+    yield owner, "set_up_storage_writer", _warning(original)
 
 
 def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,8 +234,6 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
             return
         given = _by_name(signature.bind(self, *args, **kwargs)) if type(self) is owner else None
         if given is None or getattr(given.get("serialization_format"), "value", "torch_save") != "torch_save":
-            if writes:
-                installation.leave_alone(self)
             original(self, *args, **kwargs)
             return
         made = installation.for_writer(given) if writes else installation.for_reader(given)
@@ -256,11 +260,28 @@ def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> 
 
     @wraps(original)
     def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if installed() is not None and kwargs.get("storage_writer") is None and kwargs.get("checkpoint_id"):
-            kwargs["storage_writer"] = setup(None, kwargs["checkpoint_id"], reader=False)
+        if (installation := installed()) is not None:
+            if (writer := kwargs.get("storage_writer")) is not None:
+                installation.warn_of(writer)
+            elif kwargs.get("checkpoint_id"):
+                kwargs["storage_writer"] = setup(None, kwargs["checkpoint_id"], reader=False)
         return original(self, *args, **kwargs)
 
     return execute_save
+
+
+def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``set_up_storage_writer``, with which each save begins, that tells of writers which were not changed: of a
+    derived class, say, or made before the installation.
+    """
+
+    @wraps(original)
+    def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:
+        if (installation := installed()) is not None:
+            installation.warn_of(self)
+        original(self, *args, **kwargs)
+
+    return set_up_storage_writer
 
 
 def _unhook() -> None:

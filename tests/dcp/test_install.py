@@ -45,11 +45,13 @@ CHANGED: list[tuple[type, str]] = [
     (torch_fsspec.FsspecReader, "__init__"),
     (_ThreadBasedAsyncCheckpointExecutor, "execute_save"),
     (_ProcessBasedAsyncCheckpointExecutor, "execute_save"),
+    (filesystem._FileSystemWriter, "set_up_storage_writer"),
 ]
 
 
 def as_found() -> list[dict[str, Any]]:
-    return [dict(vars(owner)) for owner, _ in CHANGED]
+    """What is in the classes, except that Python makes an empty ``__annotations__`` when somebody asks for it."""
+    return [{name: part for name, part in vars(owner).items() if name != "__annotations__"} for owner, _ in CHANGED]
 
 
 @pytest.fixture(autouse=True)
@@ -260,26 +262,50 @@ class Theirs(filesystem.FileSystemWriter):
         lambda path: WriterNamedBefore(path, serialization_format=SerializationFormat.SAFETENSORS),
     ],
 )
-def test_other_writers(make: Any, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("save", [dcp.save, lambda state, **options: dcp.async_save(state, **options).result()])
+def test_other_writers(make: Any, save: Any, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = type(make(checkpoint))
-    with streamxf.install(CHAIN, keys=KEY) as installation:
-        caplog.clear()
-        writers = [make(checkpoint) for _ in range(3)]
-    assert {type(writer) for writer in writers} == {before}
-    (record,) = caplog.records
-    assert (record.levelname, record.message) == (
-        "WARNING",
-        f"{before.__module__}.{before.__name__} is left alone by streamxf.install: what it saves does not go through "
-        "the chain",
-    )
-    assert installation.left_alone == {f"{before.__module__}.{before.__name__}"}
+    name = f"{before.__module__}.{before.__name__}"
+    state = {"weight": torch.ones(7)}
+    with streamxf.install("floatzip") as installation:
+        writers = [make(checkpoint) for _ in range(2)]
+        assert {type(writer) for writer in writers} == {before}
+        assert not installation.left_alone
+        for writer in writers:
+            save(state, storage_writer=writer)
+    assert logged(caplog) == [f"a {name} that streamxf.install does not change is saving without the chain"]
+    assert installation.left_alone == {name}
 
 
-def test_writers_that_exist(checkpoint: Path) -> None:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == installing.__name__]
+
+
+def test_writers_that_exist(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A framework may have made one in its constructor: that they save as before is said aloud."""
     writer = WriterNamedBefore(checkpoint)
-    with streamxf.install():
+    with streamxf.install() as installation:
         dcp.save(STATE, storage_writer=writer)
     assert stored_chain(checkpoint, None) == ""
+    assert len(logged(caplog)) == len(installation.left_alone) == 1
+
+
+def test_a_save_in_the_background_warns_when_it_is_called(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread may begin after the installation, and a process has none."""
+    with streamxf.install():
+        writer = Theirs(checkpoint)
+        with pytest.raises(RuntimeError, match="not started"):
+            executor = _ThreadBasedAsyncCheckpointExecutor()
+            executor._executor = NotStarting()  # type: ignore[assignment]
+            executor.execute_save(STATE, storage_writer=writer)
+    assert len(logged(caplog)) == 1
+
+
+class NotStarting:
+    """An executor whose thread never begins."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("not started")
 
 
 def test_streamxfs_own_classes(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -291,10 +317,11 @@ def test_streamxfs_own_classes(checkpoint: Path, caplog: pytest.LogCaptureFixtur
     assert not installation.left_alone
 
 
-def test_attached_writers(checkpoint: Path) -> None:
+def test_attached_writers(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with streamxf.install():
         dcp.save(STATE, storage_writer=streamxf.attach(Theirs(checkpoint), [Checksum()]))
         assert_same(load_with(STATE, streamxf.FileSystemReader(checkpoint)), STATE)
+    assert not logged(caplog)
 
 
 # -- doing and undoing ----------------------------------------------------------------------------------------
@@ -337,11 +364,11 @@ def test_it_says_what_it_changed(caplog: pytest.LogCaptureFixture) -> None:
         told = repr(installation)
     assert told == (
         f"<streamxf installation: chain {CHAIN}, keys {KEY.id}; changed in torch {torch.__version__}: "
-        "FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, _ProcessBasedAsyncCheckpointExecutor, "
-        "_ThreadBasedAsyncCheckpointExecutor>"
+        "FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, _FileSystemWriter, "
+        "_ProcessBasedAsyncCheckpointExecutor, _ThreadBasedAsyncCheckpointExecutor>"
     )
     assert repr(installation) == f"<streamxf installation, undone: chain {CHAIN}, keys {KEY.id}>"
-    assert [record.message for record in caplog.records] == [told, repr(installation)]
+    assert logged(caplog) == [told, repr(installation)]
     with streamxf.install([]) as installation:
         assert "chain (empty);" in repr(installation)
 
@@ -439,6 +466,10 @@ CHANGES: list[tuple[str, Callable[[pytest.MonkeyPatch], Any]]] = [
         )
         for owner, name in CHANGED
         if name == "__init__"
+    ),
+    (
+        r"_FileSystemWriter has no method set_up_storage_writer of its own",
+        lambda patch: patch.delattr(filesystem._FileSystemWriter, "set_up_storage_writer"),
     ),
     (
         r"filesystem\.FileSystemReader has no method __init__ of its own",

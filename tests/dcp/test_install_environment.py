@@ -79,10 +79,13 @@ def test_without_a_chain_next_to_nothing_is_imported(value: str | None, installe
     assert ran.stdout.strip() == "['streamxf', 'streamxf.environment']", ran.stderr
 
 
-def test_a_chain_that_cannot_be_installed_stops_the_import_of_torch(installed: Path) -> None:
-    ran = run(installed, "-c", "import torch", STREAMXF_CHAIN="floatzip+encrypt")
+@pytest.mark.parametrize(
+    ("value", "why"), [("floatzip+encrypt", "chain text: 'encrypt' needs"), (" ", "it names no codecs")]
+)
+def test_a_chain_that_cannot_be_installed_stops_the_import_of_torch(value: str, why: str, installed: Path) -> None:
+    ran = run(installed, "-c", "import torch", STREAMXF_CHAIN=value)
     assert ran.returncode != 0
-    assert "STREAMXF_CHAIN is set, and could not be installed: chain text: 'encrypt' needs" in ran.stderr
+    assert f"STREAMXF_CHAIN is set, and could not be installed: {why}" in ran.stderr
 
 
 def test_the_first_key_encrypts_and_all_open(installed: Path) -> None:
