@@ -1,7 +1,7 @@
 """`install` by environment, for launchers and scripts that are not to be changed.
 
-torch calls `install_from_environment` when it is imported, through its entry-point group ``torch.backends``. Hence
-nothing is imported here before ``STREAMXF_CHAIN`` is found.
+``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if ``STREAMXF_CHAIN``
+is set.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ KEYS_VARIABLE = "STREAMXF_KEYS"
 
 
 def install_from_environment() -> None:
-    """Install the chain in ``STREAMXF_CHAIN``, and do nothing if there is none.
+    """Install the chain in ``STREAMXF_CHAIN``.
 
     ``STREAMXF_KEYS`` has locations of keys, separated by spaces. The first is for ``encrypt``, and readers try all.
     Raises as `install`: torch then cannot be imported, rather than checkpoints be saved without the chain.
     """
-    text = os.environ.get(CHAIN_VARIABLE)
-    if not text:
-        return
+    text = os.environ[CHAIN_VARIABLE]
     from streamxf.chain import Chain
     from streamxf.dcp.install import install
     from streamxf.errors import ParameterError, StreamxfError

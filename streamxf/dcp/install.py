@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from importlib import import_module
@@ -72,13 +73,14 @@ def install(
     if keys is None and made.encryption is not None:
         ring = KeyRing([key for key in made.encryption.recipients if key.unwraps] or None)
     installation = Installation(made, ring, dict(writer or {}), dict(reader or {}))
-    hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
-    installation.check()
-    if not _stack:  # rather than `not _hooks`: an interrupt may have left some that were not set
-        _hooks[:] = hooks
-        for hook in hooks:
-            setattr(hook.owner, hook.name, hook.replacement)
-    _stack.append(installation)
+    with _lock:
+        hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
+        installation.check()
+        if not _stack:  # rather than `not _hooks`: an interrupt may have left some that were not set
+            _hooks[:] = hooks
+            for hook in hooks:
+                setattr(hook.owner, hook.name, hook.replacement)
+        _stack.append(installation)
     _log.info("%r", installation)
     return installation
 
@@ -115,12 +117,13 @@ class Installation:
         Raises UnsupportedError if an inner installation has to be undone first, this one has been undone already, or
         somebody else has changed the same parts of torch since.
         """
-        if self is not installed():
-            why = "undo the inner one first" if self in _stack else "it is not installed any more"
-            raise UnsupportedError(f"{self!r} cannot be undone: {why}")
-        if len(_stack) == 1:
-            _unhook()
-        _stack.pop()
+        with _lock:
+            if self is not installed():
+                why = "undo the inner one first" if self in _stack else "it is not installed any more"
+                raise UnsupportedError(f"{self!r} cannot be undone: {why}")
+            if len(_stack) == 1:
+                _unhook()
+            _stack.pop()
         _log.info("%r", self)
 
     def __enter__(self) -> Self:
@@ -187,6 +190,7 @@ class _Hook(NamedTuple):
 
 _stack: list[Installation] = []
 _hooks: list[_Hook] = []
+_lock = threading.RLock()  # a second thread must not take a replacement for torch's own
 
 
 def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:

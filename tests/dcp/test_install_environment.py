@@ -74,9 +74,20 @@ LOADED = "import sys, torch; print(sorted(name for name in sys.modules if name.s
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_a_chain_next_to_nothing_is_imported(value: str | None, installed: Path) -> None:
+def test_without_a_chain_nothing_else_is_imported(value: str | None, installed: Path) -> None:
     ran = run(installed, "-c", LOADED, **({} if value is None else {"STREAMXF_CHAIN": value}))
-    assert ran.stdout.strip() == "['streamxf', 'streamxf.environment']", ran.stderr
+    assert ran.stdout.strip() == "['streamxf_autoload']", ran.stderr
+
+
+def test_a_broken_streamxf_stops_the_import_of_torch_only_with_a_chain(installed: Path, tmp_path: Path) -> None:
+    """As a folder of that name is, from which Python is started."""
+    (tmp_path / "streamxf").mkdir()
+    (tmp_path / "streamxf" / "__init__.py").write_text("raise ImportError('half of it')\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch"
+    assert run(installed, "-c", code).returncode == 0
+    ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
+    assert ran.returncode != 0
+    assert "half of it" in ran.stderr
 
 
 @pytest.mark.parametrize(
