@@ -76,7 +76,7 @@ def test_one_wheel_for_all_versions_of_python(source: Path, tmp_path: Path) -> N
     assert KERNEL in names
     assert {"streamxf/py.typed", "streamxf/codecs/floatzip/_kernel.pyi"} <= set(names)
     assert not [name for name in names if name.endswith(".c")]
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"streamxf"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"streamxf", "streamxf_autoload.py"}
     assert implementation(tmp_path / "installed") == "compiled"
 
 
