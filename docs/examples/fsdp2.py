@@ -52,6 +52,7 @@ def main(folder: str) -> None:
             dcp.save(state, checkpoint_id=f"{folder}/step-{step}")
         if rank == 0:
             print(f"step {step} loss {loss.item():.9f}", flush=True)
+    dist.barrier()  # a thread of gloo's that still holds a tensor of the save would abort Python at its exit
     dist.destroy_process_group()
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -33,18 +35,28 @@ def finished(command: list[str | Path], **variables: str) -> list[str]:
 
 
 def killed_at(line: str, command: list[str | Path], **variables: str) -> None:
-    """Kill a process and its children, all at once, when it has printed a line that begins so."""
-    process = subprocess.Popen(
-        command, env=environment(**variables), stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    """Kill a process and its descendants, all at once, when it has printed a line that begins so."""
+    process = subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    late = threading.Timer(SECONDS, kill, (process.pid,))  # which ends its output, too
+    late.start()
     try:
         seen = any(printed.startswith(line) for printed in process.stdout)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        late.cancel()
+        kill(process.pid)
         process.stdout.close()
         process.wait(SECONDS)
-    assert seen, f"it has never printed {line!r}"
+    assert seen, f"it has not printed {line!r}"
+
+
+def kill(pid: int) -> None:
+    """Kill a process and its descendants. torchrun gives every rank a session of its own, so a group would not do."""
+    children = " ".join(tasks.read_text() for tasks in Path(f"/proc/{pid}/task").glob("*/children"))
+    os.kill(pid, signal.SIGKILL)
+    for child in children.split():
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+            kill(int(child))
 
 
 def losses(lines: list[str]) -> dict[str, str]:
