@@ -75,7 +75,7 @@ def install(
     installation = Installation(made, ring, dict(writer or {}), dict(reader or {}))
     with _lock:
         hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
-        installation.check()
+        installation._try_arguments()
         if not _stack:  # rather than `not _hooks`: an interrupt may have left some that were not set
             _hooks[:] = hooks
             for hook in hooks:
@@ -142,30 +142,30 @@ class Installation:
         names = ", ".join(sorted({hook.owner.__name__ for hook in _hooks}))
         return f"<streamxf installation{shadowed}: {what}; changed in torch {torch.__version__}: {names}>"
 
-    def check(self) -> None:
+    def _try_arguments(self) -> None:
         """Make a writer and a reader, so that an argument that they refuse is an error now."""
         for name in {"_extensions", "chain", "keys"} & {*self._writer, *self._reader}:
             raise ParameterError(f"{name}= is an argument of install itself, and not for writer= or reader=")
-        for own, made in (FileSystemWriter, self.for_writer({})), (FileSystemReader, self.for_reader({})):
+        for own, made in (FileSystemWriter, self._for_writer({})), (FileSystemReader, self._for_reader({})):
             try:
                 own("streamxf", **made)
             except TypeError as error:
                 raise ParameterError(f"{own.__name__} cannot be made with these arguments: {error}") from None
 
-    def for_writer(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _for_writer(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of streamxf's writer, from those that torch's was given by name."""
         extensions = list(given.pop("_extensions", None) or ())
         if not any(isinstance(extension, Codec) for extension in extensions):
             extensions += self.chain
         return {**self._writer, **given, "_extensions": extensions}
 
-    def for_reader(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _for_reader(self, given: dict[str, Any]) -> dict[str, Any]:
         """The same of a reader. Keys in a registry stand instead of those that are installed."""
         registry = given.get("_extension_registry")
         keys = None if isinstance(registry, Registry) and len(registry.keys) else self.keys
         return {**self._reader, **given, "keys": keys}
 
-    def warn_of(self, writer: Any) -> None:
+    def _warn_of(self, writer: Any) -> None:
         """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""
         extensions = getattr(getattr(writer, "transforms", None), "extensions", ())
         if isinstance(writer, StorageMixin) or any(isinstance(extension, Codec) for extension in extensions):
@@ -240,7 +240,7 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
         if given is None or getattr(given.get("serialization_format"), "value", "torch_save") != "torch_save":
             original(self, *args, **kwargs)
             return
-        made = installation.for_writer(given) if writes else installation.for_reader(given)
+        made = installation._for_writer(given) if writes else installation._for_reader(given)
         self.__class__ = own
         self.__init__(**made)
 
@@ -266,7 +266,7 @@ def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> 
     def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (installation := installed()) is not None:
             if (writer := kwargs.get("storage_writer")) is not None:
-                installation.warn_of(writer)
+                installation._warn_of(writer)
             elif kwargs.get("checkpoint_id"):
                 kwargs["storage_writer"] = setup(None, kwargs["checkpoint_id"], reader=False)
         return original(self, *args, **kwargs)
@@ -282,7 +282,7 @@ def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:
         if (installation := installed()) is not None:
-            installation.warn_of(self)
+            installation._warn_of(self)
         original(self, *args, **kwargs)
 
     return set_up_storage_writer
