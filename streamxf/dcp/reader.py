@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
@@ -36,6 +35,7 @@ from streamxf.errors import (
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
+from streamxf.torch_private import ExtensionRegistry
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
