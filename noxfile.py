@@ -45,8 +45,7 @@ def torch(session: nox.Session, torch: str) -> None:
     session.install("-c", "constraints.txt", *packages, *TESTED_WITH)
     session.install("--no-deps", "--editable", ".")
     session.run("python", "tests/torch_on_cpu.py")
-    # The libraries are then loaded function by function, so that nothing misses what is never called.
-    session.run("python", "-m", "pytest", *(session.posargs or TESTS), env={"TORCH_USE_RTLD_GLOBAL": "1"})
+    session.run("python", "-m", "pytest", *(session.posargs or TESTS))
     shutil.rmtree(session.virtualenv.location)  # 2 GB each
 
 
