@@ -129,7 +129,9 @@ class ChainReaderMixin(StorageMixin):
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
             metadata.raise_error()
-        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        super().set_up_storage_reader(metadata, is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
         self._metadata = getattr(metadata, _METADATA, None)
         if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage, metadata_name(None), self._access)

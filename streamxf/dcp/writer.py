@@ -121,7 +121,7 @@ class ChainWriterMixin(StorageMixin):
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
